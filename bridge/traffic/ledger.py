@@ -1,0 +1,137 @@
+"""The ledger: what made-up traffic contains and what should become of it, written down by whoever made it.
+
+Nothing here reads frames: an entry is made from what a message was built of, never from what a decoder says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import IO, Literal
+
+import msgspec
+
+Outcome = Literal["message", "quarantine"]
+SeparatorSource = Literal["topic", "model"]
+
+
+class SeparatorEntry(msgspec.Struct, frozen=True):
+    """A separator: its key, and its value as base36 text as in a topic name."""
+
+    key: str
+    value: str
+
+
+class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
+    """One distinct gossip message, in all its copies. The copies of OUT frames do not count.
+
+    `message` is its id. The fields from `era` to `ts` are what its author says, ids in canonical spelling; all None
+    where the data says nothing. `separator`: of an UPDATE, by the topic's name or the `model` field, and
+    `separator_source` which of them.
+    `outcome` "message": it ends in the table `messages`, once, if any copy was good; its forged copies end in
+    quarantine at stage "signature" for `forged_reason`. `outcome` "quarantine": every copy ends there, at `stage` for
+    `reason`.
+    """
+
+    message: str
+    network: str
+    origin: str
+    topic: str
+    author: str | None
+    seqno: str | None
+    sha256: str
+    outcome: Outcome
+    stage: str | None = None
+    reason: str | None = None
+    era: str | None = None
+    type: str | None = None
+    stream: str | None = None
+    tip: str | None = None
+    model: str | None = None
+    sep: str | None = None
+    batch: str | None = None
+    query_id: str | None = None
+    tips: dict[str, str] | None = None
+    ts: int | None = None
+    separator: SeparatorEntry | None = None
+    separator_source: SeparatorSource | None = None
+    forged_reason: str | None = None
+    good_copies: int = 0
+    forged_copies: int = 0
+    bad_copies: int = 0
+    first_good_at: int | None = None  # unix ns of the first good copy
+
+
+class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
+    """A frame with a fault of its own, not of a message in it.
+
+    `connection`, `direction` and `sequence` are None where the record's value is no Frame at all. `sha256` is that of
+    the bytes at fault: the hello, the payload, or the record's whole value.
+    """
+
+    connection: str | None
+    direction: Literal["IN", "OUT"] | None
+    sequence: int | None
+    sha256: str
+    stage: str
+    reason: str
+    observed_at: int | None = None  # unix ns
+
+
+Entry = MessageEntry | FrameEntry
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class LedgerError(ValueError):
+    """A ledger file that cannot be read; names the line."""
+
+
+class Ledger:
+    """Entries of the messages and the bad frames that were handed out so far."""
+
+    def __init__(self) -> None:
+        self.messages: dict[tuple[str, str], MessageEntry] = {}  # by network and id
+        self.frames: list[FrameEntry] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self.messages.values()
+        yield from self.frames
+
+    def __len__(self) -> int:
+        return len(self.messages) + len(self.frames)
+
+    def message(self, entry: MessageEntry) -> MessageEntry:
+        """The entry under which this message is known; it is `entry` itself if the message is new."""
+        return self.messages.setdefault((entry.network, entry.message), entry)
+
+    def add(self, other: Iterable[Entry]) -> None:
+        """Takes in entries, of another ledger for one; the copies of a message known already are added up."""
+        for entry in other:
+            if isinstance(entry, FrameEntry):
+                self.frames.append(entry)
+                continue
+            known = self.message(entry)
+            if known is not entry:
+                known.good_copies += entry.good_copies
+                known.forged_copies += entry.forged_copies
+                known.bad_copies += entry.bad_copies
+                times = [at for at in (known.first_good_at, entry.first_good_at) if at is not None]
+                known.first_good_at = min(times, default=None)
+
+    def write(self, stream: IO[bytes]) -> None:
+        """Writes JSON lines: the messages in the order of their first copy, then the bad frames."""
+        for entry in self:
+            stream.write(_encoder.encode(entry))
+            stream.write(b"\n")
+
+
+def read_ledger(lines: Iterable[bytes]) -> Ledger:
+    """Reads what `Ledger.write` wrote. Raises LedgerError."""
+    ledger = Ledger()
+    for number, line in enumerate(lines, start=1):
+        try:
+            ledger.add((_decoder.decode(line),))
+        except msgspec.DecodeError as error:
+            raise LedgerError(f"line {number} is no ledger entry: {error}") from error
+    return ledger

@@ -1,0 +1,372 @@
+"""A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
+
+Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start), `broker/lock`
+(held locked by the broker's process itself, for as long as it lives), `broker/address.json`; `logs/broker.log` and
+`logs/broker.out` (what the JVM prints). Nothing in there names an absolute path: the folder can be moved.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from deploy.embedded.jars import PROJECT
+from deploy.embedded.java import JavaError, find_java
+
+PROPERTIES = PROJECT / "conf" / "broker.properties"
+LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
+HOST = "127.0.0.1"
+
+# Start takes a second or two of CPU, all of it the JVM's: the quick compiler and a collector without threads of its own take
+# the least, and leave the cores to Spark, which starts at the same time.
+_JVM = (
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+    "-Dkiln.logs=../logs",
+)
+
+# Run in a fresh interpreter between fork and exec: the kernel's own way to end a child whose parent was killed. A
+# `preexec_fn` could deadlock in a parent with threads.
+_TIE_TO_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class BrokerError(RuntimeError):
+    """The broker cannot be started or did not start; the text says why and what to do."""
+
+
+class BrokerRunning(BrokerError):
+    """Another process has the broker of this state folder running (or is just starting it), at `address`."""
+
+    def __init__(self, state: Path, address: str | None) -> None:
+        self.address = address
+        where = f" at {address}" if address else " and still starting"
+        super().__init__(
+            f"the broker of {state} is already running{where}: use that Kiln, stop it, or give this one another state folder"
+        )
+
+
+def running(state: Path) -> str | None:
+    """`host:port` of the broker that runs on this state folder, whoever started it; None if none does.
+
+    It may be so young that it does not answer yet: `await_broker` waits for that.
+    """
+    found = _running(state)
+    return found[0] if found else None
+
+
+def stop_running(state: Path, timeout: float = 20.0) -> bool:
+    """End the broker of this state folder, whoever started it (one that outlived its Kiln, for example).
+
+    Returns whether there was one. BrokerError if it is still there after SIGKILL.
+    """
+    found = _running(state)
+    if found is None:
+        return False
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(found[1], signal_number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise BrokerError(f"the broker of {state} belongs to another user (process {found[1]})") from None
+        # its own lock is the one sign of its end that no reused process number can fake
+        deadline = time.monotonic() + timeout
+        while _running(state) == found:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        else:
+            return True
+    raise BrokerError(f"the broker of {state} (process {found[1]}) did not end")
+
+
+def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Return once the broker has a place in the cluster, so that topics can be created and records written.
+
+    BrokerError after `timeout` seconds, or as soon as `process` has ended.
+    """
+    # imported while the JVM starts: it is not small
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    deadline = time.monotonic() + timeout
+    host, _, port = address.rpartition(":")
+    quiet = logging.getLogger("kafka")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)  # it logs each refused connection as an error
+    try:
+        while True:
+            if process is not None and process.poll() is not None:
+                raise BrokerError(f"the broker ended while starting (status {process.returncode})")
+            if time.monotonic() > deadline:
+                raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                with KafkaAdminClient(bootstrap_servers=[address], bootstrap_timeout_ms=5000) as admin:
+                    while time.monotonic() < deadline:
+                        # a broker that opened its port but is still fenced is not listed, and takes no topics
+                        if admin.describe_cluster()["brokers"]:
+                            return
+                        time.sleep(0.02)
+            except (OSError, KafkaError):
+                time.sleep(0.02)
+    finally:
+        quiet.setLevel(level)
+
+
+class EmbeddedBroker:
+    """The broker of one state folder; a context manager that starts and stops it.
+
+    `port` and `controller_port` are listened on at 127.0.0.1 only. `classpath`: `jars.broker_classpath()`. `settings` are
+    Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends when the *thread*
+    that started it does, even by SIGKILL; otherwise it outlives a killed parent, and `running` finds it.
+    `port_settings`: what the ports are called where the user can change them, for the error that one is taken.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        port: int,
+        controller_port: int,
+        classpath: Iterable[Path],
+        heap: str = "384m",
+        *,
+        settings: Mapping[str, str] | None = None,
+        die_with_parent: bool = False,
+        port_settings: tuple[str, str] = ("kafka.embedded_port", "kafka.embedded_controller_port"),
+    ) -> None:
+        self.state = state.absolute()
+        self.port = port
+        self.controller_port = controller_port
+        self.classpath = tuple(jar.absolute() for jar in classpath)
+        self.heap = heap
+        self.settings = dict(settings or {})
+        self.die_with_parent = die_with_parent
+        self.port_settings = port_settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        """The broker's log."""
+        return self.state / "logs" / "broker.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Process number while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self, timeout: float = 60.0) -> str:
+        """Start the broker, wait until it takes requests, and return its address.
+
+        BrokerRunning: this folder's broker runs already. BrokerError: a port is taken, Java or the disk fails, or it does not
+        come up within `timeout` seconds (then it is ended again).
+        """
+        self.launch()
+        try:
+            await_broker(self.address, timeout, self._process)
+        except BrokerError as error:
+            self.stop()
+            raise BrokerError(f"{error}\n{self._last_words()}") from None
+        except BaseException:
+            self.stop()
+            raise
+        return self.address
+
+    def launch(self) -> None:
+        """Start the broker and do not wait: `await_broker(broker.address, process=…)` or `start` do. Errors as there."""
+        if self.pid is not None:
+            return
+        folder = self.state / "broker"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (self.state / "logs").mkdir(exist_ok=True)
+            lock = (folder / "lock").open("a")
+        except OSError as error:
+            raise BrokerError(f"the state folder cannot be used: {error}") from None
+        with lock, (self.state / "logs" / "broker.out").open("wb") as out:
+            if not _lock(lock):
+                raise BrokerRunning(self.state, running(self.state))
+            address = folder / "address.json"
+            address.unlink(missing_ok=True)
+            for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
+                _check_free(port, setting)
+            properties = folder / "server.properties"
+            properties.write_text(self._properties(), encoding="latin-1")
+            java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}")
+            if not (folder / "data" / "meta.properties").is_file():
+                self._format(java, folder, out)
+            command = [*java, "kafka.Kafka", properties.name]
+            if self.die_with_parent and sys.platform == "linux":
+                command = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C goes to every process of a session: the broker must outlive the queries that still write to it
+                start_new_session=True,
+                # the lock lives as long as any process has this open, so the broker holds it even when we are gone
+                pass_fds=(lock.fileno(),),
+            )
+            _write_whole(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """End it: SIGTERM, and SIGKILL if that takes longer than `timeout` seconds. Does nothing if it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _java(self, *options: str) -> list[str]:
+        if not self.classpath:
+            raise BrokerError("no jars for the broker: make jars")
+        try:
+            java = find_java().executable
+        except JavaError as error:
+            raise BrokerError(str(error)) from None
+        return [str(java), *_JVM, *options, "-cp", ":".join(map(str, self.classpath))]
+
+    def _properties(self) -> str:
+        own = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "KILN",
+            "listeners": f"KILN://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "advertised.listeners": f"KILN://{HOST}:{self.port}",
+            "listener.security.protocol.map": "KILN:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            # from the folder it runs in: no path to escape, and the state folder can be moved
+            "log.dirs": "data",
+        }
+        lines = [f"{key}={_escaped(value)}" for key, value in {**self.settings, **own}.items()]
+        # of a key given twice, Java takes the last
+        return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
+
+    def _format(self, java: list[str], folder: Path, out: IO[bytes]) -> None:
+        """Lay the empty storage; `meta.properties` is written last by Kafka, so an interrupted one is laid again."""
+        command = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(folder), "-c", "server.properties"]
+        run = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        out.write(run.stdout + run.stderr)
+        out.flush()
+        if run.returncode != 0:
+            raise BrokerError(f"Kafka could not lay its storage in {folder / 'data'}\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines: list[str] = []
+        for path in (self.log, self.state / "logs" / "broker.out"):
+            if path.is_file():
+                lines += path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        return "\n".join([f"The end of its log ({self.log}):", *(f"    {line}" for line in lines)])
+
+
+def _running(state: Path) -> tuple[str, int] | None:
+    folder = state / "broker"
+    try:
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        try:
+            told = json.loads((folder / "address.json").read_bytes())
+            return str(told["bootstrap"]), int(told["pid"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None  # locked, and not launched yet
+    return None
+
+
+def _lock(lock: IO[str]) -> bool:
+    # `running` holds a shared lock for an instant to see whether there is another: worth a second try, not a refusal
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
+
+
+def _check_free(port: int, setting: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # as Java does: connections of an earlier broker that linger in TIME_WAIT are no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            why = "in use by another program" if error.errno == errno.EADDRINUSE else f"not to be had ({error.strerror})"
+            raise BrokerError(f"port {port} on {HOST} is {why}: set {setting} to a free one") from None
+
+
+def _cluster_id(folder: Path) -> str:
+    path = folder / "cluster.id"
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        name = "-"
+        while name.startswith("-"):  # it would be taken for an option
+            name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        _write_whole(path, name)
+        return name
+
+
+def _write_whole(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def _escaped(value: str) -> str:
+    """A value as java.util.Properties reads it."""
+    return "".join(
+        character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _utf16(character))
+        for character in value.replace("\\", "\\\\")
+    )
+
+
+def _utf16(character: str) -> list[int]:
+    raw = character.encode("utf-16-be")
+    return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]

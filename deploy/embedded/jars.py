@@ -1,0 +1,241 @@
+"""Fetch the JVM jars pinned in `conf/ivy.xml` with the Apache Ivy that ships in pyspark: no Maven, no host named here.
+
+Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and `complete`,
+a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was interrupted is done
+again, and a complete folder costs a few `stat` calls and no JVM.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+from deploy.embedded.java import JavaError, find_java
+
+PROJECT = Path(__file__).resolve().parents[2]
+IVY_XML = PROJECT / "conf" / "ivy.xml"
+# Not read by Ivy's command line by itself; a user who needs a mirror of his own describes it there.
+IVY_SETTINGS = Path.home() / ".ivy2" / "ivysettings.xml"
+
+STAMP = "complete"
+Progress = Callable[[str], None]
+Resolve = Callable[[Path, Path, Progress], None]  # ivy.xml, folder to fill with <conf>/<jar>, progress
+
+_FOUND = re.compile(r"^\s*found \S+ in ")
+_FETCHED = re.compile(r"^\s*\[SUCCESSFUL \]")
+
+
+class JarsError(RuntimeError):
+    """The jars are not there or could not be fetched; the text says why and what to do."""
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
+    """`conf -> file names` of an ivy.xml, in its order. JarsError where one is not pinned to one version and one conf."""
+    tree = ElementTree.fromstring(ivy_xml)
+    files: dict[str, list[str]] = {conf.get("name", ""): [] for conf in tree.iter("conf")}
+    for dependency in tree.iter("dependency"):
+        name, revision = dependency.get("name", ""), dependency.get("rev", "")
+        conf = dependency.get("conf", "").partition("->")[0]
+        if conf not in files:
+            raise JarsError(f'ivy.xml: {name}: conf="{conf}->…" names none of {", ".join(files)}')
+        if not re.fullmatch(r"[0-9][\w.-]*", revision):
+            raise JarsError(f'ivy.xml: {name}: rev="{revision}" is not one version')
+        files[conf].append(f"{name}-{revision}.jar")
+    return {conf: tuple(names) for conf, names in files.items()}
+
+
+def default_root() -> Path:
+    """`.jars` in a checkout, else a folder of the user's cache."""
+    if (PROJECT / "pyproject.toml").is_file():
+        return PROJECT / ".jars"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "kiln" / "jars"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kiln" / "jars"
+
+
+def complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
+    """Whether the folder holds all that this `ivy.xml` names, whole."""
+    try:
+        stamp = json.loads((root / STAMP).read_bytes())
+        return stamp == _stamp(root, ivy_xml)
+    except (OSError, ValueError):
+        return False
+
+
+def ensure(
+    root: Path | None = None, progress: Progress = _silent, ivy_xml: Path = IVY_XML, resolve: Resolve | None = None
+) -> Path:
+    """Fetch what is missing, if anything is, and return the folder. Safe to call from several processes at once.
+
+    `progress` is called with a line of text now and then. JarsError says why it failed; calling again goes on from what
+    Ivy's own cache (`~/.ivy2`) already has.
+    """
+    root = default_root() if root is None else root
+    if complete(root, ivy_xml):
+        return root
+    with _locked(root):
+        if complete(root, ivy_xml):  # another process did it while we waited
+            return root
+        files = pinned(ivy_xml.read_bytes())
+        for leftover in root.glob("fetching-*"):
+            shutil.rmtree(leftover)
+        fresh = Path(tempfile.mkdtemp(prefix="fetching-", dir=root))
+        try:
+            (resolve or run_ivy)(ivy_xml, fresh, progress)
+            missing = [name for conf in files for name in files[conf] if not (fresh / conf / name).is_file()]
+            if missing:
+                raise JarsError(f"Ivy ended well but without {', '.join(missing)}: check their lines in {ivy_xml}")
+            (root / STAMP).unlink(missing_ok=True)
+            for conf in files:
+                shutil.rmtree(root / conf, ignore_errors=True)
+                (fresh / conf).rename(root / conf)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        unfinished = root / f"{STAMP}.new"
+        unfinished.write_text(json.dumps(_stamp(root, ivy_xml), indent=1), encoding="utf-8")
+        unfinished.replace(root / STAMP)
+    progress(f"jars complete: {root}")
+    return root
+
+
+def spark_jars(root: Path | None = None) -> list[Path]:
+    """The jars for `spark.jars`. JarsError when the folder is not complete."""
+    return _listed("spark", root)
+
+
+def broker_classpath(root: Path | None = None) -> list[Path]:
+    """The jars the embedded broker runs on. JarsError when the folder is not complete."""
+    return _listed("broker", root)
+
+
+def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
+    """Have Ivy fill `into/<conf>/` with the jars of every conf, by its default chain of resolvers or the user's own."""
+    try:
+        java = find_java().executable
+    except JavaError as error:
+        raise JarsError(str(error)) from None
+    files = pinned(ivy_xml.read_bytes())
+    total = sum(map(len, files.values()))
+    command = [
+        str(java),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        str(_ivy_jar()),
+        "org.apache.ivy.Main",
+        "-ivy",
+        str(ivy_xml),
+    ]
+    command += ["-settings", str(IVY_SETTINGS)] if IVY_SETTINGS.is_file() else []
+    command += ["-confs", *files, "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
+    said: list[str] = []
+    looked_up = fetched = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as ivy:
+        if ivy.stdout is None:
+            raise AssertionError("stdout is piped")
+        for line in ivy.stdout:
+            said.append(line.rstrip())
+            if _FOUND.match(line):
+                looked_up += 1
+                progress(f"jars: looked up {looked_up} of {total}")
+            elif _FETCHED.match(line):
+                fetched += 1
+                progress(f"jars: fetched {fetched} of {total}")
+    if ivy.returncode != 0:
+        raise JarsError(explain(said, ivy.returncode))
+
+
+def explain(said: list[str], status: int) -> str:
+    """Words for a failed run out of what Ivy printed."""
+    told = "\n".join(said)
+    if re.search(
+        r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", told, re.I
+    ):
+        cause = (
+            "the jars could not be downloaded: the repository did not answer. With a network, run it again: it goes on where "
+            f"it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'. With a mirror of "
+            f"your own: an Ivy settings file at {IVY_SETTINGS}. With no network at all: copy the folder .jars of a checkout "
+            "that has it."
+        )
+    elif "UNRESOLVED DEPENDENCIES" in told or "FAILED DOWNLOADS" in told:
+        cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or did not pass their checksum"
+    else:
+        cause = f"Ivy ended with status {status}"
+    wanted = ("::", "WARN", "ERROR", "problem", "not found", "Exception", "denied", "No space")
+    detail = [line.strip() for line in said if any(word in line for word in wanted) and line.strip(": \t")]
+    return "\n".join([cause, "What Ivy said:", *(f"    {line}" for line in (detail or said)[-15:])])
+
+
+def _ivy_jar() -> Path:
+    spec = find_spec("pyspark")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    for jar in (found for folder in folders for found in sorted(Path(folder, "jars").glob("ivy-*.jar"))):
+        return jar
+    raise JarsError("pyspark, whose Ivy fetches the jars, is not installed here: make setup")
+
+
+def _stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
+    text = ivy_xml.read_bytes()
+    sizes = {
+        f"{conf}/{name}": (root / conf / name).stat().st_size for conf, names in pinned(text).items() for name in names
+    }
+    return {"ivy.xml": hashlib.sha256(text).hexdigest(), "files": sizes}
+
+
+def _listed(conf: str, root: Path | None) -> list[Path]:
+    root = default_root() if root is None else root
+    if not complete(root):
+        raise JarsError(
+            f"the jars in {root} are not complete: make jars (or python -m deploy.embedded.jars) fetches them"
+        )
+    return [root / conf / name for name in pinned(IVY_XML.read_bytes())[conf]]
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / "lock").open("a")
+    except OSError as error:
+        raise JarsError(f"no room for the jars: {error}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not."""
+
+    def show(line: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    try:
+        root = ensure(progress=show)
+    except JarsError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    print(f"{chr(13) if sys.stderr.isatty() else ''}jars: {root}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Records of `kiln.frames` into messages, or into what goes to quarantine and why. Pure: bytes in, tuples out.
+
+Nothing here raises on what a peer sent (DESIGN, decision 6): a bad byte becomes a `Faulty` with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import NamedTuple
+
+from schemas.frames import gossip_messages, named_topic, read_frame
+from schemas.identity import Policy, Verdict, judge, message_id, peer_text
+from schemas.proto.gossipsub.rpc_pb2 import Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import PubsubMessage, read_message
+from schemas.records import Origin
+from schemas.reject import Rejected
+from schemas.topic_table import intersect, parse_hello
+from schemas.topics import Separator, parse_topic
+
+NO_TABLE = "no table agreed"
+UNKNOWN_BUNDLE = "unknown bundle hash"
+TOPIC_MISSING = "topic_missing"
+
+_ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
+_BY_VERDICT = {Verdict.BAD: "bad_signature", Verdict.AGAINST_POLICY: "against_policy"}
+
+
+class Place(NamedTuple):
+    """Where in `kiln.frames`; `position` of the message in its RPC, None for the frame as a whole."""
+
+    partition: int
+    offset: int
+    position: int | None
+
+
+class Faulty(NamedTuple):
+    """What goes to quarantine. `author`: the peer whose good signature the message bears, else ""."""
+
+    place: Place
+    stage: str
+    reason: str
+    detail: str
+    data: bytes
+    observed_at: int
+    author: str = ""
+
+
+class Decoded(NamedTuple):
+    """A good message. Times are µs."""
+
+    place: Place
+    message: str
+    network: str
+    origin: Origin
+    topic: str
+    separator: Separator | None
+    verdict: Verdict
+    remote_peer: str
+    observed_at: int
+    envelope: Message
+    content: PubsubMessage
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What decoding depends on beside the bytes."""
+
+    default_policy: Policy = "strict"
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    batch_typ: int = 3
+    unsigned_horizon: int = 120_000_000  # µs
+
+    def policy(self, network: str, origin: str) -> Policy:
+        """A replayed capture is always judged `either` (DESIGN, decision 5)."""
+        return "either" if origin == "REPLAY" else self.policies.get(network, self.default_policy)
+
+
+def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: Decoding) -> Iterator[Decoded | Faulty]:
+    """Everything in one record of `kiln.frames`: its messages in order, each good or faulty, and faults of the frame.
+
+    Frames that we sent (OUT) hold no messages for us. `stamp`: the broker's, µs; the time of what is not a Frame.
+    """
+    frame = read_frame(value)
+    place = Place(partition, offset, None)
+    if isinstance(frame, Rejected):
+        yield Faulty(place, "frame", frame.reason, frame.detail, value or b"", stamp)
+        return
+    if frame.direction != Frame.IN:
+        return
+    observed_at = frame.observed_at // 1000
+    for side, hello in (("hello_in", frame.hello_in), ("hello_out", frame.hello_out)):
+        refused = _refused_hello(hello)
+        if refused is not None:
+            yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at)
+    messages = gossip_messages(frame)
+    if isinstance(messages, Rejected):
+        yield Faulty(place, "rpc", messages.reason, messages.detail, frame.payload, observed_at)
+        return
+    if not messages:
+        return
+    remote = peer_text(frame.remote_peer)
+    for index, message in enumerate(messages):
+        yield _judged(message, frame, Place(partition, offset, index), remote, observed_at, how)
+
+
+def _judged(
+    message: Message, frame: Frame, place: Place, remote: str, observed_at: int, how: Decoding
+) -> Decoded | Faulty:
+    name = _topic(message, frame)
+    if isinstance(name, Rejected):
+        return Faulty(place, "topic", name.reason, name.detail, message.data, observed_at)
+    topic = parse_topic(name)
+    network = topic.network if topic else frame.network
+    origin = _ORIGINS[frame.origin]
+    verdict, reason = _verdict(message, frame, place.position or 0, how.policy(network, origin))
+    if reason:
+        return Faulty(place, "signature", reason, "", message.data, observed_at)
+    content = read_message(message.data, how.batch_typ)
+    if isinstance(content, Rejected):
+        author = _author(message, verdict) or ""
+        return Faulty(place, "message", content.reason, content.detail, message.data, observed_at, author)
+    separator = topic.separator if topic else None
+    return Decoded(
+        place, message_id(message), network, origin, name, separator, verdict, remote, observed_at, message, content
+    )
+
+
+def _topic(message: Message, frame: Frame) -> str | Rejected:
+    """The topic's name. A name on the wire wins over an index; an index needs a table that both hellos agree on."""
+    name = named_topic(message)
+    if name is not None:
+        return name
+    if message.HasField("topicIndex"):
+        return _unresolved(message.topicIndex, frame.hello_in, frame.hello_out)
+    return Rejected(TOPIC_MISSING, "neither a topic nor an index")
+
+
+def _verdict(message: Message, frame: Frame, index: int, policy: Policy) -> tuple[Verdict, str]:
+    """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass."""
+    given = frame.verdicts[index] if index < len(frame.verdicts) else 0
+    if given == Verdict.GOOD or given == Verdict.UNSIGNED:
+        return Verdict(given), ""
+    if given in _BY_VERDICT:
+        return Verdict(given), _BY_VERDICT[Verdict(given)]
+    return judge(message, policy)
+
+
+@lru_cache(maxsize=1024)
+def _refused_hello(hello: bytes) -> Rejected | None:
+    hashes = parse_hello(hello)
+    return hashes if isinstance(hashes, Rejected) else None
+
+
+@lru_cache(maxsize=1024)
+def _unresolved(index: int, hello_in: bytes, hello_out: bytes) -> Rejected:
+    theirs, ours = parse_hello(hello_in), parse_hello(hello_out)
+    if isinstance(theirs, Rejected) or isinstance(ours, Rejected):
+        return Rejected(NO_TABLE, f"topic index {index}, and a hello was refused")
+    agreed = intersect(ours, theirs)
+    if not agreed:
+        return Rejected(NO_TABLE, f"topic index {index}, and the hellos share no bundle")
+    return Rejected(UNKNOWN_BUNDLE, f"topic index {index} in bundles {', '.join(known.hex() for known in agreed)}")
+
+
+def author(decoded: Decoded) -> str | None:
+    """The peer id of who signed it; None if nobody did, whatever `from` claims."""
+    return _author(decoded.envelope, decoded.verdict)
+
+
+def _author(message: Message, verdict: Verdict) -> str | None:
+    return peer_text(getattr(message, "from")) if verdict is Verdict.GOOD else None
+
+
+def identities(decoded: Decoded, scope: str, horizon: int) -> tuple[bytes, bytes]:
+    """Two digests by which copies of a message are known; copies agree in at least one of them.
+
+    A signed message is one for as long as the digests are remembered. An unsigned one is its bytes, which may rightly
+    come again (an unsigned QUERY is always the same): it counts as the same within its horizon (µs) only. That time is
+    cut into spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share
+    a span in one way or the other; a repeat after a whole horizon shares none. `scope` keeps apart what must not meet.
+    """
+    start = f"{scope}\n{decoded.network}\n{decoded.message}"
+    if decoded.verdict is Verdict.GOOD:
+        digest = blake2b(start.encode(), digest_size=16).digest()
+        return digest, digest
+    early = decoded.observed_at // horizon
+    late = (decoded.observed_at + horizon // 2) // horizon
+    return (
+        blake2b(f"{start}\n{early}".encode(), digest_size=16).digest(),
+        blake2b(f"{start}\n{late}".encode(), digest_size=16).digest(),
+    )
+
+
+def own_identity(fault: Faulty) -> bytes:
+    """The digest of what is the copy of nothing: a fault is kept each time it comes."""
+    return blake2b(repr((*fault.place, fault.stage, fault.detail)).encode(), digest_size=16).digest()

@@ -1,0 +1,113 @@
+"""Which frames the lake already holds: each is known by (connection, direction, sequence) and held once (DESIGN, Contracts)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as F
+
+from schemas.frames import DIRECTIONS
+
+Ranges = list[tuple[int, int]]
+"""Sequences as ascending closed ranges that do not touch: a connection with no loss is one range."""
+
+Held = dict[bytes, Ranges]
+"""By connection and direction, as `side()` writes them."""
+
+
+def side(connection: bytes, direction: int) -> bytes:
+    """One direction of one connection, as the key of `Held`."""
+    return connection + bytes((direction,))
+
+
+def insert(ranges: Ranges, low: int, high: int) -> bool:
+    """Adds low…high to `ranges` in place; False if all of it was there."""
+    if ranges and low == ranges[-1][1] + 1:  # nearly always
+        ranges[-1] = (ranges[-1][0], high)
+        return True
+    at = bisect_right(ranges, (low, high))
+    if at and ranges[at - 1][1] >= high:
+        return False
+    if at < len(ranges) and ranges[at] == (low, high):
+        return False
+    first = at - 1 if at and ranges[at - 1][1] >= low - 1 else at
+    last = at
+    while last < len(ranges) and ranges[last][0] <= high + 1:
+        last += 1
+    if first < last:
+        low = min(low, ranges[first][0])
+        high = max(high, ranges[last - 1][1])
+    ranges[first:last] = [(low, high)]
+    return True
+
+
+def contains(ranges: Ranges, sequence: int) -> bool:
+    at = bisect_right(ranges, (sequence, 2**63)) - 1
+    return at >= 0 and ranges[at][1] >= sequence
+
+
+class Sieve:
+    """Lets each frame through once: those neither in `held` nor let through before. `taken` is what went through."""
+
+    def __init__(self, held: Mapping[bytes, Ranges]) -> None:
+        self._held = held
+        self.taken: Held = {}
+
+    def passes(self, connection: bytes, direction: int, sequence: int) -> bool:
+        key = side(connection, direction)
+        held = self._held.get(key)
+        if held is not None and contains(held, sequence):
+            return False
+        taken = self.taken.get(key)
+        if taken is None:
+            taken = self.taken[key] = []
+        return insert(taken, sequence, sequence)
+
+
+def merge(into: Held, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> Held:
+    """Adds `taken` to `into`, in place."""
+    for key, ranges in taken.items():
+        kept = into.setdefault(key, [])
+        for low, high in ranges:
+            insert(kept, low, high)
+    return into
+
+
+class HeldParam(AccumulatorParam[Held]):
+    """Brings `Sieve.taken` of the tasks to the driver. A union, so a task that runs twice does no harm."""
+
+    def zero(self, value: Held) -> Held:
+        return {}
+
+    def addInPlace(self, value1: Held, value2: Held) -> Held:  # noqa: N802  (the base class's name)
+        return merge(value1, value2)
+
+
+def read_held(frames: DataFrame) -> Held:
+    """What rows of the table `frames` say is held."""
+    connections = frames.groupBy("connection", "direction").agg(
+        F.min("sequence").alias("low"), F.max("sequence").alias("high"), F.count("sequence").alias("frames")
+    )
+    whole = F.col("frames") == F.col("high") - F.col("low") + 1
+    held: Held = {}
+    for row in connections.where(whole).collect():
+        held[_row_side(row)] = [(row.low, row.high)]
+    broken = frames.join(connections.where(~whole).select("connection", "direction"), ["connection", "direction"])
+    order = Window.partitionBy("connection", "direction").orderBy("sequence")
+    islands = (
+        broken.select("connection", "direction", "sequence")
+        .distinct()
+        .withColumn("island", F.col("sequence") - F.row_number().over(order))
+        .groupBy("connection", "direction", "island")
+        .agg(F.min("sequence").alias("low"), F.max("sequence").alias("high"))
+    )
+    for row in islands.collect():
+        merge(held, {_row_side(row): [(row.low, row.high)]})
+    return held
+
+
+def _row_side(row: Row) -> bytes:
+    return side(bytes(row.connection), DIRECTIONS.index(row.direction))

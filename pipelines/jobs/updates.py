@@ -1,0 +1,21 @@
+"""Query `updates`: the first good copy of every UPDATE, with its separator, to `kiln.updates`."""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.breaker import check_samples
+from pipelines.decode import Decoding
+from pipelines.plan import Plan, start_query
+from pipelines.sinks import sink_options
+from pipelines.sources import stream_topics
+from pipelines.transforms.updates import first_copies, updates
+
+
+def start(plan: Plan, how: Decoding, remembered: str) -> StreamingQuery:
+    """Starts the query. `remembered`: a Spark interval. A crash may write a micro-batch twice, under the same epoch."""
+    check_samples()
+    records = stream_topics(plan.session(), plan.broker, ["frames"], plan.at_most)
+    rows = first_copies(updates(records, how), remembered)
+    writer = rows.writeStream.format("kafka").options(**sink_options(plan.broker))
+    return start_query("updates", plan, writer.option("topic", plan.broker.topic("updates")))

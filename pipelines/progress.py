@@ -1,0 +1,105 @@
+"""What the queries say of themselves while they run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+Offsets = dict[str, dict[int, int]]
+"""Topic to partition to the offset after the last record."""
+
+
+@dataclass(frozen=True)
+class QueryProgress:
+    """A query's newest micro-batch, and its sums since the listener began. Times are ms, rates records a second."""
+
+    name: str
+    read: Offsets
+    batch_id: int = -1
+    batch_ms: int = 0
+    input_rate: float = 0.0
+    processed_rate: float = 0.0
+    records: int = 0
+    duplicates: int = 0
+    """Rows dropped as copies by the first deduplication."""
+    state_rows: int = 0
+
+    def lag(self, ends: Mapping[str, Mapping[int, int]]) -> int:
+        """Records that are in the topics this query reads and not yet behind it; `ends`: those topics' end offsets."""
+        return sum(
+            max(0, end - self.read.get(topic, {}).get(partition, 0))
+            for topic, partitions in ends.items()
+            for partition, end in partitions.items()
+        )
+
+
+class ProgressListener(StreamingQueryListener):
+    """Keeps the newest progress of every named query; `snapshot()` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[str, QueryProgress] = {}
+
+    def snapshot(self) -> dict[str, QueryProgress]:
+        with self._lock:
+            return dict(self._queries)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  (Spark's name, as below)
+        """What was known of an earlier run of the query no longer holds, but for its sums."""
+        with self._lock:
+            if event.name is not None:
+                before = self._queries.get(event.name, QueryProgress(event.name, {}))
+                self._queries[event.name] = replace(before, read={}, batch_ms=0, input_rate=0.0, processed_rate=0.0)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        self.take(event.progress)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing to read: what was last said still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The application asks the query itself what ended it."""
+
+    def take(self, progress: StreamingQueryProgress) -> None:
+        """Takes in what one micro-batch, or a look that found nothing to do, reports."""
+        if progress.name is None:
+            return
+        with self._lock:
+            before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
+            operators = progress.stateOperators
+            dropped = operators[0].customMetrics.get("numDroppedDuplicateRows", 0) if operators else 0
+            self._queries[progress.name] = replace(
+                before,
+                read=_offsets([source.endOffset for source in progress.sources]) or before.read,
+                batch_id=progress.batchId,
+                batch_ms=progress.durationMs.get("triggerExecution", 0) if progress.numInputRows else before.batch_ms,
+                input_rate=_rate(progress.inputRowsPerSecond),
+                processed_rate=_rate(progress.processedRowsPerSecond),
+                records=before.records + progress.numInputRows,
+                duplicates=before.duplicates + int(dropped),
+                state_rows=sum(operator.numRowsTotal for operator in operators),
+            )
+
+
+def _offsets(ends: list[str | None]) -> Offsets:
+    found: Offsets = {}
+    for end in ends:
+        for topic, partitions in (json.loads(end) if end else {}).items():
+            found[topic] = {int(partition): offset for partition, offset in partitions.items()}
+    return found
+
+
+def _rate(value: float) -> float:
+    """Spark divides by no time at all at the start."""
+    return value if value == value and value != float("inf") else 0.0

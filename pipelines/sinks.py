@@ -1,0 +1,116 @@
+"""Writing to Kafka and, exactly once, to Delta (DESIGN, decision 7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import deltalake
+from py4j.java_gateway import JVMView
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines.sources import Broker
+from schemas.tables import TABLES, Column
+
+# As much as the topics allow (DESIGN, Kafka topics).
+MAX_REQUEST = 8 << 20
+
+# Names of Spark DDL types in the Delta protocol (PROTOCOL.md, Schema Serialization Format), where they differ.
+_DELTA_TYPES: dict[str, str | dict[str, object]] = {
+    "int": "integer",
+    "bigint": "long",
+    "map<string,string>": {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True},
+    "array<string>": {"type": "array", "elementType": "string", "containsNull": True},
+}
+
+
+def sink_options(broker: Broker) -> dict[str, str]:
+    """Options of Spark's Kafka sink, streaming or batch."""
+    return {
+        "kafka.bootstrap.servers": broker.servers,
+        "kafka.max.request.size": str(MAX_REQUEST),
+        "kafka.enable.idempotence": "true",
+        **broker.options,
+    }
+
+
+def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
+    """Appends key, value to a topic; at least once."""
+    records.select("key", "value").write.format("kafka").options(**sink_options(broker)).option(
+        "topic", broker.topic(topic)
+    ).save()
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The folder of the Delta tables, one folder a table; any path that Spark can write. `options`: delta-rs's for it."""
+
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write of one micro-batch. Done again under the same name it changes nothing."""
+
+    query_id: str
+    batch_id: int
+    name: str = "append"
+
+    def app_id(self, table: str) -> str:
+        return f"{self.query_id}:{table}:{self.name}"
+
+
+def create_tables(lake: Lake, names: Iterable[str]) -> None:
+    """Makes the tables that are not there yet, with their columns' comments.
+
+    By delta-rs and not by Spark, which takes a second a table: reader and writer protocol are the base ones either way.
+    """
+    for name in names:
+        table = TABLES[name]
+        fields = [_field(column) for column in table.columns]
+        deltalake.DeltaTable.create(
+            lake.table(name),
+            deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
+            mode="ignore",
+            name=name,
+            description=table.comment,
+            configuration={"delta.checkpointInterval": "50"},
+            storage_options=dict(lake.options) or None,
+        )
+
+
+def _field(column: Column) -> dict[str, object]:
+    return {
+        "name": column.name,
+        "type": _DELTA_TYPES.get(column.type, column.type),
+        "nullable": column.nullable,
+        "metadata": {"comment": column.comment},
+    }
+
+
+def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
+    """Appends to a table, once for a `Write`: a second append under the same one is skipped by Delta."""
+    (
+        rows.select(*(column.name for column in TABLES[table].columns))
+        .write.format("delta")
+        .mode("append")
+        .option("txnAppId", write.app_id(table))
+        .option("txnVersion", str(write.batch_id))
+        .save(lake.table(table))
+    )
+
+
+def written(spark: SparkSession, lake: Lake, table: str, write: Write) -> bool:
+    """Whether a `Write` was committed to a table before."""
+    # Delta's transaction ids have no door in Python but this one.
+    delta = cast(JVMView, spark._jvm)
+    log = delta.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.table(table))
+    nothing = delta.scala.Option.empty()
+    newest = log.update(False, nothing, nothing).transactions().get(write.app_id(table))
+    return bool(newest.isDefined() and newest.get() >= write.batch_id)

@@ -1,0 +1,64 @@
+"""Kafka topics as streaming and batch DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Where Kafka is. `prefix` stands before each topic's name; `options`: Spark's, `kafka.…`."""
+
+    servers: str
+    prefix: str = "kiln."
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def topic(self, name: str) -> str:
+        return self.prefix + name
+
+
+def stream_topics(spark: SparkSession, broker: Broker, topics: Sequence[str], at_most: int) -> DataFrame:
+    """A stream of all records since the log's beginning; `at_most` records a micro-batch, 0 for no bound.
+
+    Out: topic (without prefix), partition int, offset bigint, stamp bigint (the broker's, µs), key, value binary.
+    A record that retention took before it was read stops the query: loss is never silent.
+    """
+    reader = (
+        spark.readStream.format("kafka")
+        .options(**_options(broker, topics))
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", "true")
+    )
+    if at_most:
+        reader = reader.option("maxOffsetsPerTrigger", str(at_most))
+    return _records(reader.load(), broker)
+
+
+def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
+    """The same columns as a batch: everything that the topics hold now."""
+    return _records(spark.read.format("kafka").options(**_options(broker, topics)).load(), broker)
+
+
+def _options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": broker.servers,
+        # A frame may be as large as the broker takes; the defaults fetch 1 MiB a partition.
+        "kafka.max.partition.fetch.bytes": str(16 << 20),
+        **broker.options,
+        "subscribe": ",".join(broker.topic(name) for name in topics),
+    }
+
+
+def _records(source: DataFrame, broker: Broker) -> DataFrame:
+    return source.select(
+        F.substring("topic", len(broker.prefix) + 1, 255).alias("topic"),
+        "partition",
+        "offset",
+        F.unix_micros("timestamp").alias("stamp"),
+        "key",
+        "value",
+    )

@@ -1,0 +1,95 @@
+"""Ticks on `kiln.updates`: empty records that move the log's clock on, so that windows close (DESIGN, decision 1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+
+from schemas.records import TICK
+
+
+@dataclass
+class TickSchedule:
+    """When one partition needs a tick. Knows only what the broker answered: offsets, and stamps in ms.
+
+    Ticks go on until one is stamped a `rest` (ms) after the newest other record, which must be well over T: no window
+    is open then.
+    """
+
+    rest: int
+    _last: int = -1  # offset of our newest tick
+    _stamp: int = 0  # its stamp
+    _busy: int | None = field(default=None)  # stamp of the first tick after the newest other record
+
+    def due(self, end_offset: int) -> bool:
+        """Whether a tick is wanted, the partition ending before `end_offset`."""
+        return self._busy is None or end_offset > self._last + 1 or self._stamp < self._busy + self.rest
+
+    def ticked(self, offset: int, stamp: int) -> None:
+        """Takes in where the broker put a tick and when. A gap to the tick before it is other records."""
+        if self._busy is None or offset != self._last + 1:
+            self._busy = stamp
+        self._last, self._stamp = offset, max(stamp, self._stamp)
+
+
+class Ticker:
+    """Ticks all partitions of a topic from a thread of its own, from `start()` to `stop()`.
+
+    While the broker is away it tries again at each interval; `error` is then what went wrong last, else None.
+    """
+
+    def __init__(self, client_options: Mapping[str, object], topic: str, *, interval: float, window: int) -> None:
+        """`interval` in s; `window`: T in µs; `client_options`: kafka-python's."""
+        self._options = dict(client_options)
+        self._topic = topic
+        self._interval = interval
+        self._rest = window // 1000 + 5_000
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._quiet = False
+        self.error: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    @property
+    def quiet(self) -> bool:
+        """No window can be open: a tick has passed the end of the last one in every partition."""
+        return self._quiet
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._tick_until_stopped()
+            except KafkaError as error:
+                self.error = f"no ticks, so no batches: {error}"
+                self._quiet = False
+                self._stop.wait(max(self._interval, 0.5))
+
+    def _tick_until_stopped(self) -> None:
+        consumer = KafkaConsumer(**self._options)
+        producer = KafkaProducer(**self._options, acks="all", max_block_ms=5_000)
+        try:
+            found = consumer.partitions_for_topic(self._topic) or set()
+            partitions = {partition: TickSchedule(self._rest) for partition in found}
+            names = [TopicPartition(self._topic, partition) for partition in partitions]
+            while not self._stop.wait(self._interval):
+                ends = consumer.end_offsets(names)
+                due = [name for name in names if partitions[name.partition].due(ends[name])]
+                sent = [producer.send(name.topic, value=TICK, partition=name.partition) for name in due]
+                for future in sent:
+                    record = future.get(timeout=5)
+                    partitions[record.partition].ticked(record.offset, record.timestamp)
+                self._quiet = not due and bool(names)
+                self.error = None
+        finally:
+            producer.close(timeout=1)
+            consumer.close()

@@ -1,0 +1,18 @@
+"""`kiln.updates` to records of `kiln.batches`: CIP-123 batches, by the log's own clock."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipelines.batcher import OUTPUT, Batcher, Batching
+
+
+def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:
+    """Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot be read."""
+    return (
+        records.select("partition", "offset", "stamp", "value")
+        .groupBy("partition")
+        .transformWithStateInPandas(Batcher(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None")
+        .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
+    )

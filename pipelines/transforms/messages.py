@@ -1,0 +1,147 @@
+"""`kiln.frames` to rows of the table `messages`, and to what goes to quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities, own_identity
+from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
+from schemas.records import QuarantineRecord, encode, quarantine_key
+from schemas.tables import TABLES, Column
+
+_Batches = Iterator[pa.RecordBatch]
+
+MESSAGES = columns_of(TABLES["messages"])
+_FAULT = (
+    Column("stage", "string", "where decoding stopped; null for a good message"),
+    Column("reason", "string", "reason code"),
+    Column("author", "string", "peer id of a faulty message that is signed well"),
+    Column("fault_key", "binary", "key of the quarantine record"),
+    Column("fault_value", "binary", "value of the quarantine record"),
+)
+_IDENTITY = (
+    Column("early", "binary", "digest by which copies are known"),
+    Column("late", "binary", "the other digest"),
+)
+DECODED = (*MESSAGES, *_FAULT, *_IDENTITY)
+
+
+def decoded(records: DataFrame, how: Decoding) -> DataFrame:
+    """Columns partition, offset, stamp, value in; DECODED out: a row for each copy of a message and for each fault."""
+    source = records.select("partition", "offset", "stamp", "value")
+    return source.mapInArrow(_decoded_rows(how), ddl(DECODED)).select(*(column.name for column in DECODED))
+
+
+def first_copies(copies: DataFrame, remembered: str) -> DataFrame:
+    """DECODED in and out: one good copy of each message, and every fault (DESIGN, decision 5).
+
+    Event time is the time of the micro-batch, so that no row is ever late: `dropDuplicatesWithinWatermark` drops late
+    rows in silence, and after an outage partitions are read at different speeds. `remembered`: a Spark interval.
+    """
+    return (
+        copies.withColumn("seen_at", F.current_timestamp())
+        .withWatermark("seen_at", remembered)
+        .dropDuplicatesWithinWatermark(["early"])
+        .dropDuplicatesWithinWatermark(["late"])
+        .select(*(column.name for column in DECODED))
+    )
+
+
+def good(rows: DataFrame) -> DataFrame:
+    """DECODED in; rows of the table `messages` out."""
+    return rows.where(F.col("reason").isNull()).select(*(column.name for column in MESSAGES))
+
+
+def faults(rows: DataFrame) -> DataFrame:
+    """DECODED in; records of `kiln.quarantine` out: key, value."""
+    return rows.where(F.col("reason").isNotNull()).select(
+        F.col("fault_key").alias("key"), F.col("fault_value").alias("value")
+    )
+
+
+def counts(rows: DataFrame) -> DataFrame:
+    """DECODED in; how many there are by type, stage and reason out: type, stage, reason, rows."""
+    return rows.groupBy("type", "stage", "reason").agg(F.count("*").alias("rows"))
+
+
+def by_author(rows: DataFrame) -> DataFrame:
+    """DECODED in; how the well-signed messages of each author decoded out: author, decoded, failed."""
+    failed = F.col("reason").isNotNull()
+    author = F.when(failed, F.col("author")).when(F.col("verdict") == 1, F.col("from_peer"))
+    return (
+        rows.select(author.alias("author"), failed.alias("failed"))
+        .where(F.col("author").isNotNull() & (F.col("author") != ""))
+        .groupBy("author")
+        .agg(F.count_if(~F.col("failed")).alias("decoded"), F.count_if("failed").alias("failed"))
+    )
+
+
+def _decoded_rows(how: Decoding) -> Callable[[_Batches], _Batches]:
+    def rows(batches: _Batches) -> _Batches:
+        buffer = RowBuffer(arrow_schema(DECODED))
+        for batch in batches:
+            for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                for item in decode(value, partition, offset, stamp, how):
+                    row, size = _fault_row(item) if isinstance(item, Faulty) else _message_row(item, how)
+                    if buffer.add(row, size):
+                        yield from buffer.drain()
+            yield from buffer.drain()
+
+    return rows
+
+
+def _message_row(item: Decoded, how: Decoding) -> tuple[tuple[object, ...], int]:
+    content, envelope = item.content, item.envelope
+    signer = author(item)
+    early, late = identities(item, "", how.unsigned_horizon)
+    row = (
+        item.message,
+        item.network,
+        item.origin,
+        item.topic,
+        "name",
+        content.type,
+        signer,
+        envelope.seqno if signer else None,
+        content.stream,
+        content.tip,
+        content.model,
+        content.sep,
+        content.batch,
+        content.query_id,
+        list(content.tips.items()) if content.tips is not None else None,
+        content.ts,
+        content.ver,
+        content.ipfs_ver,
+        envelope.data,
+        int(item.verdict),
+        item.remote_peer,
+        item.observed_at,
+        *item.place,
+        *(None for _ in _FAULT),
+        early,
+        late,
+    )
+    return row, len(envelope.data)
+
+
+def _fault_row(item: Faulty) -> tuple[tuple[object, ...], int]:
+    own = own_identity(item)
+    record = QuarantineRecord(
+        stage=item.stage, reason=item.reason, detail=item.detail, data=item.data, observed_at=item.observed_at
+    )
+    row = (
+        *(None for _ in MESSAGES),
+        item.stage,
+        item.reason,
+        item.author,
+        quarantine_key(*item.place),
+        encode(record),
+        own,
+        own,
+    )
+    return row, len(item.data) * 4 // 3

@@ -1,0 +1,223 @@
+"""The block of a CIP-123 batch ("Batch format"; docs/DESIGN.md, decision 2).
+
+DAG-CBOR::
+
+    {"tips": {<StreamID as base36 text>: [<link>, …], …}}        link = tag 42 over 00 ‖ CID bytes
+
+CIP-123 writes the StreamID as bytes, which DAG-CBOR forbids as a map key and every IPLD library refuses; text keys are
+what RESPONSE messages of the same protocol use. Written canonically: keys by length, then bytewise; tips without
+repeats, in order of their CID bytes. So equal contents are equal bytes, with one CID, whoever writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import cbor2
+
+from schemas.cid import CidError, block_cid, cid_text, is_cid
+from schemas.streamid import StreamID, StreamIdError, stream_text
+
+MAX_BLOCK = 256_000
+"""Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
+
+_FRAME = len(b"\xa1\x64tips")  # what comes before the map of streams
+_TEXT, _BYTES, _ARRAY, _MAP, _TAG = 3, 2, 4, 5, 6
+_MAJOR = {
+    0: "an integer",
+    1: "a negative integer",
+    2: "bytes",
+    3: "text",
+    4: "an array",
+    5: "a map",
+    6: "a tag",
+    7: "a simple value",
+}
+
+
+class BlockError(ValueError):
+    """Bytes that are no batch block, or tips that cannot be put into one."""
+
+
+class Block(NamedTuple):
+    """A written block: its CID (v1, dag-cbor, sha2-256, base32 text) and its bytes."""
+
+    cid: str
+    data: bytes
+
+
+class _Entry(NamedTuple):
+    """One stream of one block: its key, its sorted tips and its size in the block, in bytes."""
+
+    stream: str
+    tips: list[bytes]
+    size: int
+
+
+def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[Block]:
+    """Write the tips of a batch (StreamID text -> CID bytes of its tips) as blocks of at most ``limit`` bytes each.
+
+    A new block begins when the next stream would pass the limit. A stream that fits no block alone is cut, along its
+    sorted tips, into parts as large as a block can hold, and these are placed like streams: others may follow the last.
+    The order in which ``tips`` comes does not matter. A stream with no tips is left out; no tips at all give no block.
+
+    Raises BlockError for a key that is not a canonical StreamID, a tip that is not a CID, or a limit that not even one
+    tip fits into.
+    """
+    blocks: list[Block] = []
+    entries: list[_Entry] = []
+    size = 0  # of the entries
+    for entry in _entries(tips, limit):
+        if entries and _FRAME + _head_size(len(entries) + 1) + size + entry.size > limit:
+            blocks.append(_write_block(entries))
+            entries, size = [], 0
+        entries.append(entry)
+        size += entry.size
+    if entries:
+        blocks.append(_write_block(entries))
+    return blocks
+
+
+def _entries(tips: Mapping[str, Iterable[bytes]], limit: int) -> Iterator[_Entry]:
+    room = limit - _FRAME - _head_size(1)  # for a stream that is alone in its block
+    for stream in sorted(tips, key=lambda text: (len(text), text)):
+        _require_canonical(stream)
+        links = sorted(set(tips[stream]))
+        if not links:
+            continue
+        key_size = _head_size(len(stream)) + len(stream)
+        part: list[bytes] = []
+        part_size = 0  # of the links
+        for tip in links:
+            if not is_cid(tip):
+                raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
+            # tag 42 (2 bytes), byte string head, 00, CID
+            link_size = 3 + _head_size(1 + len(tip)) + len(tip)
+            if key_size + _head_size(len(part) + 1) + part_size + link_size > room:
+                if not part:
+                    raise BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+                yield _Entry(stream, part, key_size + _head_size(len(part)) + part_size)
+                part, part_size = [], 0
+            part.append(tip)
+            part_size += link_size
+        yield _Entry(stream, part, key_size + _head_size(len(part)) + part_size)
+
+
+def _write_block(entries: list[_Entry]) -> Block:
+    links = {entry.stream: [cbor2.CBORTag(42, b"\x00" + tip) for tip in entry.tips] for entry in entries}
+    data = cbor2.dumps({"tips": links})
+    return Block(cid_text(block_cid(data)), data)
+
+
+def _require_canonical(stream: str) -> None:
+    try:
+        canonical = stream_text(stream)
+    except StreamIdError as error:
+        raise BlockError(f"cannot write a batch of {stream[:80]!r}: {error}") from error
+    if canonical != stream:
+        raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
+
+
+def _head_size(count: int) -> int:
+    """Size in bytes of a CBOR head that says ``count``."""
+    return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
+
+
+def read_block(data: bytes) -> dict[str, list[str]]:
+    """Read a batch block: canonical StreamID text -> CID text of its tips, both in the block's order.
+
+    Taken are the three ways to write ``tips`` that writers of CIP-123 may choose: a map with text keys, the literal map
+    with byte keys (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Within these the
+    block must be what DAG-CBOR allows, but for key order: definite lengths, shortest heads, tag 42 and no other,
+    nothing after the end. A tip that a stream repeats is given once. There is no size limit: MAX_BLOCK binds writers.
+
+    Raises BlockError, which names the byte.
+    """
+    reader = _Reader(data)
+    if reader.head(_MAP, "the block") != 1:
+        raise reader.error("the block must be a map of one key, tips")
+    if reader.take(reader.head(_TEXT, "the key of the block")) != b"tips":
+        raise reader.error("the only key of the block must be tips")
+    batch: dict[str, list[str]] = {}
+    major, count = reader.any_head()
+    if major not in (_MAP, _ARRAY):
+        raise reader.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")
+    for _ in range(count):
+        if major == _ARRAY and reader.head(_ARRAY, "an entry of tips") != 2:
+            raise reader.error("an entry of tips must be a pair: a StreamID and its tips")
+        stream = reader.stream()
+        if stream in batch:
+            raise reader.error(f"stream {stream} occurs twice")
+        links = (reader.link() for _ in range(reader.head(_ARRAY, f"the tips of {stream}")))
+        batch[stream] = list(dict.fromkeys(links))
+    if reader.at != len(data):
+        raise reader.error(f"{len(data) - reader.at} bytes follow the block")
+    return batch
+
+
+class _Reader:
+    """Walks the few CBOR shapes a batch block consists of.
+
+    Not cbor2: a general decoder merges equal keys without a word, builds any tagged object a peer asks for, and
+    recurses.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+        self.item = 0  # where the item last read begins
+
+    def error(self, what: str) -> BlockError:
+        return BlockError(f"no batch block, at byte {self.item}: {what}")
+
+    def take(self, count: int) -> bytes:
+        end = self.at + count
+        if end > len(self.data):
+            raise self.error(f"the block is cut short: {end - len(self.data)} bytes are missing")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def any_head(self) -> tuple[int, int]:
+        """Read a head; return its major type and its count (length, tag number)."""
+        self.item = self.at
+        initial = self.take(1)[0]
+        major, short = initial >> 5, initial & 0x1F
+        if short < 24:
+            return major, short
+        if short > 27:
+            raise self.error("an indefinite length, which DAG-CBOR does not have")
+        width = 1 << (short - 24)
+        count = int.from_bytes(self.take(width), "big")
+        if count < (24 if width == 1 else 1 << (width * 4)):
+            raise self.error("a length that is not in its shortest form")
+        return major, count
+
+    def head(self, major: int, what: str) -> int:
+        """Read a head of the major type ``major``; return its count."""
+        found, count = self.any_head()
+        if found != major:
+            raise self.error(f"{what} must be {_MAJOR[major]}, not {_MAJOR[found]}")
+        return count
+
+    def stream(self) -> str:
+        major, length = self.any_head()
+        if major not in (_TEXT, _BYTES):
+            raise self.error(f"a StreamID must be text or bytes, not {_MAJOR[major]}")
+        raw = self.take(length)
+        try:
+            return stream_text(raw.decode()) if major == _TEXT else StreamID.from_bytes(raw).text
+        except (StreamIdError, UnicodeDecodeError) as error:
+            raise self.error(f"not a StreamID: {error}") from error
+
+    def link(self) -> str:
+        if self.head(_TAG, "a tip") != 42:
+            raise self.error("a tip must be a link, tag 42")
+        raw = self.take(self.head(_BYTES, "a link"))
+        if not raw.startswith(b"\x00"):
+            raise self.error("a link must begin with a zero byte")
+        try:
+            return cid_text(raw[1:])
+        except CidError as error:
+            raise self.error(f"not a CID: {error}") from error

@@ -1,0 +1,150 @@
+"""Capture files `*.rpc.gz`: gossipsub RPCs exactly as they were on the wire (docs/DESIGN.md, Contracts, Capture file).
+
+Layout, records one after another: u32 BE length of what follows · u8 version = 1 · u8 'R' (received) or 'S' (sent) ·
+u64 BE unix nanoseconds · three strings, each u16 BE length and bytes: local peer id, remote peer id (multihash
+bytes), negotiated protocol (UTF-8) · the RPC, to the end of the record, without its own length prefix.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, NamedTuple, cast
+
+VERSION: Final = 1
+MAX_RECORD: Final = 64 * 1024 * 1024  # bytes; a longer one is a corrupt length
+
+_LENGTH: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">BcQ")
+_SHORT: Final = struct.Struct(">H")
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
+
+
+class CaptureError(ValueError):
+    """Not a capture, or a truncated or corrupt one. The text names the record (counted from 1) and its byte offset."""
+
+
+class CaptureRecord(NamedTuple):
+    direction: Literal["R", "S"]
+    observed_at: int
+    """unix nanoseconds"""
+    local: bytes
+    remote: bytes
+    protocol: str
+    rpc: bytes
+
+
+def read_capture(stream: BinaryIO) -> Iterator[CaptureRecord]:
+    """The records of an uncompressed capture, in file order; the stream is read to its end and not closed.
+
+    Raises CaptureError at the first record that cannot be read, after the good ones before it. Offsets count
+    uncompressed bytes.
+    """
+    offset = 0
+    number = 1
+    while prefix := _read(stream, 4, number, offset):
+        if len(prefix) < 4:
+            raise CaptureError(f"record {number} at byte {offset}: the file ends inside the record's length")
+        (length,) = _LENGTH.unpack(prefix)
+        if length > MAX_RECORD:
+            raise CaptureError(
+                f"record {number} at byte {offset}: length {length} is more than {MAX_RECORD}: corrupt file"
+            )
+        body = _read(stream, length, number, offset)
+        if len(body) < length:
+            raise CaptureError(f"record {number} at byte {offset}: the file ends after {len(body)} of {length} bytes")
+        yield _parse(body, number, offset)
+        offset += 4 + length
+        number += 1
+
+
+def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
+    """Write the records uncompressed (wrap the stream in gzip for `*.rpc.gz`) and return how many there were.
+
+    Raises CaptureError for a record that the format cannot hold.
+    """
+    number = 0
+    for number, record in enumerate(records, 1):
+        strings = (record.local, record.remote, record.protocol.encode())
+        if max(map(len, strings)) > 0xFFFF:
+            raise CaptureError(f"record {number}: a peer id or protocol is longer than 65535 bytes")
+        if not 0 <= record.observed_at <= _MAX_TIME:
+            raise CaptureError(f"record {number}: time {record.observed_at} does not fit unix nanoseconds")
+        parts = [_HEAD.pack(VERSION, record.direction.encode(), record.observed_at)]
+        for string in strings:
+            parts += (_SHORT.pack(len(string)), string)
+        parts.append(record.rpc)
+        body = b"".join(parts)
+        if len(body) > MAX_RECORD:
+            raise CaptureError(f"record {number}: {len(body)} bytes are more than {MAX_RECORD}")
+        stream.write(_LENGTH.pack(len(body)))
+        stream.write(body)
+    return number
+
+
+@contextmanager
+def open_capture(path: Path) -> Iterator[BinaryIO]:
+    """A capture file opened for read_capture: gzip is recognised by its first bytes, not by the name.
+
+    OSError as from open.
+    """
+    with path.open("rb") as raw:
+        magic = raw.read(2)
+        raw.seek(0)
+        if magic == _GZIP_MAGIC:
+            with gzip.open(raw) as unzipped:
+                yield cast(BinaryIO, unzipped)  # GzipFile is one in all but its declared type
+        else:
+            yield raw
+
+
+def _read(stream: BinaryIO, size: int, number: int, offset: int) -> bytes:
+    """Up to `size` bytes; fewer only at the end. A raw stream may return less than asked at a time."""
+    try:
+        data = stream.read(size)
+        while data and len(data) < size and (more := stream.read(size - len(data))):
+            data += more
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CaptureError(
+            f"record {number} at byte {offset}: the compressed file is truncated or corrupt: {error}"
+        ) from error
+    return data
+
+
+def _parse(body: bytes, number: int, offset: int) -> CaptureRecord:
+    where = f"record {number} at byte {offset}"
+    if len(body) < _HEAD.size:
+        raise CaptureError(f"{where}: {len(body)} bytes are too few for a record")
+    version, letter, observed_at = _HEAD.unpack_from(body)
+    if version != VERSION:
+        raise CaptureError(f"{where}: version {version}, only {VERSION} is known")
+    if letter == b"R":
+        direction: Literal["R", "S"] = "R"
+    elif letter == b"S":
+        direction = "S"
+    else:
+        raise CaptureError(f"{where}: direction {letter!r} is neither 'R' nor 'S'")
+    if observed_at > _MAX_TIME:
+        raise CaptureError(f"{where}: time {observed_at} is beyond the year 2262")
+    position = _HEAD.size
+    strings: list[bytes] = []
+    for _ in range(3):
+        start = position + _SHORT.size
+        if start > len(body):
+            raise CaptureError(f"{where}: it ends inside its peer ids and protocol")
+        (length,) = _SHORT.unpack_from(body, position)
+        position = start + length
+        if position > len(body):
+            raise CaptureError(f"{where}: it ends inside its peer ids and protocol")
+        strings.append(body[start:position])
+    local, remote, protocol = strings
+    try:
+        name = protocol.decode()
+    except UnicodeDecodeError as error:
+        raise CaptureError(f"{where}: protocol {protocol!r} is not UTF-8") from error
+    return CaptureRecord(direction, observed_at, local, remote, name, body[position:])

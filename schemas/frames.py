@@ -1,0 +1,96 @@
+"""Frames and the gossipsub RPCs in them: bytes to protobuf objects, with a reason where they are not (docs/DESIGN.md,
+Contracts).
+
+Nothing here raises on any bytes: a failure is a returned Rejected with one of REASONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from schemas.proto.gossipsub import rpc_pb2
+from schemas.proto.kiln import frame_pb2
+from schemas.reject import Rejected
+
+FRAME_MALFORMED: Final = "frame_malformed"
+FRAME_INVALID: Final = "frame_invalid"
+RPC_MALFORMED: Final = "rpc_malformed"
+RPC_OVERSIZED: Final = "rpc_oversized"
+TOPIC_NOT_UTF8: Final = "topic_not_utf8"
+REASONS: Final = (FRAME_MALFORMED, FRAME_INVALID, RPC_MALFORMED, RPC_OVERSIZED, TOPIC_NOT_UTF8)
+
+CONNECTION_BYTES: Final = 16
+# An RPC longer than MAX_RPC is cut: the frame then holds its first CUT_PAYLOAD bytes and its declared_length.
+MAX_RPC: Final = 4 * 1024 * 1024
+CUT_PAYLOAD: Final = 64 * 1024
+BEP50: Final = "bep50"
+
+DIRECTIONS: Final = ("IN", "OUT")
+ORIGINS: Final = ("LIVE", "REPLAY")
+
+_MAX_BIGINT: Final = 2**63 - 1  # sequence is a BIGINT in Delta
+_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than 4 MiB and cut when it was captured")
+
+
+def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
+    """The Frame in a record value of `kiln.frames`.
+
+    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: a Frame that breaks the contract:
+    connection not 16 bytes, direction or origin unknown, sequence 0 or beyond a BIGINT.
+    """
+    if value is None:
+        return Rejected(FRAME_MALFORMED, "the record has no value")
+    try:
+        frame = frame_pb2.Frame.FromString(value)
+    except DecodeError:
+        return Rejected(FRAME_MALFORMED, f"{len(value)} bytes are not a Frame protobuf")
+    if len(frame.connection) != CONNECTION_BYTES:
+        return Rejected(FRAME_INVALID, f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}")
+    # proto3 enums are open: an unknown number survives parsing
+    if frame.direction > 1 or frame.direction < 0:
+        return Rejected(FRAME_INVALID, f"direction {frame.direction} is unknown")
+    if frame.origin > 1 or frame.origin < 0:
+        return Rejected(FRAME_INVALID, f"origin {frame.origin} is unknown")
+    if not 0 < frame.sequence <= _MAX_BIGINT:
+        return Rejected(FRAME_INVALID, f"sequence {frame.sequence} is not in 1…2^63-1")
+    return frame
+
+
+def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
+    """The gossipsub RPC in a frame's payload; rpc_malformed if the bytes are not one."""
+    try:
+        return rpc_pb2.RPC.FromString(payload)
+    except DecodeError:
+        return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
+
+
+def gossip_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
+    """The messages published in one frame; a message's index is its position.
+
+    Empty for a closing frame and for bep50 datagrams. rpc_oversized where the RPC was cut, else as read_rpc.
+    """
+    if frame.declared_length:
+        return _OVERSIZED
+    if not frame.payload or frame.protocol == BEP50:
+        return ()
+    rpc = read_rpc(frame.payload)
+    if isinstance(rpc, Rejected):
+        return rpc
+    return rpc.publish
+
+
+def named_topic(message: rpc_pb2.Message) -> str | Rejected | None:
+    """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8.
+
+    A name always wins over an index. An empty name is a name: it was on the wire.
+    """
+    if not message.HasField("topic"):
+        return None
+    topic: str | bytes = message.topic
+    # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
+    if isinstance(topic, bytes):
+        return Rejected(TOPIC_NOT_UTF8, f"topic 0x{topic[:64].hex()} is not UTF-8")
+    return topic

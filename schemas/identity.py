@@ -1,0 +1,313 @@
+"""Who wrote a gossipsub message: peer ids, message ids, signatures.
+
+Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
+Peer Ids); docs/DESIGN.md, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
+
+Nothing that reads a message raises on any bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, Literal
+
+import base58
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+from google.protobuf.message import DecodeError
+
+from schemas.cid import CidError, cid_bytes
+from schemas.proto.gossipsub import rpc_pb2
+
+Policy = Literal["strict", "none", "either"]
+PublicKey = Ed25519PublicKey | rsa.RSAPublicKey | ec.EllipticCurvePublicKey
+PrivateKey = Ed25519PrivateKey | rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+
+SIGN_PREFIX: Final = b"libp2p-pubsub:"
+
+BAD_SIGNATURE: Final = "bad_signature"
+BAD_KEY: Final = "bad_key"
+MISSING_SIGNATURE: Final = "missing_signature"
+MISSING_FROM: Final = "missing_from"
+MISSING_SEQNO: Final = "missing_seqno"
+INVALID_SEQNO: Final = "invalid_seqno"
+UNEXPECTED_AUTH: Final = "unexpected_auth"
+REASONS: Final = (
+    BAD_SIGNATURE,  # BAD: the signature is not the author's over this message
+    BAD_KEY,  # BAD: `from` is no peer id, holds no usable key, or is not the peer id of `key`
+    MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
+    MISSING_FROM,  # AGAINST_POLICY: signed, but by nobody
+    MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
+    INVALID_SEQNO,  # AGAINST_POLICY: signed, with a seqno longer than MAX_SEQNO (8 bytes in practice)
+    UNEXPECTED_AUTH,  # AGAINST_POLICY: none, and from, seqno, signature or key is there
+)
+
+MAX_SEQNO: Final = 64  # bytes
+_MAX_PEER_ID: Final = 2048  # bytes; an identity multihash of an RSA-8192 key has 1,100
+_BASE58_LIMIT: Final = 1024  # bytes; base58 takes time with the square of the length
+_MIN_RSA_BITS: Final = 2048
+_MAX_RSA_BITS: Final = 8192
+_MAX_RSA_EXPONENT: Final = 2**31 - 1  # as in go; a large one is a way to burn our time
+_NIST_CURVES: Final = (ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256
+_IDENTITY: Final = 0x00
+_SHA2_256: Final = 0x12
+_LIBP2P_KEY: Final = b"\x01\x72"  # CIDv1, codec libp2p-key
+
+
+class Verdict(IntEnum):
+    """One byte per message in Frame.verdicts (docs/DESIGN.md, Contracts)."""
+
+    NOT_CHECKED = 0
+    GOOD = 1
+    BAD = 2
+    UNSIGNED = 3
+    AGAINST_POLICY = 4
+
+
+class PeerIdError(ValueError):
+    """A text that is not a peer id."""
+
+
+def peer_text(raw: bytes) -> str:
+    """A peer id as people write it: base58btc of its multihash ("12D3Koo…", "Qm…").
+
+    Any bytes have a text. Over 1,024 bytes, which no peer id has, it is "f" and the hex digits.
+    """
+    return _base58_text(raw) if len(raw) <= _BASE58_LIMIT else "f" + raw.hex()
+
+
+@lru_cache(maxsize=65536)
+def peer_bytes(text: str) -> bytes:
+    """The multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…"). PeerIdError if it is neither."""
+    try:
+        if text.startswith(("1", "Qm")):
+            raw: bytes = base58.b58decode(text)
+        else:
+            cid = cid_bytes(text)
+            if not cid.startswith(_LIBP2P_KEY):
+                raise PeerIdError(f"not a peer id: {text!r} is a CID, but not of a libp2p key")
+            raw = cid[2:]
+    except PeerIdError:
+        raise
+    except (CidError, ValueError) as error:
+        raise PeerIdError(f"not a peer id: {text!r}: {error}") from error
+    if _multihash(raw) is None:
+        raise PeerIdError(f"not a peer id: {text!r} does not hold an identity or sha2-256 multihash")
+    return raw
+
+
+def message_id(message: rpc_pb2.Message) -> str:
+    """What makes a message one message within its network.
+
+    Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
+    sha256(data)>".
+    """
+    if message.HasField("signature"):
+        return f"{peer_text(_author(message))}/{message.seqno.hex()}"
+    return "sha256/" + hashlib.sha256(message.data).hexdigest()
+
+
+def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
+    """The verdict on a message under a network's policy, and the reason: "" or one of REASONS.
+
+    strict: it must be signed, and well. none: it must carry no from, seqno, signature or key. either: what is signed
+    must be signed well, the rest is UNSIGNED. A signed message needs from and seqno under every policy: they are its
+    id. `topic`: the name that the message's topic index stands for; signatures are over the name.
+    """
+    signed = message.HasField("signature")
+    if policy == "none":
+        if signed or message.HasField("from") or message.HasField("seqno") or message.HasField("key"):
+            return Verdict.AGAINST_POLICY, UNEXPECTED_AUTH
+        return Verdict.UNSIGNED, ""
+    if not signed:
+        if policy == "strict":
+            return Verdict.AGAINST_POLICY, MISSING_SIGNATURE
+        return Verdict.UNSIGNED, ""
+    author = _author(message)
+    if not author:
+        return Verdict.AGAINST_POLICY, MISSING_FROM
+    seqno = message.seqno
+    if not seqno:
+        return Verdict.AGAINST_POLICY, MISSING_SEQNO
+    if len(seqno) > MAX_SEQNO:
+        return Verdict.AGAINST_POLICY, INVALID_SEQNO
+    attached = message.key if message.HasField("key") else None
+    if len(author) > _MAX_PEER_ID or (attached is not None and len(attached) > _MAX_PEER_ID):
+        return Verdict.BAD, BAD_KEY  # before the cache: it must not hold what a stranger made large
+    key = _public_key(author, attached)
+    if key is None:
+        return Verdict.BAD, BAD_KEY
+    if _verifies(key, message.signature, signed_bytes(message, topic)):
+        return Verdict.GOOD, ""
+    return Verdict.BAD, BAD_SIGNATURE
+
+
+def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
+    """What a signature is over: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
+    at the end.
+
+    With `topic`, that name stands in place of the message's topic index. Source: libp2p specs, pubsub/README.md,
+    Message signing; topic table draft: the index is a wire form only.
+    """
+    bare = rpc_pb2.Message()
+    bare.CopyFrom(message)
+    bare.ClearField("signature")
+    bare.ClearField("key")
+    if topic is not None:
+        bare.ClearField("topicIndex")
+        bare.topic = topic
+    return SIGN_PREFIX + bare.SerializeToString()
+
+
+def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = None) -> None:
+    """Sign a message in place: sets `from`, `signature`, and `key` where the peer id does not hold it (RSA, ECDSA).
+
+    The caller sets seqno, data and topic before. ed25519, secp256k1, RSA and NIST-curve ECDSA keys; PeerIdError for
+    others.
+    """
+    encoded = _encode_public_key(private_key.public_key())
+    author = _peer_id(encoded)
+    setattr(message, "from", author)  # a keyword in Python
+    message.ClearField("signature")
+    message.ClearField("key")
+    if author[0] != _IDENTITY:
+        message.key = encoded
+    data = signed_bytes(message, topic)
+    if isinstance(private_key, Ed25519PrivateKey):
+        message.signature = private_key.sign(data)
+    elif isinstance(private_key, rsa.RSAPrivateKey):
+        message.signature = private_key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+    else:
+        message.signature = private_key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def peer_of(private_key: PrivateKey) -> bytes:
+    """The peer id (multihash bytes) of a private key's owner.
+
+    PeerIdError for a kind of key that libp2p does not have.
+    """
+    return _peer_id(_encode_public_key(private_key.public_key()))
+
+
+def _author(message: rpc_pb2.Message) -> bytes:
+    author: bytes = getattr(message, "from")  # a keyword in Python
+    return author
+
+
+@lru_cache(maxsize=65536)
+def _base58_text(raw: bytes) -> str:
+    text: str = base58.b58encode(raw).decode("ascii")
+    return text
+
+
+def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
+    """An unsigned varint (multiformats: at most 9 bytes, minimal) and the position after it."""
+    value = 0
+    for i in range(start, min(start + 9, len(raw))):
+        byte = raw[i]
+        value |= (byte & 0x7F) << (7 * (i - start))
+        if byte < 0x80:
+            return None if byte == 0 and i > start else (value, i + 1)
+    return None
+
+
+def _multihash(raw: bytes) -> tuple[int, bytes] | None:
+    """(code, digest) of an identity or sha2-256 multihash, the two that peer ids are made of."""
+    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+        return None
+    code, digest = head[0], raw[size[1] :]
+    if len(digest) != size[0] or code not in (_IDENTITY, _SHA2_256) or (code == _SHA2_256 and len(digest) != 32):
+        return None
+    return code, digest
+
+
+def _peer_id(encoded_key: bytes) -> bytes:
+    """The peer id of a PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
+    if len(encoded_key) <= _IDENTITY_LIMIT:
+        return bytes((_IDENTITY, len(encoded_key))) + encoded_key
+    return bytes((_SHA2_256, 32)) + hashlib.sha256(encoded_key).digest()
+
+
+def _encode_public_key(key: object) -> bytes:
+    kind = rpc_pb2.PublicKey
+    if isinstance(key, Ed25519PublicKey):
+        return kind(Type=kind.Ed25519, Data=key.public_bytes_raw()).SerializeToString()
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256K1):
+        point = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        return kind(Type=kind.Secp256k1, Data=point).SerializeToString()
+    if isinstance(key, rsa.RSAPublicKey):
+        return kind(Type=kind.RSA, Data=_pkix(key)).SerializeToString()
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _NIST_CURVES):
+        return kind(Type=kind.ECDSA, Data=_pkix(key)).SerializeToString()
+    raise PeerIdError(f"libp2p has no peer ids for {type(key).__name__}")
+
+
+def _pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+@lru_cache(maxsize=4096)
+def _public_key(author: bytes, attached: bytes | None) -> PublicKey | None:
+    """The author's public key, out of the peer id or, if it matches the peer id, out of the message's key field."""
+    peer = _multihash(author)
+    if peer is None:
+        return None
+    code, digest = peer
+    if attached is None:
+        return _parse_public_key(digest)[0] if code == _IDENTITY else None
+    key, encoded = _parse_public_key(attached)
+    # compared in the canonical encoding, as go does; a short key under its sha2-256 is the peer id of an old node
+    matches = digest == encoded if code == _IDENTITY else digest == hashlib.sha256(encoded).digest()
+    return key if matches else None
+
+
+def _parse_public_key(encoded: bytes) -> tuple[PublicKey | None, bytes]:
+    """The key in a PublicKey protobuf, or None, and its canonical encoding."""
+    try:
+        public = rpc_pb2.PublicKey.FromString(encoded)
+    except DecodeError:
+        return None, b""
+    # a number that is no KeyType stays in the unknown fields
+    if not public.HasField("Type") or not public.HasField("Data"):
+        return None, b""
+    kind, data = public.Type, public.Data
+    canonical = rpc_pb2.PublicKey(Type=kind, Data=data).SerializeToString()
+    try:
+        if kind == rpc_pb2.PublicKey.Ed25519:
+            return Ed25519PublicKey.from_public_bytes(data), canonical
+        if kind == rpc_pb2.PublicKey.Secp256k1:
+            return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data), canonical
+        key = load_der_public_key(data)
+    except (ValueError, UnsupportedAlgorithm, InternalError):
+        return None, b""
+    if kind == rpc_pb2.PublicKey.RSA:
+        usable = (
+            isinstance(key, rsa.RSAPublicKey)
+            and _MIN_RSA_BITS <= key.key_size <= _MAX_RSA_BITS
+            and key.public_numbers().e <= _MAX_RSA_EXPONENT
+        )
+    else:
+        usable = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _NIST_CURVES)
+    # one key, one encoding: else one author could have many peer ids
+    if not usable or not isinstance(key, rsa.RSAPublicKey | ec.EllipticCurvePublicKey) or _pkix(key) != data:
+        return None, b""
+    return key, canonical
+
+
+def _verifies(key: PublicKey, signature: bytes, data: bytes) -> bool:
+    try:
+        if isinstance(key, Ed25519PublicKey):
+            key.verify(signature, data)
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm, InternalError):
+        return False
+    return True

@@ -1,0 +1,189 @@
+"""Values and keys of the JSON topics in Kafka (docs/DESIGN.md, Contracts, Kafka topics).
+
+The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
+since the epoch, bytes are base64, unknown keys are ignored on reading and optional ones have a default. Every value
+that `encode` writes holds every key.
+
+The decode_* functions raise msgspec.ValidationError (valid JSON, not such a record; it names the place) and
+msgspec.DecodeError (not JSON). The first is a subclass of the second.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+Origin = Literal["LIVE", "REPLAY"]
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Micros = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1)]
+
+# A tick of the log's clock on kiln.updates: no key, an empty value (docs/DESIGN.md, decision 1).
+TICK: Final = b""
+
+
+class Coordinates(Struct, frozen=True):
+    """Where a message came from: the record of `kiln.frames` and the message's position in the frame's RPC."""
+
+    partition: Natural
+    offset: Natural
+    index: Natural
+
+
+class Epoch(Struct, frozen=True):
+    """The micro-batch of the `updates` query that wrote the record.
+
+    Repeats after a crash carry the same one (docs/DESIGN.md, decision 7).
+    """
+
+    query: Name
+    batch: Natural
+
+
+class SeparatorRecord(Struct, frozen=True):
+    """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
+
+    key: Name
+    value: Name
+
+
+class UpdateRecord(Struct, frozen=True):
+    """`kiln.updates`: a stream has a new tip."""
+
+    network: Name
+    origin: Origin
+    separator: SeparatorRecord | None
+    separator_source: str | None
+    """Where the separator is known from: "genesis", "topic" or "model"; None with no separator (decision 4)."""
+    stream: Name
+    tip: Name
+    from_: str | None = msgspec.field(name="from")
+    """Peer id of the author; None where the message is unsigned."""
+    message: Name
+    epoch: Epoch
+    frame: Coordinates
+    observed_at: Micros
+
+
+class BatchRecord(Struct, frozen=True):
+    """`kiln.batches`: a CIP-123 block of one separator's window, to be published and stored."""
+
+    network: Name
+    origin: Origin
+    separator: SeparatorRecord
+    cid: Name
+    block: bytes
+    opened_at: Micros
+    closed_at: Micros
+
+
+class PublicationRecord(Struct, frozen=True):
+    """`kiln.publications`: one attempt to publish a batch: a receipt, or the error."""
+
+    cid: Name
+    transport: Name
+    published_at: Micros
+    topic: str | None = None
+    target: str | None = None
+    peers: Natural | None = None
+    error: str | None = None
+
+
+class StreamRecord(Struct, frozen=True):
+    """`kiln.streams`: what a verified genesis says of a stream's separator; None: it has none."""
+
+    network: Name
+    stream: Name
+    separator: SeparatorRecord | None
+    observed_at: Micros
+    source: Name = "genesis"
+
+
+class QuarantineRecord(Struct, frozen=True):
+    """`kiln.quarantine`: bytes that could not be used, and why; the key says where they came from."""
+
+    stage: Name
+    reason: Name
+    detail: str
+    data: bytes
+    observed_at: Micros
+
+
+class WantedRecord(Struct, frozen=True):
+    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream)."""
+
+    network: Name
+    cid: Name
+    reason: Name
+    observed_at: Micros
+    stream: str | None = None
+    separator: SeparatorRecord | None = None
+    message: str | None = None
+
+
+class BlockRecord(Struct, frozen=True):
+    """`kiln.blocks`: a wanted block, verified against its CID, or the reason why it could not be had."""
+
+    network: Name
+    cid: Name
+    observed_at: Micros
+    block: bytes | None = None
+    reason: str | None = None
+
+
+Record = UpdateRecord | BatchRecord | PublicationRecord | StreamRecord | QuarantineRecord | WantedRecord | BlockRecord
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """The record as a Kafka value: UTF-8 JSON."""
+    return _ENCODER.encode(record)
+
+
+decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
+decode_batch: Final = msgspec.json.Decoder(BatchRecord).decode
+decode_publication: Final = msgspec.json.Decoder(PublicationRecord).decode
+decode_stream: Final = msgspec.json.Decoder(StreamRecord).decode
+decode_quarantine: Final = msgspec.json.Decoder(QuarantineRecord).decode
+decode_wanted: Final = msgspec.json.Decoder(WantedRecord).decode
+decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
+
+
+def update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
+    """Key on kiln.updates: "network/key/value", or the stream where it has no separator."""
+    return stream.encode() if separator is None else batch_key(network, separator)
+
+
+def batch_key(network: str, separator: SeparatorRecord) -> bytes:
+    """Key on kiln.batches: "network/key/value", the same as of the updates in the batch."""
+    return f"{network}/{separator.key}/{separator.value}".encode()
+
+
+class QuarantineKey(NamedTuple):
+    """What a quarantined record is about: a message or a frame of kiln.frames, or a CID."""
+
+    partition: int | None
+    offset: int | None
+    message_index: int | None
+    cid: str | None
+
+
+def quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
+    """Key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
+
+    What is about a CID has the CID's text as its key.
+    """
+    return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
+
+
+def parse_quarantine_key(key: bytes) -> QuarantineKey:
+    """The reverse of quarantine_key; what is not coordinates is taken as a CID. ValueError if the key is not UTF-8."""
+    text = key.decode()
+    parts = text.split("/")
+    if len(parts) in (2, 3) and all(part.isascii() and part.isdigit() for part in parts):
+        partition, offset, *index = map(int, parts)
+        return QuarantineKey(partition, offset, index[0] if index else None, None)
+    return QuarantineKey(None, None, None, text)

@@ -1,0 +1,21 @@
+"""What a reader answers for an item it cannot take.
+
+Bad traffic is normal on a public network, so readers on the per-message path return this value and raise nothing: an
+exception costs more than the parse it reports on, and a forgotten one would stop a query.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """An item that was not taken. It goes to quarantine with its bytes (docs/DESIGN.md, decision 6).
+
+    ``reason`` is a snake_case code out of a closed set, one that counts and dashboards may group by; each reader
+    documents its own (``schemas.pubsub.REASONS``, ``schemas.topic_table.REASONS``). ``detail`` is for people: a short
+    text, of which nothing may depend on the wording.
+    """
+
+    reason: str
+    detail: str = ""

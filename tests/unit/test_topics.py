@@ -1,0 +1,174 @@
+"""Topic names of CIP-120 and the separators in them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from multiformats import multibase
+
+from schemas.streamid import StreamID
+from schemas.topics import (
+    MAX_VALUE,
+    Separator,
+    Topic,
+    TopicError,
+    parse_separator_text,
+    parse_topic,
+    separator_bytes,
+    separator_text,
+    separator_value,
+    topic_name,
+)
+
+# CIP-120, Example
+MODEL = "k2t6wyfsu4pg1hnttc39koxlw0pdn1kemzrn33cdfhrbooozvo7wb14sa1uqwi"
+TOPIC = f"/ceramic/mainnet/sep/model/{MODEL}"
+
+values = st.binary(min_size=1, max_size=60) | st.binary(min_size=1, max_size=8).map(lambda raw: b"\x00\x00" + raw)
+keys = st.text(min_size=1, max_size=20)
+networks = st.text(min_size=1, max_size=20).filter(lambda text: "/" not in text)
+separators = st.builds(lambda key, raw: Separator(key, separator_value(raw)), keys, values)
+
+
+def test_example_of_the_cip() -> None:
+    model = StreamID.parse(MODEL).bytes  # the header's field "model", which its field "sep" names
+    separator = Separator("model", separator_value(model))
+    assert topic_name("mainnet", separator) == TOPIC
+    assert parse_topic(TOPIC) == Topic("mainnet", Separator("model", MODEL))
+    assert separator_bytes(MODEL) == model
+
+
+@pytest.mark.parametrize("network", ["mainnet", "testnet-clay", "dev-unstable", "local-3459926044"])
+def test_network_topic_with_and_without_its_slash(network: str) -> None:
+    assert parse_topic(f"/ceramic/{network}") == parse_topic(f"/ceramic/{network}/") == Topic(network, None)
+    assert topic_name(network, None) == f"/ceramic/{network}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/",
+        "/ceramic",
+        "/ceramic/",
+        "/ceramic//",
+        "ceramic/mainnet",
+        "/Ceramic/mainnet",
+        "/eth2/beacon_block",
+        "/ceramic//sep/model/k1",
+    ],
+)
+def test_not_a_ceramic_topic(name: str) -> None:
+    assert parse_topic(name) is None
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        MODEL,  # the draft before 2023-01-05
+        "test",
+        "sep",
+        "sep/",
+        "sep/model",
+        "sep/model/",
+        "sep/model/k",  # empty value
+        "sep//" + MODEL,  # empty key
+        "sep/" + MODEL,
+        "sep/model/" + MODEL + "/",
+        "sep/model/" + MODEL.upper(),
+        "sep/model/" + MODEL[1:],
+        "sep/model/k1A",
+        "sep/model/k_1",
+        "sep/model/k1１",
+        "sep/model/bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y",
+        "sep/model/k" + "1" * MAX_VALUE,
+        "/sep/model/" + MODEL,
+    ],
+)
+def test_other_topic_of_a_network_has_no_separator(rest: str) -> None:
+    assert parse_topic(f"/ceramic/mainnet/{rest}") == Topic("mainnet", None)
+
+
+def test_slashes_belong_to_the_key() -> None:
+    separator = Separator("a//b/", "k1")
+    assert parse_topic("/ceramic/mainnet/sep/a//b//k1") == Topic("mainnet", separator)
+    assert parse_separator_text("a//b//k1") == separator
+    assert separator_text(separator) == "a//b//k1"
+
+
+@given(networks, st.none() | separators)
+def test_topic_round_trip(network: str, separator: Separator | None) -> None:
+    assert parse_topic(topic_name(network, separator)) == Topic(network, separator)
+
+
+@given(separators)
+def test_separator_round_trip(separator: Separator) -> None:
+    assert parse_separator_text(separator_text(separator)) == separator
+
+
+@given(values)
+def test_value_equals_multiformats(raw: bytes) -> None:
+    value = separator_value(raw)
+    assert value == multibase.encode(raw, "base36")
+    assert separator_bytes(value) == multibase.decode(value) == raw
+
+
+@given(st.text("0123456789abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=70))
+def test_every_value_text_is_canonical(digits: str) -> None:
+    assert separator_value(separator_bytes("k" + digits)) == "k" + digits
+
+
+def test_longest_value() -> None:
+    longest = b"\xff" * 661
+    assert separator_bytes(separator_value(longest)) == longest
+    assert separator_value(bytes(MAX_VALUE - 1)) == "k" + "0" * (MAX_VALUE - 1)
+    for raw in (b"\xff" * 662, bytes(MAX_VALUE), b"\xff" * 1_000_000):
+        with pytest.raises(TopicError, match="bytes"):
+            separator_value(raw)
+
+
+@given(st.text(max_size=40) | st.text("/ceramicsepk01", max_size=40).map(lambda text: "/ceramic/n/sep/" + text))
+def test_any_name_is_read_and_a_separator_topic_is_canonical(name: str) -> None:
+    topic = parse_topic(name)
+    if topic is not None and topic.separator is not None:
+        assert topic_name(*topic) == name
+
+
+@pytest.mark.parametrize("network", ["", "a/b", "/", "\ud800"])
+def test_network_that_no_name_can_hold(network: str) -> None:
+    with pytest.raises(TopicError):
+        topic_name(network, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("", "k1"), ("\ud800", "k1"), ("a", ""), ("a", "k"), ("a", "K1"), ("a", "k1/"), ("a", "b1")]
+)
+def test_separator_that_no_name_can_hold(key: str, value: str) -> None:
+    with pytest.raises(TopicError):
+        topic_name("mainnet", Separator(key, value))
+    with pytest.raises(TopicError):
+        separator_text(Separator(key, value))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "model", "model/", "/k1", "model/k", "model/K1", "model/k1A", "model/k1/", "k1"]
+)
+def test_bad_separator_text(text: str) -> None:
+    with pytest.raises(TopicError):
+        parse_separator_text(text)
+
+
+def test_empty_value_is_refused() -> None:
+    with pytest.raises(TopicError, match="empty"):
+        separator_value(b"")
+
+
+@given(st.text(max_size=30))
+def test_separator_bytes_raises_only_its_error(text: str) -> None:
+    try:
+        raw = separator_bytes(text)
+    except TopicError:
+        return
+    assume(raw)
+    assert separator_value(raw) == text
