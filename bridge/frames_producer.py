@@ -92,7 +92,10 @@ class FramesProducer:
 
         Returns before the broker has it. FramesProducerError: it or an earlier one was refused.
         """
-        value = frame.SerializeToString()
+        self.send_record(frame.connection, frame.SerializeToString())
+
+    def send_record(self, key: bytes, value: bytes) -> None:
+        """As `send`, for a Frame that is serialized already; `key`: its connection."""
         size = len(value)
         with self._changed:
             room = self._changed.wait_for(
@@ -105,7 +108,7 @@ class FramesProducer:
             self._buffered += size
             self._sent += 1
         try:
-            record = self._producer.send(self._topic, value=value, key=frame.connection)
+            record = self._producer.send(self._topic, value=value, key=key)
         except KafkaError as error:
             self._settled(size, error)
             raise FramesProducerError(f"{self._topic}: a frame of {size} bytes was refused: {error!r}") from error

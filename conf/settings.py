@@ -283,9 +283,9 @@ class Traffic(Section):
     enabled: bool = True
     seed: int = Field(default=1, ge=0)
     rate: int = Field(default=200, ge=1, le=100_000)
-    separators: int = Field(default=40, ge=1)
-    streams: int = Field(default=400, ge=1)
-    peers: int = Field(default=5, ge=1)
+    separators: int = Field(default=40, ge=1, le=20_000)
+    streams: int = Field(default=400, ge=1, le=1_000_000)
+    peers: int = Field(default=5, ge=1, le=10_000)
     copies: int = Field(default=3, ge=1)
     garbage: float = Field(default=0.01, ge=0, le=1)
     forged: float = Field(default=0.01, ge=0, le=1)
@@ -565,3 +565,42 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
         else:
             found.add((*above, key))
     return frozenset(found)
+
+
+def shown(loaded: Loaded) -> str:
+    """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
+    lines: list[str] = []
+    table: Keys = ()
+    for keys in known_keys():
+        if keys[:-1] != table:
+            table = keys[:-1]
+            lines += ["", f"[{dotted(table)}]"]
+        source = loaded.source(keys)
+        value = _value_text(_value_at(loaded.settings, keys))
+        lines.append(f"{keys[-1]} = {value}" + ("" if source == "default" else f"  # {source}"))
+    return "\n".join([f"# {loaded.file}, environment and command line; the rest are defaults", *lines, ""])
+
+
+def _value_at(model: BaseModel, keys: Keys) -> object:
+    value: object = model
+    for key in keys:
+        value = getattr(value, key)
+    return value
+
+
+def _value_text(value: object) -> str:
+    match value:
+        case timedelta():
+            return json.dumps(duration_text(value))
+        case SecretStr():
+            return json.dumps(str(value))
+        case dict():
+            items = (f"{json.dumps(str(key))} = {_value_text(item)}" for key, item in value.items())
+            return f"{{ {', '.join(items)} }}" if value else "{}"
+        case tuple() | list():
+            return f"[{', '.join(map(_value_text, value))}]"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,8 +1,9 @@
-"""What `kiln run` shows while it runs: `render` and `line` turn a `Snapshot` into a picture or a line, and do nothing else.
+"""What `kiln run` shows while it runs: `render` and `line` turn a `Snapshot` into a picture or a line, nothing else.
 
-`open_view` picks the live screen where there is a terminal, and a line every five seconds where there is none (logs, CI).
+`open_view` picks the live screen where there is a terminal, and a line every five seconds where there is none.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,7 +28,7 @@ _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
     "failed": ("✕", "bold red"),
     "stopped": ("■", "dim"),
 }
-# What is quiet in a healthy run and what calls for a look; the colours of a terminal theme, so that they fit a light one too.
+# Colours of the terminal's own theme, so that they fit a light one too.
 _LABEL = "dim"
 _TITLE = "bold cyan"
 
@@ -206,7 +207,7 @@ class _Picture:
 def _parts(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
     roomy = height >= 28
     gap: list[RenderableType] = [Text("")] if roomy else []
-    errors = list(snapshot.errors)[-(3 if roomy else 1) :]
+    errors = _error_lines(snapshot.errors, width, 4 if roomy else 2)
     middle = 6 if roomy else 5
     queries = len(snapshot.queries)
     fixed = 1 + 2 + 1 + middle + 2 + 2 + queries + 3 * len(gap) + len(gap) + (len(errors) + 1 if errors else 0)
@@ -365,13 +366,26 @@ def _queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
     return [_title("queries", width, "records behind, time of the last micro-batch, rows in and done"), table]
 
 
-def _errors(errors: Sequence[str], width: int) -> list[RenderableType]:
-    if not errors:
-        return []
-    lines = [Text(f"✕ {' '.join(error.split())}", "red") for error in errors]
-    for text in lines:
-        text.truncate(width, overflow="ellipsis")
-    return [_title("errors", width), *lines]
+def _error_lines(errors: Sequence[str], width: int, rows: int) -> list[str]:
+    """The newest errors, wrapped; as many as fit, the newest one cut where even it does not."""
+    lines: list[str] = []
+    for error in reversed(errors):
+        wrapped = textwrap.wrap(
+            f"✕ {' '.join(error.split())}",
+            width,
+            subsequent_indent="  ",
+            max_lines=rows - len(lines),
+            placeholder=" …",
+            break_on_hyphens=False,
+        )
+        lines = wrapped + lines
+        if len(lines) >= rows:
+            break
+    return lines
+
+
+def _errors(lines: Sequence[str], width: int) -> list[RenderableType]:
+    return [_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []
 
 
 # ---------------------------------------------------------------- views

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.settings import Job, JobName, Settings, micros, spark_interval
 from pipelines.batcher import Batching
-from pipelines.breaker import Breaker, DecodingBroken
+from pipelines.breaker import Breaker, DecodingBrokenError
 from pipelines.decode import Decoding
 from pipelines.jobs import archive, batch, messages, sink, updates
 from pipelines.plan import Plan, Report
@@ -82,7 +82,7 @@ class _Running:
     error: str = ""
 
 
-class GaveUp(RuntimeError):
+class GaveUpError(RuntimeError):
     """A query failed more often in one place than the settings allow, or said itself that going on would do harm."""
 
 
@@ -129,7 +129,7 @@ class Application:
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
 
-        Raises GaveUp when one fails more than `jobs.restarts` times without a micro-batch in between.
+        Raises GaveUpError when one fails more than `jobs.restarts` times without a micro-batch in between.
         """
         for name, running in self._running.items():
             if running.again_at is None and not running.query.isActive:
@@ -144,8 +144,8 @@ class Application:
         newest = progress.batch_id if progress else -1
         running.failures = running.failures + 1 if newest <= running.batch_id else 1
         running.batch_id = newest
-        if DecodingBroken.__name__ in running.error or running.failures > self._settings.jobs.restarts:
-            raise GaveUp(f"{name} stopped: {running.error}")
+        if DecodingBrokenError.__name__ in running.error or running.failures > self._settings.jobs.restarts:
+            raise GaveUpError(f"{name} stopped: {running.error}")
         running.again_at = self._now() + min(2.0 ** (running.failures - 1), _LONGEST_PAUSE)
 
     @property

@@ -1,4 +1,4 @@
-"""The stateful processor of the `batch` query: one partition of `kiln.updates` to batches (CIP-123; DESIGN, decision 1)."""
+"""The stateful processor of the `batch` query: one partition of `kiln.updates` to batches (CIP-123; decision 1)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _unreadable(record: LogRecord, error: Exception) -> Output:
 
 
 class Batcher(StatefulProcessor):
-    """Keyed by Kafka partition; its state is one blob, `PartitionWindows.dump()`, read and written once a micro-batch."""
+    """Keyed by Kafka partition; its state is one blob, `PartitionWindows.dump()`, read and written once each time."""
 
     def __init__(self, batching: Batching) -> None:
         self._batching = batching

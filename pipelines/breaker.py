@@ -23,16 +23,18 @@ SAMPLES = (
 )
 
 
-class DecodingBroken(RuntimeError):
-    """Decoding is at fault: the query stops before it quarantines what is good, and reads on from there once mended."""
+class DecodingBrokenError(RuntimeError):
+    """Decoding is at fault. The query stops before good messages fill the quarantine; once mended it reads on."""
 
 
 def check_samples() -> None:
-    """Decodes messages known to be good. Raises DecodingBroken."""
+    """Decodes messages known to be good. Raises DecodingBrokenError."""
     for kind, text in SAMPLES:
         read = read_message(text.encode())
         if isinstance(read, Rejected):
-            raise DecodingBroken(f"a good {kind} does not decode ({read.reason}: {read.detail}): this build is broken")
+            raise DecodingBrokenError(
+                f"a good {kind} does not decode ({read.reason}: {read.detail}): this build is broken"
+            )
 
 
 class Tally(NamedTuple):
@@ -57,7 +59,7 @@ class Breaker:
     _failing: dict[str, int] = field(default_factory=dict)
 
     def observe(self, tallies: Iterable[Tally]) -> None:
-        """Takes a micro-batch into account. Raises DecodingBroken."""
+        """Takes a micro-batch into account. Raises DecodingBrokenError."""
         for tally in tallies:
             if tally.decoded:
                 self._failing[tally.author] = 0
@@ -65,7 +67,7 @@ class Breaker:
                 self._failing[tally.author] += tally.failed
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
-            raise DecodingBroken(
+            raise DecodingBrokenError(
                 f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode sent {self.streak} and "
                 "more in a row that do not, all well signed: their format is new, or this build is broken"
             )

@@ -37,7 +37,7 @@ class Plan:
         return replace(self, report=report)
 
     def session(self) -> SparkSession:
-        """A session of the query's own: the number of state partitions is the session's, and for life in a checkpoint."""
+        """A session of the query's own: the number of state partitions is a session's, and for life in a checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
         return session

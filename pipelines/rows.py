@@ -61,7 +61,8 @@ class RowBuffer:
         """What is held as one batch, or nothing if nothing is held."""
         if self._rows:
             columns = [
-                pa.array(values, type=field.type) for values, field in zip(zip(*self._rows), self._schema, strict=True)
+                pa.array(values, type=field.type)
+                for values, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
             self._rows = []

@@ -47,25 +47,29 @@ def create_session(
     driver_memory: str,
     jars: Iterable[Path],
     log4j: Path | None = None,
+    logs: Path | None = None,
     ui: bool = False,
     scratch: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `log4j`: a log4j2 file. `scratch`: where Spark keeps its temporary files.
+    `jars`: the connector's and Delta's. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps its temporary files.
     `extra` weighs more than all that is set here. Under `spark-submit`, what it was given weighs more than `master`
     and `driver_memory`.
     """
     # Workers must be of the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    java_options = ["-XX:+UseParallelGC", "-XX:TieredStopAtLevel=4"]
+    java_options = ["-XX:+UseParallelGC"]
     if log4j is not None:
         java_options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+    if logs is not None:
+        java_options.append(f'"-Dkiln.logs={logs}"')
     conf = {**_STATE, **_DELTA, **_STREAMING}
     conf["spark.ui.enabled"] = str(ui).lower()
     conf["spark.ui.showConsoleProgress"] = "false"
-    conf["spark.jars"] = ",".join(str(jar) for jar in jars)
+    if listed := ",".join(str(jar) for jar in jars):
+        conf["spark.jars"] = listed
     conf["spark.driver.extraJavaOptions"] = " ".join(java_options)
     if scratch is not None:
         conf["spark.local.dir"] = str(scratch)

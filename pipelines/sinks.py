@@ -45,7 +45,7 @@ def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
 
 @dataclass(frozen=True)
 class Lake:
-    """The folder of the Delta tables, one folder a table; any path that Spark can write. `options`: delta-rs's for it."""
+    """The folder of the Delta tables, one folder a table; any path Spark can write. `options`: delta-rs's for it."""
 
     path: str
     options: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Made-up traffic of a gossipsub network, and the ledger of what is true of it.
 
 `Traffic` is what a bridge would see: Frames of several connections, with the messages of many authors, in several
-copies, among control messages, garbage and forgeries. `bad_inputs` is bad input of one kind. Both are functions of their
-arguments: they read no clock, and draw chance from the seed only.
+copies, among control messages, garbage and forgeries. `bad_inputs` is bad input of one kind. Both are functions of
+their arguments: they read no clock, and draw chance from the seed only.
 """
 
 from bridge.traffic.bad_inputs import BAD_KINDS, BadInputs, BadKind, bad_inputs

@@ -68,6 +68,8 @@ class BadInputs:
         self._random = Random(f"{options.seed}/{self._label}/{start_ns}")
         self._population = Population(options)
         self._messages = Messages(options, self._population, self._random)
+        if kind == "many_messages" and (size := number * len(self._messages.bare_number(number).publish)) > MAX_RPC:
+            raise ValueError(f"number: an RPC of {number} messages would have {size} bytes, over {MAX_RPC}")
 
     def __iter__(self) -> Iterator[GeneratedFrame]:
         if self._kind == "wrong_hello":
@@ -85,7 +87,7 @@ class BadInputs:
             else:
                 yield self._one(first, due)
         for connection in used:
-            yield from connection.close(due)
+            yield from connection.close(due + self._spacing_ns)
 
     def _connect(self, number: int, hello: bytes | None = None, parses: bool = True) -> Connection:
         remote = self._population.peer("stranger", number)
@@ -135,8 +137,6 @@ class BadInputs:
 
     def _publish(self, connection: Connection, due: int, copies: list[Copy]) -> GeneratedFrame:
         payload = b"".join(copy.publish for copy in copies)
-        if len(payload) > MAX_RPC:
-            raise ValueError(f"number: an RPC of {len(copies)} messages has {len(payload)} bytes, over {MAX_RPC}")
         verdicts = seen_verdicts(copies, self._random.random() < self._options.checked)
         count(self.ledger, copies, self._start_ns + due)
         return connection.send(due, "IN", payload, verdicts)

@@ -14,7 +14,8 @@ from schemas.proto.kiln.frame_pb2 import Frame
 def capture_records(frames: Iterable[GeneratedFrame]) -> Iterator[CaptureRecord]:
     """The RPCs of the frames, those that were cut in full length. Closing frames are no RPCs and left out.
 
-    Use `TrafficOptions.for_capture`: a capture has no refused hellos, no verdicts and no ids of connections. DecodeError for a value that is no Frame.
+    Use `TrafficOptions.for_capture`: a capture has no refused hellos, no verdicts and no ids of connections.
+    DecodeError for a value that is no Frame.
     """
     for generated in frames:
         frame = generated.frame

@@ -23,7 +23,7 @@ _TOPIC_TABLE_FIELD: Final = 4820938
 
 
 class GeneratedFrame(NamedTuple):
-    """A record for `kiln.frames`, due `due_ns` after the start. `value`: a serialized Frame, or garbage in its place."""
+    """A record for `kiln.frames`, due `due_ns` after the start. `value`: a serialized Frame, or garbage instead."""
 
     due_ns: int
     key: bytes

@@ -78,7 +78,7 @@ class TrafficOptions:
     # network's own, and the second has the default one.
     other_network: float = 0.005
 
-    # Share of messages and frames that are garbage, in equal parts of these kinds.
+    # Share of messages and frames that are garbage, in equal parts of these kinds. With 1 there is nothing else.
     garbage: float = 0.01
     garbage_kinds: tuple[GarbageKind, ...] = GARBAGE
     # Share of messages of which a copy with other data and the old signature comes first.
@@ -122,8 +122,6 @@ class TrafficOptions:
             raise ValueError("update, query, response, keepalive, batch_update: all are 0, so there is nothing to make")
         if self.era_2020 + self.era_doc + self.era_doc_stream > 1:
             raise ValueError("era_2020, era_doc, era_doc_stream: their sum is more than 1")
-        if self.garbage + self.impostors + self.reannounced > 1:
-            raise ValueError("garbage, impostors, reannounced: their sum is more than 1")
         if self.garbage and not self.garbage_kinds:
             raise ValueError("garbage_kinds: there is none to make garbage of")
 

@@ -1,4 +1,4 @@
-"""Who and what exists in a world of made-up traffic: separators, streams, authors, each derived when first asked for."""
+"""Who and what is in a world of made-up traffic: separators, streams, authors, each derived when first asked for."""
 
 from __future__ import annotations
 

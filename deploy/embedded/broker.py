@@ -1,8 +1,8 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
-Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start), `broker/lock`
-(held locked by the broker's process itself, for as long as it lives), `broker/address.json`; `logs/broker.log` and
-`logs/broker.out` (what the JVM prints). Nothing in there names an absolute path: the folder can be moved.
+Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start),
+`broker/lock` (held locked by the broker's process itself, for as long as it lives), `broker/address.json`;
+`logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative: the folder can be moved.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 HOST = "127.0.0.1"
 
-# Start takes a second or two of CPU, all of it the JVM's: the quick compiler and a collector without threads of its own take
-# the least, and leave the cores to Spark, which starts at the same time.
+# Start takes a second or two of CPU, all of it the JVM's: the quick compiler and a collector without threads of its own
+# take the least, and leave the cores to Spark, which starts at the same time.
 _JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -56,14 +56,14 @@ class BrokerError(RuntimeError):
     """The broker cannot be started or did not start; the text says why and what to do."""
 
 
-class BrokerRunning(BrokerError):
+class BrokerRunningError(BrokerError):
     """Another process has the broker of this state folder running (or is just starting it), at `address`."""
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
-        where = f" at {address}" if address else " and still starting"
+        where = f" at {address}" if address else ", and still starting"
         super().__init__(
-            f"the broker of {state} is already running{where}: use that Kiln, stop it, or give this one another state folder"
+            f"the broker of {state} is already running{where}: stop that Kiln, or give this one another state folder"
         )
 
 
@@ -139,9 +139,9 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
 class EmbeddedBroker:
     """The broker of one state folder; a context manager that starts and stops it.
 
-    `port` and `controller_port` are listened on at 127.0.0.1 only. `classpath`: `jars.broker_classpath()`. `settings` are
-    Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends when the *thread*
-    that started it does, even by SIGKILL; otherwise it outlives a killed parent, and `running` finds it.
+    `port` and `controller_port` are listened on at 127.0.0.1 only. `classpath`: `jars.broker_classpath()`. `settings`
+    are Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends when the
+    *thread* that started it does, even by SIGKILL; otherwise it outlives a killed parent, and `running` finds it.
     `port_settings`: what the ports are called where the user can change them, for the error that one is taken.
     """
 
@@ -185,8 +185,8 @@ class EmbeddedBroker:
     def start(self, timeout: float = 60.0) -> str:
         """Start the broker, wait until it takes requests, and return its address.
 
-        BrokerRunning: this folder's broker runs already. BrokerError: a port is taken, Java or the disk fails, or it does not
-        come up within `timeout` seconds (then it is ended again).
+        BrokerRunningError: this folder's broker runs already. BrokerError: a port is taken, Java or the disk fails, or
+        it does not come up within `timeout` seconds (then it is ended again).
         """
         self.launch()
         try:
@@ -200,7 +200,7 @@ class EmbeddedBroker:
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and do not wait: `await_broker(broker.address, process=…)` or `start` do. Errors as there."""
+        """Start the broker and do not wait: `await_broker(broker.address)` and `start` do. Errors as there."""
         if self.pid is not None:
             return
         folder = self.state / "broker"
@@ -212,7 +212,7 @@ class EmbeddedBroker:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
             if not _lock(lock):
-                raise BrokerRunning(self.state, running(self.state))
+                raise BrokerRunningError(self.state, running(self.state))
             address = folder / "address.json"
             address.unlink(missing_ok=True)
             for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
@@ -306,7 +306,7 @@ class EmbeddedBroker:
 def _running(state: Path) -> tuple[str, int] | None:
     folder = state / "broker"
     try:
-        with (folder / "lock").open("a") as lock:
+        with (folder / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
@@ -337,7 +337,9 @@ def _check_free(port: int, setting: str) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            why = "in use by another program" if error.errno == errno.EADDRINUSE else f"not to be had ({error.strerror})"
+            why = (
+                "in use by another program" if error.errno == errno.EADDRINUSE else f"not to be had ({error.strerror})"
+            )
             raise BrokerError(f"port {port} on {HOST} is {why}: set {setting} to a free one") from None
 
 

@@ -1,8 +1,8 @@
 """Fetch the JVM jars pinned in `conf/ivy.xml` with the Apache Ivy that ships in pyspark: no Maven, no host named here.
 
-Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and `complete`,
-a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was interrupted is done
-again, and a complete folder costs a few `stat` calls and no JVM.
+Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and
+`complete`, a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was
+interrupted is done again, and a complete folder costs a few `stat` calls and no JVM.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _silent(_: str) -> None:
 
 
 def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
-    """`conf -> file names` of an ivy.xml, in its order. JarsError where one is not pinned to one version and one conf."""
+    """`conf -> file names` of an ivy.xml, in its order. JarsError where one is not pinned to one version."""
     tree = ElementTree.fromstring(ivy_xml)
     files: dict[str, list[str]] = {conf.get("name", ""): [] for conf in tree.iter("conf")}
     for dependency in tree.iter("dependency"):
@@ -73,7 +73,7 @@ def complete(root: Path, ivy_xml: Path = IVY_XML) -> bool:
     """Whether the folder holds all that this `ivy.xml` names, whole."""
     try:
         stamp = json.loads((root / STAMP).read_bytes())
-        return stamp == _stamp(root, ivy_xml)
+        return bool(stamp == _stamp(root, ivy_xml))
     except (OSError, ValueError):
         return False
 
@@ -170,10 +170,10 @@ def explain(said: list[str], status: int) -> str:
         r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", told, re.I
     ):
         cause = (
-            "the jars could not be downloaded: the repository did not answer. With a network, run it again: it goes on where "
-            f"it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'. With a mirror of "
-            f"your own: an Ivy settings file at {IVY_SETTINGS}. With no network at all: copy the folder .jars of a checkout "
-            "that has it."
+            "the jars could not be downloaded: the repository did not answer. With a network, run it again: it goes on "
+            "where it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'. With a "
+            f"mirror of your own: an Ivy settings file at {IVY_SETTINGS}. With no network at all: copy the folder "
+            ".jars of a checkout that has it."
         )
     elif "UNRESOLVED DEPENDENCIES" in told or "FAILED DOWNLOADS" in told:
         cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or did not pass their checksum"
@@ -181,7 +181,7 @@ def explain(said: list[str], status: int) -> str:
         cause = f"Ivy ended with status {status}"
     wanted = ("::", "WARN", "ERROR", "problem", "not found", "Exception", "denied", "No space")
     detail = [line.strip() for line in said if any(word in line for word in wanted) and line.strip(": \t")]
-    return "\n".join([cause, "What Ivy said:", *(f"    {line}" for line in (detail or said)[-15:])])
+    return "\n".join([cause, "What Ivy said:", *(f"    {line}" for line in (detail or said)[:5])])
 
 
 def _ivy_jar() -> Path:
@@ -222,7 +222,9 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not."""
+    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not. Silent if complete."""
+    if complete(default_root()):
+        return 0
 
     def show(line: str) -> None:
         if sys.stderr.isatty():

@@ -104,7 +104,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def install() -> None:
-    """Install Java with apt-get where that is possible without asking: as root, on Debian and its kin. Else JavaError."""
+    """Install Java with apt-get where that needs no asking: as root, on Debian and its kin. Else JavaError."""
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         raise JavaError(f"Java {OLDEST} or later is needed. To install it:\n    {_advice()}")

@@ -1,4 +1,4 @@
-"""Kiln's Kafka topics: made as docs/DESIGN.md (Kafka topics) says, on any broker, and checked where they exist already."""
+"""Kiln's topics, made on any broker as docs/DESIGN.md (Kafka topics) says, and checked where they exist already."""
 
 from __future__ import annotations
 
@@ -33,29 +33,32 @@ def wrong(
     topic: str, name: str, partitions: int, has_partitions: int, has: Mapping[str, str], bootstrap: str
 ) -> Iterable[str]:
     """What is wrong with an existing topic: lines that say what to type. `has`: its settings, defaults included."""
-    alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter --entity-type topics --entity-name {topic} --add-config "
+    entity = f"--entity-type topics --entity-name {topic}"
+    alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
     if name in FOR_LIFE and has_partitions != partitions:
         yield (
-            f"{topic} has {has_partitions} partitions and the settings say {partitions}, but its count is for life (windows "
-            f"are kept by partition): set kafka.{name}_partitions = {has_partitions}, or another kafka.prefix to start anew"
+            f"{topic} has {has_partitions} partitions and the settings say {partitions}, but its count is for life "
+            f"(windows are kept by partition): set kafka.{name}_partitions = {has_partitions}, or another kafka.prefix "
+            "to start anew"
         )
     if has.get("message.timestamp.type") != "LogAppendTime":
         yield (
-            f"{topic}: message.timestamp.type is {has.get('message.timestamp.type')}, and windows need the broker's own stamps. "
-            f"If it holds no records yet:\n    {alter}message.timestamp.type=LogAppendTime\n"
-            "  if it does, their stamps stay wrong: set another kafka.prefix"
+            f"{topic}: message.timestamp.type is {has.get('message.timestamp.type')}, and windows need the broker's "
+            f"own stamps. If it holds no records yet, type:\n    {alter}message.timestamp.type=LogAppendTime\n"
+            "If it does, their stamps stay wrong: set another kafka.prefix"
         )
     if int(has.get("max.message.bytes", "0")) < MAX_MESSAGE_BYTES:
         yield (
-            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_MESSAGE_BYTES}. Type:\n"
-            f"    {alter}max.message.bytes={MAX_MESSAGE_BYTES}"
+            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_MESSAGE_BYTES}. "
+            f"Type:\n    {alter}max.message.bytes={MAX_MESSAGE_BYTES}"
         )
     compacted = "compact" in has.get("cleanup.policy", "").split(",")
     if compacted != (name in COMPACTED):
         policy = "compact" if name in COMPACTED else "delete"
         what = "forgets streams as time passes" if name in COMPACTED else "loses all but the newest record of each key"
         yield (
-            f"{topic}: cleanup.policy is {has.get('cleanup.policy')}, so it {what}. Type:\n    {alter}cleanup.policy={policy}"
+            f"{topic}: cleanup.policy is {has.get('cleanup.policy')}, so it {what}. "
+            f"Type:\n    {alter}cleanup.policy={policy}"
         )
 
 
@@ -70,7 +73,8 @@ def ensure_topics(
 ) -> list[str]:
     """Make the topics that are missing, check the others, and return the full names of those made.
 
-    `partitions` and `retention` by name, as in `TOPICS` (no retention: for ever). `replication` -1: the broker's default.
+    `partitions` (1 where not given) and `retention` (none: for ever) by name, as in `TOPICS`. `replication` -1: the
+    broker's default.
     `client_options`: kafka-python's, for TLS and SASL; `bootstrap` weighs more than a `bootstrap_servers` in there.
     TopicsError: an existing topic is not as it must be, the broker refuses to make one, or it does not answer.
     """

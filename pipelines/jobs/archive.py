@@ -50,3 +50,9 @@ class _Archive:
             own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
             kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")
         return read_held(kept)
+
+
+if __name__ == "__main__":
+    from pipelines.alone import main
+
+    raise SystemExit(main("archive"))

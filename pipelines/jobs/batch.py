@@ -16,3 +16,9 @@ def start(plan: Plan, batching: Batching) -> StreamingQuery:
     records = stream_topics(plan.session(), plan.broker, ["updates"], plan.at_most)
     rows = batches(records, batching, plan.broker.prefix)
     return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))
+
+
+if __name__ == "__main__":
+    from pipelines.alone import main
+
+    raise SystemExit(main("batch"))

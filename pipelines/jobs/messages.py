@@ -36,3 +36,9 @@ def start(plan: Plan, how: Decoding, remembered: str, breaker: Breaker) -> Strea
             rows.unpersist()
 
     return start_query("messages", plan, each_batch(rows, write))
+
+
+if __name__ == "__main__":
+    from pipelines.alone import main
+
+    raise SystemExit(main("messages"))

@@ -30,3 +30,9 @@ def start(plan: Plan, remembered: str) -> StreamingQuery:
             rows.unpersist()
 
     return start_query("sink", plan, each_batch(rows, write))
+
+
+if __name__ == "__main__":
+    from pipelines.alone import main
+
+    raise SystemExit(main("sink"))

@@ -19,3 +19,9 @@ def start(plan: Plan, how: Decoding, remembered: str) -> StreamingQuery:
     rows = first_copies(updates(records, how), remembered)
     writer = rows.writeStream.format("kafka").options(**sink_options(plan.broker))
     return start_query("updates", plan, writer.option("topic", plan.broker.topic("updates")))
+
+
+if __name__ == "__main__":
+    from pipelines.alone import main
+
+    raise SystemExit(main("updates"))

@@ -1,0 +1,89 @@
+# Kiln. `make` lists what there is.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+.SUFFIXES:
+.PHONY: help setup java jars run test lint proto bench lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+KILN := $(BIN)/kiln
+# Installs the lock file in seconds where pip takes minutes.
+UV := uv==0.13.9
+ARGS ?=
+
+# The first of these that is a Python 3.11 to 3.13: `make setup PYTHON=…` takes another.
+PYTHONS := python3 python3.13 python3.12 python3.11
+PYTHON ?= $(shell for name in $(PYTHONS); do \
+	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo "$$name" && break; done)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Options for what is run go into ARGS: make run ARGS="--for 60s"'
+
+setup: $(VENV)/.java $(VENV)/.installed jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, jars
+
+java: ## check Java, and install it where that needs no asking
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m deploy.embedded.java --install
+
+jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
+	@$(PY) -m deploy.embedded.jars
+
+run: setup ## run Kiln: broker, traffic, queries, screen (ARGS="--for 60s")
+	@$(KILN) run $(ARGS)
+
+test: setup ## run the tests (ARGS="tests/unit -k cid")
+	@$(PY) -m pytest -ra $(ARGS)
+
+lint: $(VENV)/.installed ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: $(VENV)/.installed ## write the protobuf code anew from schemas/proto/*/*.proto
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
+
+bench: setup ## measure (ARGS="--help")
+	@$(PY) -m bench $(ARGS)
+
+lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew
+	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --extra dev pyproject.toml -o requirements.lock
+
+clean: ## remove what was made: .venv, .jars, caches (never the state folder)
+	rm -rf $(VENV) .jars build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- stamps: made again when what they are made from is newer
+
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "Kiln needs Python 3.11, 3.12 or 3.13, and none of $(PYTHONS) is one."; \
+		echo "Install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name it: make setup PYTHON=/path/to/python3.12"; exit 1; } >&2
+	@$(PY) -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { rm -rf $(VENV); \
+		$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(venv_missing); }; }
+	@echo "$$($(PY) --version) in $(VENV)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check "$(UV)"
+	@touch $@
+
+# Debian and Ubuntu have venv in a package of its own.
+define venv_missing
+version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "installing python$$version-venv"; \
+		apt-get update -q >/dev/null; DEBIAN_FRONTEND=noninteractive apt-get install -y -q python$$version-venv </dev/null; \
+		$(PYTHON) -m venv $(VENV); \
+	else \
+		echo "$(PYTHON) cannot make a virtual environment. On Debian and Ubuntu: sudo apt-get install python$$version-venv" >&2; exit 1; \
+	fi
+endef
+
+# Before anything large is fetched: without Java the rest is of no use.
+$(VENV)/.java: $(VENV)/.python deploy/embedded/java.py
+	@$(PY) -m deploy.embedded.java --install
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python requirements.lock pyproject.toml
+	@echo "installing requirements.lock into $(VENV) (1.5 GB: the first time takes a minute or two)"
+	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,402 @@
+"""What `kiln run` and `kiln job` do: broker, topics, tables and queries brought up, watched, and brought down again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+from pyspark.sql import SparkSession
+
+from bridge.feed import Feed
+from bridge.frames_producer import FramesProducer, connect
+from bridge.traffic import TrafficOptions
+from conf import KilnError, PrerequisiteError
+from conf.settings import JobName, Settings
+from deploy.embedded.broker import BrokerError, EmbeddedBroker, await_broker, running
+from deploy.embedded.jars import PROJECT, JarsError, broker_classpath, ensure, spark_jars
+from deploy.embedded.java import JavaError, find_java
+from deploy.embedded.topics import TOPICS, TopicsError, ensure_topics
+from deploy.screen import QueryLine, QueryPhase, Snapshot, View
+from deploy.watch import Watch
+from pipelines.application import READS, Application, GaveUpError
+from pipelines.progress import QueryProgress
+from pipelines.session import create_session
+from pipelines.sinks import Lake, create_tables
+from schemas.tables import TABLES
+
+_LOOK_EVERY = 0.25  # s
+_SHOW_EVERY = 1.0
+
+
+@dataclass
+class Outcome:
+    """How a run went, for the summary at its end."""
+
+    seconds: float = 0.0
+    first_batch: float | None = None
+    """s from the start of the command to the first batch in `kiln.batches`"""
+    frames: int = 0
+    messages: Mapping[str, int] = field(default_factory=dict)
+    batches: int = 0
+    late_p50: float | None = None
+    late_p99: float | None = None
+    quarantine: Mapping[str, int] = field(default_factory=dict)
+    error: str = ""
+
+
+def run_application(
+    settings: Settings,
+    view: View,
+    *,
+    names: Sequence[JobName] | None = None,
+    duration: timedelta | None = None,
+    catch_up: bool = False,
+    traffic: bool = False,
+) -> Outcome:
+    """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
+
+    `names`: the queries, by default those of the settings. Raises KilnError for what a user can mend.
+    """
+    started = time.monotonic()
+    stop = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(_signals(stop))
+        stack.enter_context(state_lock(settings.state))
+        view.say("checking Java and the jars …")
+        broker = stack.enter_context(_broker(settings, view))
+        view.say("starting Spark …")
+        spark = stack.enter_context(spark_session(settings))
+        if broker is not None:
+            _await(broker)
+        prepare(settings)
+        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, traffic, started)
+        return run.go(stop)
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: Settings,
+        view: View,
+        spark: SparkSession,
+        names: Sequence[JobName],
+        duration: timedelta | None,
+        catch_up: bool,
+        traffic: bool,
+        started: float,
+    ) -> None:
+        self._settings = settings
+        self._view = view
+        self._names = names
+        self._duration = duration
+        self._catch_up = catch_up
+        self._started = started
+        self._messages: dict[str, int] = {}
+        self._counting = threading.Lock()
+        self._watch = Watch(
+            settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
+        )
+        self._application = Application(spark, settings, names, self._count)
+        self._feed = Feed(_traffic_options(settings), settings.traffic.rate, self._producer) if traffic else None
+        self._ends: dict[str, dict[int, int]] = {}
+        self._first_end: int | None = None
+        self._shown: tuple[float, int] = (started, 0)
+        self._rate: float | None = None
+        self._outcome = Outcome()
+
+    def _producer(self) -> FramesProducer:
+        options = dict(self._settings.kafka.client_options())
+        servers = options.pop("bootstrap_servers")
+        return FramesProducer(connect(servers, options), self._settings.kafka.topic("frames"))
+
+    def _count(self, query: str, counts: Mapping[str, int]) -> None:
+        if query == "messages":
+            with self._counting:
+                for name, number in counts.items():
+                    if name.isupper():  # types; reasons are counted from the topic `quarantine`
+                        self._messages[name] = self._messages.get(name, 0) + number
+
+    def go(self, stop: threading.Event) -> Outcome:
+        offsets = _Ends(self._settings)
+        self._watch.start()
+        self._view.say("starting the queries …")
+        if self._feed is not None:
+            self._feed.start()
+        try:
+            self._application.start()
+            self._until_the_end(stop, offsets)
+        except GaveUpError as error:
+            self._outcome.error = str(error)
+        finally:
+            self._view.say("stopping …")
+            if self._feed is not None:
+                self._feed.stop()
+            self._application.stop()
+            self._watch.stop()
+            offsets.close()
+        seen = self._watch.seen
+        self._outcome.seconds = time.monotonic() - self._started
+        self._outcome.messages = dict(self._messages)
+        self._outcome.batches = seen.batches
+        self._outcome.late_p50, self._outcome.late_p99 = seen.percentile(0.5), seen.percentile(0.99)
+        self._outcome.quarantine = dict(seen.quarantine)
+        return self._outcome
+
+    def _until_the_end(self, stop: threading.Event, offsets: _Ends) -> None:
+        shown = 0.0
+        while not stop.wait(_LOOK_EVERY):
+            now = time.monotonic()
+            if self._outcome.first_batch is None and self._watch.first_batch.is_set():
+                self._outcome.first_batch = now - self._started
+            self._application.check()
+            if self._duration is not None and now - self._started >= self._duration.total_seconds():
+                return
+            if now - shown < _SHOW_EVERY:
+                continue
+            shown = now
+            before, self._ends = self._ends, offsets.read()
+            if self._catch_up and before == self._ends and self._application.caught_up(self._ends):
+                return
+            self._view.show(self._snapshot(now, offsets.error))
+
+    def _snapshot(self, now: float, broker_error: str | None) -> Snapshot:
+        frames = sum(self._ends.get(self._settings.kafka.topic("frames"), {}).values())
+        if self._first_end is None:
+            self._first_end = frames
+        then, before = self._shown
+        if before and now > then:
+            self._rate = (frames - before) / (now - then)
+        self._shown = (now, frames)
+        self._outcome.frames = frames - self._first_end
+        progress = self._application.progress
+        errors = [f"{name}: {text}" for name, text in self._application.errors.items()]
+        errors += [text for text in (broker_error, self._feed.error if self._feed else None) if text]
+        seen = self._watch.seen
+        with self._counting:
+            messages = dict(self._messages)
+        decoded = progress.get("messages")
+        return Snapshot(
+            network=self._settings.network,
+            mode="catching up" if self._catch_up else "made-up traffic" if self._feed else "no traffic",
+            elapsed=timedelta(seconds=now - self._started),
+            duration=self._duration,
+            frames=self._outcome.frames,
+            frames_rate=self._rate,
+            messages=messages,
+            copies=sum(messages.values()) + decoded.duplicates if decoded else None,
+            open_separators=len(self._watch.open),
+            batches=seen.batches,
+            newest_batches=tuple(seen.newest),
+            window=self._settings.batch.window,
+            late_p50=seen.percentile(0.5),
+            late_p99=seen.percentile(0.99),
+            quarantine=dict(seen.quarantine),
+            queries=[self._line(name, progress.get(name)) for name in self._names],
+            errors=errors,
+        )
+
+    def _line(self, name: JobName, progress: QueryProgress | None) -> QueryLine:
+        error = self._application.errors.get(name, "")
+        restarts = self._application.restarts.get(name, 0)
+        if progress is None or not progress.read:
+            return QueryLine(name, "restarting" if error else "starting", restarts=restarts, error=error)
+        topics = {full: self._ends.get(full, {}) for full in map(self._settings.kafka.topic, READS[name])}
+        phase: QueryPhase = "restarting" if error else "running" if progress.input_rate else "idle"
+        return QueryLine(
+            name,
+            phase,
+            batch=progress.batch_id,
+            lag=progress.lag(topics),
+            took=progress.batch_ms / 1000,
+            input_rate=progress.input_rate,
+            process_rate=progress.processed_rate,
+            restarts=restarts,
+            error=error,
+        )
+
+
+class _Ends:
+    """End offsets of all topics. While the broker is away the last known ones stand, and `error` says so."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._consumer = KafkaConsumer(**settings.kafka.client_options())
+        self._parts = [
+            TopicPartition(topic, partition)
+            for topic in map(settings.kafka.topic, TOPICS)
+            for partition in self._consumer.partitions_for_topic(topic) or ()
+        ]
+        self._known: dict[str, dict[int, int]] = {}
+        self.error: str | None = None
+
+    def read(self) -> dict[str, dict[int, int]]:
+        try:
+            found: dict[str, dict[int, int]] = {}
+            for part, end in self._consumer.end_offsets(self._parts).items():
+                found.setdefault(part.topic, {})[part.partition] = end
+            self._known = found
+            self.error = None
+        except KafkaError as error:
+            self.error = f"the broker does not answer: {error}"
+        return self._known
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _traffic_options(settings: Settings) -> TrafficOptions:
+    traffic = settings.traffic
+    return TrafficOptions(
+        seed=traffic.seed,
+        network=settings.network,
+        peers=traffic.peers,
+        copies=traffic.copies,
+        streams=traffic.streams,
+        separators=traffic.separators,
+        garbage=traffic.garbage,
+        forged=traffic.forged,
+    )
+
+
+def prepare(settings: Settings) -> None:
+    """Makes the topics and tables that are not there yet, and checks those that are."""
+    kafka = settings.kafka
+    own = {"frames": kafka.frames_partitions, "updates": kafka.updates_partitions}
+    options = dict(kafka.client_options())
+    options.pop("bootstrap_servers")
+    try:
+        ensure_topics(
+            kafka.servers,
+            kafka.prefix,
+            {name: own.get(name, kafka.other_partitions) for name in TOPICS},
+            dict.fromkeys(TOPICS, kafka.retention),
+            client_options=options,
+        )
+    except TopicsError as error:
+        raise PrerequisiteError(str(error)) from error
+    create_tables(Lake(str(settings.lake)), TABLES)
+
+
+@contextmanager
+def _broker(settings: Settings, view: View) -> Iterator[EmbeddedBroker | None]:
+    """The embedded broker, launched and perhaps not answering yet; None where the settings or another Kiln has one."""
+    try:
+        find_java()
+        ensure(progress=view.say)
+        if not settings.kafka.embedded or running(settings.state):
+            yield None
+            return
+        broker = embedded_broker(settings)
+        view.say("starting the broker …")
+        broker.launch()
+    except (JavaError, JarsError, BrokerError) as error:
+        raise PrerequisiteError(str(error)) from error
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def embedded_broker(settings: Settings) -> EmbeddedBroker:
+    """The broker of the settings' state folder, not started."""
+    kafka = settings.kafka
+    return EmbeddedBroker(
+        settings.state, kafka.embedded_port, kafka.embedded_controller_port, broker_classpath(), kafka.embedded_heap
+    )
+
+
+def _await(broker: EmbeddedBroker) -> None:
+    try:
+        await_broker(broker.address)
+    except BrokerError as error:
+        raise PrerequisiteError(f"{error} (its log: {broker.log})") from error
+
+
+@contextmanager
+def spark_session(settings: Settings) -> Iterator[SparkSession]:
+    """A Spark session whose JVM says what it has to say in `logs/spark.log`, and not on the screen."""
+    settings.logs.mkdir(parents=True, exist_ok=True)
+    with _said_to(settings.logs / "spark.out"):
+        spark = create_session(
+            "kiln",
+            master=settings.spark.master,
+            driver_memory=settings.spark.driver_memory,
+            jars=spark_jars(),
+            log4j=PROJECT / "conf" / "log4j2-spark.properties",
+            logs=settings.logs,
+            ui=settings.spark.ui,
+            scratch=settings.state / "scratch",
+            extra=settings.spark.conf,
+        )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _said_to(path: Path) -> Iterator[None]:
+    """A process started in here writes its output to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with path.open("ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    try:
+        yield
+    finally:
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask for the end; a second Ctrl-C does not wait for it."""
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StateInUseError(KilnError):
+    """Two Kilns on one state folder would write the same checkpoints."""
+
+
+@contextmanager
+def state_lock(state: Path) -> Iterator[None]:
+    """Holds the state folder for this process. StateInUseError names the process that has it."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise StateInUseError(
+                f"{state} is in use by another Kiln (process {holder}): stop it, or give this one --state"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

@@ -1,0 +1,388 @@
+"""The `kiln` command.
+
+Exit codes: 0 done; 1 it failed; 2 the command line or the settings are wrong; 3 something it needs is missing (Java,
+jars, a free port, a broker); 130 interrupted (a `kiln run` that is stopped by Ctrl-C has done its work: 0).
+
+Whatever takes long to import (Spark, DuckDB, Kafka) is imported by the command that needs it: `kiln --help` is quick.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from conf import KilnError
+
+if TYPE_CHECKING:
+    from conf.settings import JobName, Loaded, Settings
+
+OK, FAILED, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    name="kiln",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Ceramic pubsub traffic into Delta tables, and its updates into CIP-123 batches.\n\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong command line or settings, 3 something needed is missing (Java, broker …).",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at the settings, and check them.", rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+# kiln.toml and KILN_STATE, KILN_CONFIG are read by conf.settings, so they are no `envvar` here
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Folder of broker data, lake, checkpoints and logs [KILN_STATE]."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings file [KILN_CONFIG], else conf/kiln.toml.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class UsageError(KilnError):
+    """The command line makes no sense."""
+
+    exit_code = USAGE
+
+
+def _load(config: Path | None, state: Path | None, network: str | None = None) -> "Loaded":
+    from conf.settings import load
+
+    return load(config, state=state, network=network)
+
+
+def _settings(config: Path | None, state: Path | None, network: str | None = None) -> "Settings":
+    return _load(config, state, network).settings
+
+
+def _duration(text: str) -> timedelta:
+    from conf.settings import parse_duration
+
+    try:
+        duration = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--for {text}: expected {error}") from None
+    if not duration:
+        raise UsageError(f"--for {text}: expected more than nothing")
+    return duration
+
+
+def _job_name(name: str) -> "JobName":
+    from conf.settings import JOBS, nearest
+
+    for job in JOBS:
+        if job == name:
+            return job
+    raise UsageError(f"there is no query {name}{nearest(name, JOBS)}; there are {', '.join(JOBS)}")
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _notes() -> Console:
+    """For words that are not the answer, so that the answer can be piped."""
+    return Console(stderr=True, highlight=False)
+
+
+# ---------------------------------------------------------------- running
+
+
+@app.command()
+def run(
+    duration: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="Stop after this time (60s, 5m); else at Ctrl-C.")
+    ] = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Process all that Kafka holds, with no traffic, and stop.")
+    ] = False,
+    no_traffic: Annotated[bool, typer.Option("--no-traffic", help="Do not feed it with made-up traffic.")] = False,
+    network: Annotated[str | None, typer.Option("--network", help="Network of the made-up traffic.")] = None,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run everything: the broker, the traffic and all queries, with a screen that shows how it goes."""
+    if duration is not None and catch_up:
+        raise UsageError("--for and --catch-up: choose one; catching up ends by itself")
+    length = None if duration is None else _duration(duration)
+    settings = _settings(config, state, network)
+    from deploy.application import run_application
+    from deploy.screen import open_view
+
+    traffic = settings.traffic.enabled and not no_traffic and not catch_up
+    code = run_application(settings, duration=length, catch_up=catch_up, traffic=traffic, view=open_view(_console()))
+    raise typer.Exit(code)
+
+
+@app.command()
+def job(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="archive, messages, updates, batch or sink.")],
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run one query as a Spark application of its own, against a broker that runs."""
+    query = _job_name(name)
+    settings = _settings(config, state)
+    from deploy.application import run_job
+
+    raise typer.Exit(run_job(settings, query))
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Capture files (*.rpc.gz).")],
+    network: Annotated[
+        str | None, typer.Option("--network", help="Network of the frames; else the one their topics name.")
+    ] = None,
+    pace: Annotated[
+        float | None,
+        typer.Option("--pace", metavar="X", help="1 as fast as captured, 2 twice as fast; else full speed."),
+    ] = None,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put captured frames into Kafka; done when the broker has them all. Then: kiln run --catch-up."""
+    if pace is not None and not pace > 0:
+        raise UsageError(f"--pace {pace:g}: expected more than 0; 1 is as fast as captured")
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{file}: no such capture file")
+    settings = _settings(config, state)
+    import time
+
+    from bridge.frames_producer import FramesProducer, connect
+    from bridge.replay import Progress, replay as replay_file
+    from deploy.stack import broker
+    from schemas.capture import CaptureError
+
+    notes = _notes()
+    with broker(settings, _sayer(notes)) as servers:
+        topic = settings.kafka.topic("frames")
+        for file in files:
+            with FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic) as producer:
+                with notes.status(f"{file.name}") as shown:
+
+                    def progress(now: Progress, name: str = file.name) -> None:
+                        if now.records % 2_000 == 0:
+                            shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
+
+                    try:
+                        sent = replay_file(
+                            file,
+                            producer.send,
+                            network=network,
+                            fallback=settings.network,
+                            pace=pace,
+                            now=time.monotonic,
+                            sleep=time.sleep,
+                            progress=progress,
+                        )
+                    except CaptureError as error:
+                        raise KilnError(f"{file}: {error}") from error
+                    producer.flush()
+            notes.print(
+                f"{file}: {sent.records:,} records, {sent.frames:,} frames of {sent.connections:,} connections "
+                f"into {topic} as network {sent.network}"
+            )
+    notes.print("next: kiln run --catch-up", style="dim")
+
+
+def _sayer(console: Console) -> Callable[[str], None]:
+    """Say what is waited for: over the last line on a terminal, where there are many (fetching jars), else not again."""
+    return lambda words: console.print(words, style="dim") if console.is_terminal else None
+
+
+@app.command()
+def generate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file to write (*.rpc.gz).")],
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How much time the traffic covers.")] = "60s",
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Messages a second, before copies [traffic.rate].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same bytes [traffic.seed].")] = None,
+    start: Annotated[
+        str, typer.Option("--start", metavar="TIME", help="When it begins, ISO 8601.")
+    ] = "2025-01-01T00:00:00Z",
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", metavar="FILE", help="Also write what is true of it, as JSON lines.")
+    ] = None,
+    network: Annotated[str | None, typer.Option("--network", help="Network of the traffic.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write made-up traffic into a capture file, for `kiln replay`. The same arguments write the same file."""
+    length = _duration(duration)
+    settings = _settings(config, None, network)
+    import gzip
+    from dataclasses import replace
+
+    from bridge.traffic import Traffic, write_traffic
+    from conf.settings import micros
+    from deploy.stack import traffic_options
+
+    try:
+        began = datetime.fromisoformat(start)
+    except ValueError:
+        raise UsageError(f"--start {start}: expected a time such as 2025-01-01T00:00:00Z") from None
+    began = began if began.tzinfo else began.replace(tzinfo=UTC)
+    per_second = rate if rate is not None else float(settings.traffic.rate)
+    try:
+        options = traffic_options(settings).for_capture()
+        options = options if seed is None else replace(options, seed=seed)
+        traffic = Traffic(options, int(began.timestamp()) * 1_000_000_000, per_second, keep_ledger=ledger is not None)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    # no name and no time in the gzip header: equal traffic is to be an equal file
+    with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+        records = write_traffic(packed, traffic.frames(duration_ns=micros(length) * 1_000))
+    if ledger is not None and traffic.ledger is not None:
+        with ledger.open("wb") as out:
+            traffic.ledger.write(out)
+    _notes().print(f"{file}: {records:,} records of {duration} of traffic; next: kiln replay {file}")
+
+
+# ---------------------------------------------------------------- looking
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help='Such as "select * from batches limit 5".')],
+    as_json: JsonOption = False,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows to show at most (not with --json).")] = 100,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Ask the Delta tables a question (DuckDB's SQL). Works while Kiln runs, and needs no Java.
+
+    --json prints an array of objects: times ISO 8601 in UTC, binary as hex.
+    """
+    settings = _settings(config, state)
+    from deploy.sql import ask, print_table, write_json
+
+    answer = ask(settings.lake, query)
+    if as_json:
+        write_json(answer, sys.stdout)
+    else:
+        print_table(answer, _console(), rows)
+
+
+@app.command()
+def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Topics, how far each query is and how far behind, and the tables."""
+    settings = _settings(config, state)
+    from deploy.status import read_status, render_status, status_json
+
+    found = read_status(settings)
+    if as_json:
+        print(status_json(found))
+    else:
+        _console().print(render_status(found, datetime.now(UTC)))
+
+
+@app.command()
+def doctor(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Look for what could be in the way: Java, jars, ports, disk, broker, lake, versions. Says what to do."""
+    settings = _settings(config, state)
+    from deploy.doctor import doctor_json, examine, failed, render_checks
+
+    checks = examine(settings)
+    if as_json:
+        print(doctor_json(checks))
+    else:
+        _console().print(render_checks(checks))
+    raise typer.Exit(ENVIRONMENT if failed(checks) else OK)
+
+
+@config_app.command("show")
+def config_show(state: StateOption = None, config: ConfigOption = None) -> None:
+    """Print the settings in force, as TOML, and where each that is not the default came from."""
+    from conf.settings import shown
+
+    print(shown(_load(config, state)), end="")
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings file; else the one in force.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Check a settings file, and the environment with it: each fault with its place."""
+    loaded = _load(file or config, None)
+    print(f"{loaded.file}: fine")
+
+
+# ---------------------------------------------------------------- the edge
+
+
+def command_line(program: str, settings: "Settings") -> str:
+    """How to type `kiln sql` here and now, for these settings: with a path if it is not found, with --state if needed."""
+    name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
+    default = Path("state").absolute()
+    state = "" if settings.state == default or os.environ.get("KILN_STATE") else f" --state {settings.state}"
+    return f"{name} sql{state}"
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """The exit code of an error a user can act upon; None for one that is Kiln's own fault, which keeps its traceback."""
+    if isinstance(error, KilnError):
+        return error.exit_code
+    from bridge.frames_producer import FramesProducerError
+    from deploy.embedded.broker import BrokerError
+    from deploy.embedded.jars import JarsError
+    from deploy.embedded.java import JavaError
+    from deploy.embedded.topics import TopicsError
+
+    if isinstance(error, JavaError | JarsError | BrokerError | TopicsError | FramesProducerError):
+        return ENVIRONMENT
+    # a file that was named and cannot be read or written
+    return FAILED if isinstance(error, OSError) and error.filename is not None else None
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command; known errors become one message on stderr, and the exit code is returned."""
+    try:
+        code = app(args=list(arguments), prog_name="kiln", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has enough (`kiln sql … | head`); nothing may be flushed into it at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except typer.exceptions.TyperException as error:
+        _complain(f"{error.format_message()} (kiln --help)")
+        return USAGE
+    except Exception as error:
+        known = exit_code_of(error)
+        if known is None:
+            raise
+        _complain(
+            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        )
+        return known
+    return code if isinstance(code, int) else OK
+
+
+def _complain(words: str) -> None:
+    for number, line in enumerate(words.splitlines() or ["it failed"]):
+        print(f"kiln: {line}" if number == 0 else f"      {line}", file=sys.stderr)
+
+
+def main() -> None:
+    """The entry point of the `kiln` script."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Fixtures that all tests share, and the rule that no test may skip although what it needs is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from deploy.embedded import jars
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.embedded.java import JavaError, find_java
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+# The machine may be busy with a JVM or two: a slow example is no fault. In CI a failure must come again.
+hypothesis.settings.register_profile("kiln", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("kiln")
+
+
+# ---------------------------------------------------------------- skips
+
+
+def _no_java() -> bool:
+    try:
+        find_java()
+    except JavaError:
+        return True
+    return False
+
+
+# A skip is expected when its reason has one of these words in it and the thing is truly absent.
+ABSENT: dict[str, Callable[[], bool]] = {
+    "shared": lambda: not SHARED.is_dir(),
+    "Java": _no_java,
+    "node": lambda: shutil.which("node") is None,
+    "cargo": lambda: shutil.which("cargo") is None,
+}
+
+
+def is_expected(reason: str) -> bool:
+    """Whether a test may skip for this reason on this machine."""
+    return any(word.lower() in reason.lower() and absent() for word, absent in ABSENT.items())
+
+
+_unexpected: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-unexpected-skips",
+        action="store_true",
+        help="fail when a test skips although what it needs is there",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # kafka-python reads its own files so, a hundred times
+    config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    # an xfail is reported as skipped, too
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not is_expected(reason):
+            _unexpected.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--no-unexpected-skips") and _unexpected and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--no-unexpected-skips") and _unexpected:
+        terminalreporter.section("skipped although what they need is there: this run fails", red=True)
+        for line in _unexpected:
+            terminalreporter.line(line)
+
+
+# ---------------------------------------------------------------- places
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of foreign test data beside the checkout; skips where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("no folder `shared` beside the checkout")
+    return SHARED
+
+
+# ---------------------------------------------------------------- the broker
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nothing listens on."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that another program listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def broker_classpath() -> list[Path]:
+    """Jars of the embedded broker; skips without Java, fails where `make setup` has not fetched them."""
+    try:
+        find_java()
+    except JavaError as error:
+        pytest.skip(f"no Java: {error}")
+    try:
+        return jars.broker_classpath()
+    except jars.JarsError as error:
+        pytest.fail(str(error))
+
+
+@pytest.fixture
+def new_broker(broker_classpath: list[Path]) -> Iterator[Callable[..., EmbeddedBroker]]:
+    """`new_broker(state, **options)`: a broker not yet started, on free ports; ended with the test."""
+    made: list[EmbeddedBroker] = []
+
+    def make(state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker:
+        port, controller_port = free_ports(2)
+        made.append(
+            EmbeddedBroker(state, port, controller_port, broker_classpath, heap="256m", die_with_parent=die_with_parent)
+        )
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One running broker for the whole run: `broker.address`. Take `prefix` for topics of the test's own."""
+    port, controller_port = free_ports(2)
+    with EmbeddedBroker(
+        tmp_path_factory.mktemp("broker"), port, controller_port, broker_classpath, die_with_parent=True
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Put before topic names, so that tests on one broker do not meet."""
+    return f"t{uuid.uuid4().hex[:12]}."

@@ -1,0 +1,229 @@
+"""The embedded broker and Kiln's topics on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+
+from deploy.embedded.broker import BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running, stop_running
+from deploy.embedded.topics import TOPICS, TopicsError, ensure_topics
+
+pytestmark = pytest.mark.kafka
+
+WEEK = timedelta(days=7)
+PARTITIONS = {"frames": 3, "updates": 2}
+
+
+class NewBroker(Protocol):
+    def __call__(self, state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker: ...
+
+
+def make_topics(broker: EmbeddedBroker, prefix: str, partitions: dict[str, int] | None = None) -> list[str]:
+    return ensure_topics(broker.address, prefix, partitions or PARTITIONS, dict.fromkeys(TOPICS, WEEK))
+
+
+def write(address: str, topic: str, value: bytes, stamp_ms: int | None = None) -> None:
+    producer = KafkaProducer(bootstrap_servers=[address], max_request_size=8 * 1024 * 1024, acks="all")
+    producer.send(topic, value=value, partition=0, timestamp_ms=stamp_ms).get(timeout=30)
+    producer.close()
+
+
+def read(address: str, topic: str, count: int) -> list[tuple[bytes, int, int]]:
+    """(value, stamp in ms, type of stamp) of the first records of partition 0."""
+    consumer = KafkaConsumer(bootstrap_servers=[address], fetch_max_bytes=16 << 20, max_partition_fetch_bytes=16 << 20)
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    found: list[tuple[bytes, int, int]] = []
+    deadline = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < deadline:
+        for records in consumer.poll(timeout_ms=500).values():
+            found += [(record.value, record.timestamp, record.timestamp_type) for record in records]
+    consumer.close()
+    return found
+
+
+def awaited(true: Callable[[], bool], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ---------------------------------------------------------------- topics
+
+
+def test_topics_are_made_once(broker: EmbeddedBroker, prefix: str) -> None:
+    assert make_topics(broker, prefix) == sorted(f"{prefix}{name}" for name in TOPICS)
+    assert make_topics(broker, prefix) == []
+    with KafkaAdminClient(bootstrap_servers=[broker.address]) as admin:
+        topics = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics()}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, f"{prefix}{name}") for name in TOPICS]
+        told = admin.describe_configs(resources, config_filter="all")["topic"]
+    assert [topics[f"{prefix}{name}"] for name in ("frames", "updates", "batches")] == [3, 2, 1]
+    for name in TOPICS:
+        settings = {key: entry["value"] for key, entry in told[f"{prefix}{name}"].items()}
+        assert settings["message.timestamp.type"] == "LogAppendTime"
+        assert int(settings["max.message.bytes"]) == 8 * 1024 * 1024
+        assert settings["cleanup.policy"] == ("compact" if name == "streams" else "delete")
+        if name != "streams":
+            assert int(settings["retention.ms"]) == WEEK.total_seconds() * 1000
+
+
+def test_records_of_7_mib_get_the_brokers_stamp(broker: EmbeddedBroker, prefix: str) -> None:
+    make_topics(broker, prefix)
+    value = os.urandom(7 * 1024 * 1024)
+    before = time.time_ns() // 1_000_000
+    write(broker.address, f"{prefix}frames", value, stamp_ms=1)
+    ((got, stamp, kind),) = read(broker.address, f"{prefix}frames", 1)
+    assert got == value
+    assert kind == 1
+    assert before <= stamp <= time.time_ns() // 1_000_000
+
+
+def test_partitions_of_updates_are_for_life(broker: EmbeddedBroker, prefix: str) -> None:
+    make_topics(broker, prefix)
+    with pytest.raises(TopicsError, match=rf"{prefix}updates has 2 partitions .* set kafka\.updates_partitions = 2"):
+        make_topics(broker, prefix, {"frames": 3, "updates": 4})
+    make_topics(broker, prefix, {"frames": 5, "updates": 2})  # of the others, what is there is taken
+
+
+def test_topics_made_otherwise_are_refused_with_what_to_type(broker: EmbeddedBroker, prefix: str) -> None:
+    wrong = {"message.timestamp.type": "CreateTime", "max.message.bytes": "1000000", "cleanup.policy": "compact"}
+    with KafkaAdminClient(bootstrap_servers=[broker.address]) as admin:
+        admin.create_topics({f"{prefix}updates": {"num_partitions": 2, "replication_factor": 1, "configs": wrong}})
+    with pytest.raises(TopicsError) as caught:
+        make_topics(broker, prefix)
+    for text in (
+        f"--entity-name {prefix}updates --add-config message.timestamp.type=LogAppendTime",
+        "--add-config max.message.bytes=8388608",
+        "--add-config cleanup.policy=delete",
+        f"--bootstrap-server {broker.address}",
+    ):
+        assert text in str(caught.value)
+
+
+def test_topics_need_a_broker(free_port: int) -> None:
+    with pytest.raises(TopicsError, match=rf"broker at 127\.0\.0\.1:{free_port} could not be asked"):
+        ensure_topics(f"127.0.0.1:{free_port}", "kiln.", {}, {}, client_options={"bootstrap_timeout_ms": 500})
+
+
+def test_misspelt_topic_is_not_made(broker: EmbeddedBroker, prefix: str) -> None:
+    consumer = KafkaConsumer(f"{prefix}framse", bootstrap_servers=[broker.address])
+    consumer.poll(timeout_ms=500)
+    assert f"{prefix}framse" not in consumer.topics()
+    consumer.close()
+
+
+# ---------------------------------------------------------------- the broker's life
+
+
+def test_second_kiln_on_the_same_folder(broker: EmbeddedBroker, new_broker: NewBroker) -> None:
+    assert running(broker.state) == broker.address
+    with pytest.raises(BrokerRunningError, match=f"already running at {broker.address}") as caught:
+        new_broker(broker.state).start()
+    assert caught.value.address == broker.address
+    await_broker(broker.address, timeout=5)  # and the first is none the worse
+
+
+def test_ctrl_c_does_not_reach_it(broker: EmbeddedBroker) -> None:
+    assert broker.pid is not None
+    assert os.getsid(broker.pid) != os.getsid(0)
+
+
+def test_listens_on_loopback_only(broker: EmbeddedBroker) -> None:
+    properties = (broker.state / "broker" / "server.properties").read_text()
+    listeners = [line for line in properties.splitlines() if "listeners=" in line]
+    assert listeners
+    for line in listeners:
+        assert all("//127.0.0.1:" in each for each in line.partition("=")[2].split(","))
+
+
+def test_records_survive_kill_9_and_new_ports(tmp_path: Path, new_broker: NewBroker) -> None:
+    state = tmp_path / "Zustand, neu é"  # a name that is no valid Kafka log.dirs
+    first = new_broker(state)
+    assert running(state) is None
+    first.start()
+    assert running(state) == first.address
+    make_topics(first, "kiln.")
+    write(first.address, "kiln.updates", b"before")
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    assert awaited(lambda: running(state) is None)
+    assert first.pid is None
+
+    second = new_broker(state)
+    assert second.port != first.port
+    second.start()
+    assert make_topics(second, "kiln.") == []
+    write(second.address, "kiln.updates", b"after")
+    assert [value for value, _, _ in read(second.address, "kiln.updates", 2)] == [b"before", b"after"]
+    second.stop()
+    assert running(state) is None
+    assert (state / "logs" / "broker.log").is_file()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_taken_port_names_its_setting(tmp_path: Path, new_broker: NewBroker, taken_port: int, which: int) -> None:
+    broker = new_broker(tmp_path)
+    broker.port, broker.controller_port = [(taken_port, broker.port), (broker.port, taken_port)][which]
+    setting = ("kafka.embedded_port", "kafka.embedded_controller_port")[which]
+    with pytest.raises(BrokerError, match=rf"port {taken_port} on 127\.0\.0\.1 is in use .* set {setting} "):
+        broker.start()
+    assert running(tmp_path) is None
+
+
+def test_broker_that_cannot_start_says_why(tmp_path: Path, new_broker: NewBroker) -> None:
+    broker = new_broker(tmp_path)
+    broker.settings["log.retention.ms"] = "soon"
+    with pytest.raises(BrokerError, match=r"(?s)log\.retention\.ms.*soon|soon.*log\.retention\.ms"):
+        broker.start()
+    assert running(tmp_path) is None
+
+
+STARTER = """
+import json, sys, time
+from pathlib import Path
+from deploy.embedded.broker import EmbeddedBroker
+state, port, controller_port, classpath, tied = json.loads(sys.argv[1])
+EmbeddedBroker(Path(state), port, controller_port, map(Path, classpath), heap="256m", die_with_parent=tied).start()
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_kill_9_of_the_application(tmp_path: Path, new_broker: NewBroker, tied: bool) -> None:
+    """The broker goes with it or outlives it, as asked; one that outlives it is found and can be ended."""
+    broker = new_broker(tmp_path)
+    arguments = json.dumps(
+        [str(tmp_path), broker.port, broker.controller_port, [str(jar) for jar in broker.classpath], tied]
+    )
+    with subprocess.Popen([sys.executable, "-c", STARTER, arguments], stdout=subprocess.PIPE) as application:
+        assert application.stdout is not None
+        assert application.stdout.readline() == b"started\n"
+        application.kill()
+    try:
+        if tied:
+            assert awaited(lambda: running(tmp_path) is None)
+        else:
+            assert running(tmp_path) == broker.address
+            await_broker(broker.address, timeout=10)
+    finally:
+        assert stop_running(tmp_path) is not tied
+    assert running(tmp_path) is None
+    assert stop_running(tmp_path) is False

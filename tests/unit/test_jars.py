@@ -1,0 +1,124 @@
+"""The folder of jars: complete or repaired, never half."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.embedded import jars
+from deploy.embedded.jars import JarsError, Progress, complete, ensure, explain, pinned
+
+IVY = """<ivy-module version="2.0"><info organisation="kiln" module="jars"/>
+<configurations><conf name="spark" transitive="false"/><conf name="broker" transitive="false"/></configurations>
+<dependencies>
+  <dependency org="a" name="one" rev="{one}" conf="spark->master"/>
+  <dependency org="b" name="two_2.13" rev="2.0-1" conf="broker->master"/>
+</dependencies></ivy-module>"""
+
+
+class Resolver:
+    """Stands in for Ivy: writes the jars it is asked for, or stops in the middle."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.stop_after: int | None = None
+
+    def __call__(self, ivy_xml: Path, into: Path, progress: Progress) -> None:
+        self.runs += 1
+        names = [(conf, name) for conf, names in pinned(ivy_xml.read_bytes()).items() for name in names]
+        for count, (conf, name) in enumerate(names):
+            if count == self.stop_after:
+                raise KeyboardInterrupt
+            (into / conf).mkdir(exist_ok=True)
+            (into / conf / name).write_bytes(b"PK" + name.encode())
+        progress("done")
+
+
+@pytest.fixture
+def ivy(tmp_path: Path) -> Path:
+    path = tmp_path / "ivy.xml"
+    path.write_text(IVY.format(one="1.0"))
+    return path
+
+
+def test_second_time_costs_nothing(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+    assert not complete(folder, ivy)
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert complete(folder, ivy)
+    assert (folder / "spark" / "one-1.0.jar").is_file()
+    assert (folder / "broker" / "two_2.13-2.0-1.jar").is_file()
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert resolver.runs == 1
+
+
+def test_interrupted_is_repaired(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+    resolver.stop_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert not complete(folder, ivy)
+    (folder / "fetching-killed").mkdir()  # as `kill -9` leaves it
+    resolver.stop_after = None
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert complete(folder, ivy)
+    assert not list(folder.glob("fetching-*"))
+
+
+def test_lost_or_cut_jar_is_fetched_again(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    jar = folder / "spark" / "one-1.0.jar"
+    jar.unlink()
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert jar.is_file()
+    jar.write_bytes(b"P")
+    assert not complete(folder, ivy)
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert resolver.runs == 3
+
+
+def test_other_pins_replace_the_jars(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    ivy.write_text(IVY.format(one="1.1"))
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert [jar.name for jar in (folder / "spark").iterdir()] == ["one-1.1.jar"]
+
+
+def test_jar_that_the_repository_did_not_give(tmp_path: Path, ivy: Path) -> None:
+    def nothing(ivy_xml: Path, into: Path, progress: Progress) -> None:
+        (into / "spark").mkdir()
+
+    with pytest.raises(JarsError, match=r"without one-1\.0\.jar, two_2\.13-2\.0-1\.jar"):
+        ensure(tmp_path / "jars", ivy_xml=ivy, resolve=nothing)
+    assert not complete(tmp_path / "jars", ivy)
+
+
+def test_incomplete_folder_says_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(JarsError, match="make jars"):
+        jars.spark_jars(tmp_path)
+
+
+@pytest.mark.parametrize("revision", ["latest.integration", "1.+", "[1.0,2.0)", ""])
+def test_floating_versions_are_refused(revision: str) -> None:
+    with pytest.raises(JarsError, match="is not one version"):
+        pinned(IVY.format(one=revision).encode())
+
+
+def test_project_pins_what_spark_and_the_broker_need() -> None:
+    files = pinned(jars.IVY_XML.read_bytes())
+    assert len(files["spark"]) == 6
+    assert "kafka_2.13-4.1.2.jar" in files["broker"]
+    assert all(len(set(names)) == len(names) for names in files.values())
+
+
+def test_words_when_there_is_no_network() -> None:
+    said = [
+        "WARN: Host not found",
+        ":: problems summary ::",
+        "Server access error at url … (java.net.UnknownHostException)",
+    ]
+    assert "With a network, run it again" in explain(said, 1)
+    assert "UnknownHostException" in explain(said, 1)
