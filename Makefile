@@ -29,6 +29,7 @@ java: ## check Java, and install it where that needs no asking
 
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@$(PY) -m deploy.embedded.jars
+	@test -f .jars/broker/classes.jsa || $(PY) -m deploy.embedded.broker
 
 run: setup ## run Kiln: broker, traffic, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)

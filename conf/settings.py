@@ -496,12 +496,7 @@ def problem(details: ErrorDetails, places: _Places) -> str:
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
     known = known_keys()
     if details["type"] == "extra_forbidden":
-        siblings = sorted(
-            {key[len(keys) - 1] for key in known if len(key) >= len(keys) and key[: len(keys) - 1] == keys[:-1]}
-        )
-        here = [dotted((*keys[:-1], sibling)) for sibling in siblings]
-        near = nearest(dotted(keys), here) if difflib.get_close_matches(keys[-1], siblings, n=1) else ""
-        near = near or nearest(dotted(keys), map(dotted, known)) or _elsewhere(keys[-1], known)
+        near = _nearest_key(keys, known)
         return f"{places.name(keys)}: {dotted(keys)}: no such setting{near}"
     if details["type"] == "missing":
         return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
@@ -514,10 +509,14 @@ def problem(details: ErrorDetails, places: _Places) -> str:
     return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {expected}"
 
 
-def _elsewhere(name: str, known: Iterable[Keys]) -> str:
-    """The full name of a key that was put into the wrong table."""
-    match = [dotted(key) for key in known if key[-1] == name]
-    return f"; did you mean {match[0]}?" if match else ""
+def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
+    """A key of the same table with nearly this name, else one of just this name elsewhere, else nearly this."""
+    beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
+    for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
+        match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
+        if match:
+            return f"; did you mean {dotted(min(key for key in candidates if key[-1] == match[0]))}?"
+    return ""
 
 
 def line_of(text: str, keys: Keys) -> int:
@@ -569,16 +568,20 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
 
 def shown(loaded: Loaded) -> str:
     """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
+    defaults = Settings(state=Settings().state.absolute())
     lines: list[str] = []
     table: Keys = ()
     for keys in known_keys():
         if keys[:-1] != table:
             table = keys[:-1]
             lines += ["", f"[{dotted(table)}]"]
-        source = loaded.source(keys)
-        value = _value_text(_value_at(loaded.settings, keys))
-        lines.append(f"{keys[-1]} = {value}" + ("" if source == "default" else f"  # {source}"))
-    return "\n".join([f"# {loaded.file}, environment and command line; the rest are defaults", *lines, ""])
+        value = _value_at(loaded.settings, keys)
+        # a file that repeats a default says nothing new
+        same = value == _value_at(defaults, keys)
+        lines.append(f"{keys[-1]} = {_value_text(value)}" + ("" if same else f"  # {loaded.source(keys)}"))
+    return "\n".join(
+        [f"# settings file: {loaded.file}; where a value is not the default, its place is named", *lines, ""]
+    )
 
 
 def _value_at(model: BaseModel, keys: Keys) -> object:

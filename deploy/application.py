@@ -21,14 +21,12 @@ from pyspark.sql import SparkSession
 
 from bridge.feed import Feed
 from bridge.frames_producer import FramesProducer, connect
-from bridge.traffic import TrafficOptions
-from conf import KilnError, PrerequisiteError
+from conf import KilnError
 from conf.settings import JobName, Settings
-from deploy.embedded.broker import BrokerError, EmbeddedBroker, await_broker, running
-from deploy.embedded.jars import PROJECT, JarsError, broker_classpath, ensure, spark_jars
-from deploy.embedded.java import JavaError, find_java
-from deploy.embedded.topics import TOPICS, TopicsError, ensure_topics
+from deploy.embedded.jars import PROJECT, ensure, spark_jars
+from deploy.embedded.topics import TOPICS
 from deploy.screen import QueryLine, QueryPhase, Snapshot, View
+from deploy.stack import launched_broker, traffic_options
 from deploy.watch import Watch
 from pipelines.application import READS, Application, GaveUpError
 from pipelines.progress import QueryProgress
@@ -74,13 +72,11 @@ def run_application(
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
         stack.enter_context(state_lock(settings.state))
-        view.say("checking Java and the jars …")
-        broker = stack.enter_context(_broker(settings, view))
-        view.say("starting Spark …")
+        ready = stack.enter_context(launched_broker(settings, view.say))
+        view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
-        if broker is not None:
-            _await(broker)
-        prepare(settings)
+        ready()
+        create_tables(Lake(str(settings.lake)), TABLES)
         run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, traffic, started)
         return run.go(stop)
 
@@ -109,7 +105,7 @@ class _Run:
             settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
         )
         self._application = Application(spark, settings, names, self._count)
-        self._feed = Feed(_traffic_options(settings), settings.traffic.rate, self._producer) if traffic else None
+        self._feed = Feed(traffic_options(settings), settings.traffic.rate, self._producer) if traffic else None
         self._ends: dict[str, dict[int, int]] = {}
         self._first_end: int | None = None
         self._shown: tuple[float, int] = (started, 0)
@@ -117,9 +113,8 @@ class _Run:
         self._outcome = Outcome()
 
     def _producer(self) -> FramesProducer:
-        options = dict(self._settings.kafka.client_options())
-        servers = options.pop("bootstrap_servers")
-        return FramesProducer(connect(servers, options), self._settings.kafka.topic("frames"))
+        kafka = self._settings.kafka
+        return FramesProducer(connect(kafka.servers.split(","), kafka.security_options()), kafka.topic("frames"))
 
     def _count(self, query: str, counts: Mapping[str, int]) -> None:
         if query == "messages":
@@ -131,7 +126,7 @@ class _Run:
     def go(self, stop: threading.Event) -> Outcome:
         offsets = _Ends(self._settings)
         self._watch.start()
-        self._view.say("starting the queries …")
+        self._view.say("starting the queries")
         if self._feed is not None:
             self._feed.start()
         try:
@@ -140,7 +135,7 @@ class _Run:
         except GaveUpError as error:
             self._outcome.error = str(error)
         finally:
-            self._view.say("stopping …")
+            self._view.say("stopping")
             if self._feed is not None:
                 self._feed.stop()
             self._application.stop()
@@ -255,74 +250,6 @@ class _Ends:
         self._consumer.close()
 
 
-def _traffic_options(settings: Settings) -> TrafficOptions:
-    traffic = settings.traffic
-    return TrafficOptions(
-        seed=traffic.seed,
-        network=settings.network,
-        peers=traffic.peers,
-        copies=traffic.copies,
-        streams=traffic.streams,
-        separators=traffic.separators,
-        garbage=traffic.garbage,
-        forged=traffic.forged,
-    )
-
-
-def prepare(settings: Settings) -> None:
-    """Makes the topics and tables that are not there yet, and checks those that are."""
-    kafka = settings.kafka
-    own = {"frames": kafka.frames_partitions, "updates": kafka.updates_partitions}
-    options = dict(kafka.client_options())
-    options.pop("bootstrap_servers")
-    try:
-        ensure_topics(
-            kafka.servers,
-            kafka.prefix,
-            {name: own.get(name, kafka.other_partitions) for name in TOPICS},
-            dict.fromkeys(TOPICS, kafka.retention),
-            client_options=options,
-        )
-    except TopicsError as error:
-        raise PrerequisiteError(str(error)) from error
-    create_tables(Lake(str(settings.lake)), TABLES)
-
-
-@contextmanager
-def _broker(settings: Settings, view: View) -> Iterator[EmbeddedBroker | None]:
-    """The embedded broker, launched and perhaps not answering yet; None where the settings or another Kiln has one."""
-    try:
-        find_java()
-        ensure(progress=view.say)
-        if not settings.kafka.embedded or running(settings.state):
-            yield None
-            return
-        broker = embedded_broker(settings)
-        view.say("starting the broker …")
-        broker.launch()
-    except (JavaError, JarsError, BrokerError) as error:
-        raise PrerequisiteError(str(error)) from error
-    try:
-        yield broker
-    finally:
-        broker.stop()
-
-
-def embedded_broker(settings: Settings) -> EmbeddedBroker:
-    """The broker of the settings' state folder, not started."""
-    kafka = settings.kafka
-    return EmbeddedBroker(
-        settings.state, kafka.embedded_port, kafka.embedded_controller_port, broker_classpath(), kafka.embedded_heap
-    )
-
-
-def _await(broker: EmbeddedBroker) -> None:
-    try:
-        await_broker(broker.address)
-    except BrokerError as error:
-        raise PrerequisiteError(f"{error} (its log: {broker.log})") from error
-
-
 @contextmanager
 def spark_session(settings: Settings) -> Iterator[SparkSession]:
     """A Spark session whose JVM says what it has to say in `logs/spark.log`, and not on the screen."""
@@ -332,7 +259,7 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
             "kiln",
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
-            jars=spark_jars(),
+            jars=spark_jars(ensure()),
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=settings.logs,
             ui=settings.spark.ui,

@@ -7,16 +7,16 @@ Whatever takes long to import (Spark, DuckDB, Kafka) is imported by the command 
 """
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from conf import KilnError
 
@@ -116,12 +116,33 @@ def run(
         raise UsageError("--for and --catch-up: choose one; catching up ends by itself")
     length = None if duration is None else _duration(duration)
     settings = _settings(config, state, network)
+    traffic = settings.traffic.enabled and not no_traffic and not catch_up
+    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, traffic))
+
+
+def _run(
+    settings: "Settings", names: "Sequence[JobName]", length: timedelta | None, catch_up: bool, traffic: bool
+) -> int:
     from deploy.application import run_application
     from deploy.screen import open_view
+    from deploy.summary import read_summary, render_summary, row_counts
 
-    traffic = settings.traffic.enabled and not no_traffic and not catch_up
-    code = run_application(settings, duration=length, catch_up=catch_up, traffic=traffic, view=open_view(_console()))
-    raise typer.Exit(code)
+    console = _console()
+    before = row_counts(settings.lake)
+    with open_view(console) as view:
+        outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, traffic=traffic)
+    summary = read_summary(
+        settings.lake,
+        elapsed=timedelta(seconds=outcome.seconds),
+        first_batch=None if outcome.first_batch is None else timedelta(seconds=outcome.first_batch),
+        batches=outcome.batches,
+        late_p50=outcome.late_p50,
+        late_p99=outcome.late_p99,
+        before=before,
+        errors=[outcome.error] if outcome.error else (),
+    )
+    console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)
+    return FAILED if outcome.error else OK
 
 
 @app.command()
@@ -130,12 +151,9 @@ def job(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run one query as a Spark application of its own, against a broker that runs."""
+    """Run one query as a Spark application of its own, until Ctrl-C or SIGTERM."""
     query = _job_name(name)
-    settings = _settings(config, state)
-    from deploy.application import run_job
-
-    raise typer.Exit(run_job(settings, query))
+    raise typer.Exit(_run(_settings(config, state), (query,), length=None, catch_up=False, traffic=False))
 
 
 @app.command()
@@ -161,7 +179,8 @@ def replay(
     import time
 
     from bridge.frames_producer import FramesProducer, connect
-    from bridge.replay import Progress, replay as replay_file
+    from bridge.replay import Progress
+    from bridge.replay import replay as replay_file
     from deploy.stack import broker
     from schemas.capture import CaptureError
 
@@ -169,27 +188,27 @@ def replay(
     with broker(settings, _sayer(notes)) as servers:
         topic = settings.kafka.topic("frames")
         for file in files:
-            with FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic) as producer:
-                with notes.status(f"{file.name}") as shown:
+            producing = FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic)
+            with producing as producer, notes.status(file.name) as shown:
 
-                    def progress(now: Progress, name: str = file.name) -> None:
-                        if now.records % 2_000 == 0:
-                            shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
+                def progress(now: Progress, name: str = file.name) -> None:
+                    if now.records % 2_000 == 0:
+                        shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
 
-                    try:
-                        sent = replay_file(
-                            file,
-                            producer.send,
-                            network=network,
-                            fallback=settings.network,
-                            pace=pace,
-                            now=time.monotonic,
-                            sleep=time.sleep,
-                            progress=progress,
-                        )
-                    except CaptureError as error:
-                        raise KilnError(f"{file}: {error}") from error
-                    producer.flush()
+                try:
+                    sent = replay_file(
+                        file,
+                        producer.send,
+                        network=network,
+                        fallback=settings.network,
+                        pace=pace,
+                        now=time.monotonic,
+                        sleep=time.sleep,
+                        progress=progress,
+                    )
+                except CaptureError as error:
+                    raise KilnError(f"{file}: {error}") from error
+                producer.flush()
             notes.print(
                 f"{file}: {sent.records:,} records, {sent.frames:,} frames of {sent.connections:,} connections "
                 f"into {topic} as network {sent.network}"
@@ -198,8 +217,16 @@ def replay(
 
 
 def _sayer(console: Console) -> Callable[[str], None]:
-    """Say what is waited for: over the last line on a terminal, where there are many (fetching jars), else not again."""
-    return lambda words: console.print(words, style="dim") if console.is_terminal else None
+    """Say what is waited for; a line only once, since fetching jars says much the same many times."""
+    said: set[str] = set()
+
+    def say(words: str) -> None:
+        kind = words.split(":")[0]
+        if kind not in said:
+            said.add(kind)
+            console.print(words, style="dim")
+
+    return say
 
 
 @app.command()
@@ -243,7 +270,7 @@ def generate(
         raise UsageError(str(error)) from None
     # no name and no time in the gzip header: equal traffic is to be an equal file
     with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-        records = write_traffic(packed, traffic.frames(duration_ns=micros(length) * 1_000))
+        records = write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=micros(length) * 1_000))
     if ledger is not None and traffic.ledger is not None:
         with ledger.open("wb") as out:
             traffic.ledger.write(out)
@@ -324,15 +351,19 @@ def config_check(
 
 
 def command_line(program: str, settings: "Settings") -> str:
-    """How to type `kiln sql` here and now, for these settings: with a path if it is not found, with --state if needed."""
+    """How to type `kiln sql` here, for these settings: with a path if the shell finds no `kiln`, --state if needed."""
     name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
     default = Path("state").absolute()
-    state = "" if settings.state == default or os.environ.get("KILN_STATE") else f" --state {settings.state}"
+    state = (
+        ""
+        if settings.state == default or os.environ.get("KILN_STATE")
+        else f" --state {shlex.quote(str(settings.state))}"
+    )
     return f"{name} sql{state}"
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """The exit code of an error a user can act upon; None for one that is Kiln's own fault, which keeps its traceback."""
+    """The exit code of an error a user can act upon; None for Kiln's own faults, which keep their traceback."""
     if isinstance(error, KilnError):
         return error.exit_code
     from bridge.frames_producer import FramesProducerError

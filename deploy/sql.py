@@ -173,8 +173,10 @@ def cell(value: object) -> str:
 
 
 def print_table(answer: Answer, console: Console, limit: int) -> None:
-    """The first `limit` rows as a table, and a line that says so when there are more."""
-    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    """The first `limit` rows, and a line that says so when there are more.
+
+    A table; where that would not fit the terminal, each row on lines of its own, so that ids stay whole.
+    """
     rows: list[Row] = []
     more = False
     for row in answer.rows():
@@ -182,16 +184,35 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
             more = True
             break
         rows.append(row)
-    numeric = [
-        all(isinstance(value, int | float | Decimal | None) and not isinstance(value, bool) for value in column)
-        for column in zip(*rows, strict=True)
-    ] or [False] * len(answer.columns)
-    for name, right in zip(answer.columns, numeric, strict=True):
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell(value)) for value in row))
-    console.print(table)
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(answer.columns, *cells, strict=True)]
+    width = sum(widths) + 3 * (len(widths) - 1)
+    if not console.is_terminal:
+        console.width = max(console.width, width)
+    if width <= console.width or not rows:
+        console.print(_table(answer.columns, rows, cells))
+    else:
+        _print_records(answer.columns, cells, console)
     count = (
         f"first {len(rows):,} rows; --json prints all" if more else f"{len(rows):,} row{'' if len(rows) == 1 else 's'}"
     )
     console.print(Text(f"({count})", style="dim"))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> Table:
+    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    for number, name in enumerate(columns):
+        right = bool(rows) and all(isinstance(row[number], int | float | Decimal | None) for row in rows)
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _print_records(columns: Sequence[str], cells: Sequence[Sequence[str]], console: Console) -> None:
+    names = max(map(len, columns))
+    for number, row in enumerate(cells, 1):
+        console.print(Text(f"── {number} " + "─" * max(0, console.width - len(f"── {number} ")), style="dim"))
+        for name, value in zip(columns, row, strict=True):
+            text = Text.assemble((f"{name:<{names}}", "bold"), "  ", value)
+            console.print(text, soft_wrap=len(value) + names + 2 > console.width)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deploy.lake import tables_in
 from deploy.screen import clock, seconds
-from deploy.sql import SqlError, ask
+from deploy.sql import ask
 from deploy.status import lake_status
 
 
@@ -52,9 +52,11 @@ def row_counts(lake: Path) -> dict[str, int]:
 def read_summary(
     lake: Path,
     *,
-    started: datetime,
     elapsed: timedelta,
     first_batch: timedelta | None,
+    batches: int,
+    late_p50: float | None,
+    late_p99: float | None,
     before: Mapping[str, int],
     errors: Sequence[str] = (),
 ) -> Summary:
@@ -63,25 +65,8 @@ def read_summary(
         TableTotal(table.name, table.rows, None if table.rows is None else table.rows - before.get(table.name, 0))
         for table in lake_status(lake)
     ]
-    there = set(tables_in(lake))
-    batches, p50, p99 = _lateness(lake, started) if "batches" in there else (0, None, None)
-    quarantine = _quarantine(lake) if "quarantine" in there else []
-    return Summary(lake, elapsed, first_batch, tables, batches, p50, p99, quarantine, errors)
-
-
-def _lateness(lake: Path, started: datetime) -> tuple[int, float | None, float | None]:
-    late = "epoch_us(emitted_at) - epoch_us(closed_at)"
-    sql = f"""
-        SELECT count(*), quantile_cont({late}, 0.5) / 1e6, quantile_cont({late}, 0.99) / 1e6
-        FROM batches WHERE emitted_at >= TIMESTAMPTZ '{started.isoformat()}'"""
-    for number, p50, p99 in ask(lake, sql).rows():
-        if isinstance(number, int):
-            return number, _number(p50), _number(p99)
-    raise SqlError("no answer to the count of batches")
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, float | int) else None
+    quarantine = _quarantine(lake) if "quarantine" in tables_in(lake) else []
+    return Summary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
 
 
 def _quarantine(lake: Path) -> list[tuple[str, str, int]]:
@@ -133,11 +118,11 @@ def look_with(there: Sequence[str], command: str) -> list[tuple[str, str]]:
 def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableType:
     """The summary for the end of the screen, or of a log."""
     first = (
-        "no batch yet"
+        "no batch"
         if summary.first_batch is None
-        else f"first batch after {seconds(_in_seconds(summary.first_batch))}"
+        else f"first batch after {seconds(summary.first_batch.total_seconds())}"
     )
-    head = [f"{clock(summary.elapsed)} min", first, f"{summary.batches:,} batches"]
+    head = [f"ran {clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
     if summary.late_p50 is not None:
         head.append(f"out {seconds(summary.late_p50)} after their window (p50), {seconds(summary.late_p99)} (p99)")
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
@@ -163,10 +148,6 @@ def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableTyp
             # on one line each, however long, so that they can be pasted
             parts += [Text(f"# {what}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
     return Group(*parts)
-
-
-def _in_seconds(value: timedelta) -> float:
-    return value.total_seconds()
 
 
 def _table(*columns: tuple[str, bool]) -> Table:

@@ -276,3 +276,31 @@ _ALL: Final = (
 )
 
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
+
+
+def markdown() -> str:
+    """The tables as a page for people, docs/TABLES.md. Write it anew: `python -m schemas.tables > docs/TABLES.md`."""
+    lines = [
+        "# Tables",
+        "",
+        "<!-- Made from schemas/tables.py by `python -m schemas.tables > docs/TABLES.md`: do not edit it here. -->",
+        "",
+        "The Delta tables in the lake folder, one folder a table. Peer ids, StreamIDs and CIDs are text in their usual",
+        "form, separator values base36 text as in the topic name, times are UTC. The comments below are also in the",
+        "tables themselves. [DESIGN.md](DESIGN.md#delta-tables) says which query fills which table;",
+        "[SQL.md](SQL.md) has questions to ask them.",
+        "",
+        " · ".join(f"[{name}](#{name})" for name in TABLES),
+    ]
+    for table in TABLES.values():
+        key = ", ".join(f"`{name}`" for name in table.key) or "none: append only, and it may hold repeats"
+        lines += ["", f"## {table.name}", "", f"{table.comment}.", "", f"Key: {key}.", ""]
+        lines += ["| column | type | null | what it is |", "| --- | --- | --- | --- |"]
+        for column in table.columns:
+            null = "may be" if column.nullable else "never"
+            lines.append(f"| `{column.name}` | {column.type} | {null} | {column.comment.replace('|', chr(92) + '|')} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -195,6 +195,15 @@ def test_broker_that_cannot_start_says_why(tmp_path: Path, new_broker: NewBroker
     assert running(tmp_path) is None
 
 
+def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: NewBroker) -> None:
+    """As after an update of Java."""
+    broker = new_broker(tmp_path)
+    (tmp_path / "classes.jsa").write_bytes(b"of another JVM" * 1000)
+    broker.jvm_options = (f"-XX:SharedArchiveFile={tmp_path / 'classes.jsa'}",)
+    broker.start()
+    assert running(tmp_path) == broker.address
+
+
 STARTER = """
 import json, sys, time
 from pathlib import Path

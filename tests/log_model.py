@@ -1,0 +1,133 @@
+"""What the batches of a log must be, said another way than by the code under test: a plain model, independent libraries."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+import dag_cbor
+from kafka import KafkaConsumer, TopicPartition
+from multiformats import CID, multihash
+
+Owner = tuple[str, str, str, str]
+"""network, origin, separator key, separator value"""
+
+
+class Update(NamedTuple):
+    owner: Owner
+    stream: str
+    tip: str
+    epoch: tuple[str, int] = ("", 0)
+    message: str = ""
+
+
+class Window(NamedTuple):
+    owner: Owner
+    opened_at: int
+    tips: frozenset[tuple[str, str]]
+
+
+def windows_of(log: Iterable[tuple[int, Update | None]], length: int) -> list[Window]:
+    """The windows that a partition's records (stamp, update or tick), in offset order, close. Times as the stamps'."""
+    records = list(log)
+    times = list(accumulate((stamp for stamp, _ in records), max))
+    open_: dict[Owner, tuple[int, set[tuple[str, str]]]] = {}
+    closed: list[Window] = []
+    for now, (_, update) in zip(times, records, strict=True):
+        for owner in [owner for owner, (opened, _) in open_.items() if opened + length <= now]:
+            opened, tips = open_.pop(owner)
+            closed.append(Window(owner, opened, frozenset(tips)))
+        if update is not None:
+            open_.setdefault(update.owner, (now, set()))[1].add((update.stream, update.tip))
+    return closed
+
+
+def without_repeats(log: Iterable[tuple[int, Update | None]]) -> list[tuple[int, Update | None]]:
+    """The log with the second writing of a message within one epoch turned into a mere stamp."""
+    seen: set[tuple[tuple[str, int], Owner, str]] = set()
+    kept: list[tuple[int, Update | None]] = []
+    for stamp, update in log:
+        again = update is not None and (update.epoch, update.owner, update.message) in seen
+        if update is not None:
+            seen.add((update.epoch, update.owner, update.message))
+        kept.append((stamp, None if again else update))
+    return kept
+
+
+def block_of(tips: Iterable[tuple[str, str]]) -> bytes:
+    """The CIP-123 block of these (stream, tip), by another library."""
+    by_stream: dict[str, list[CID]] = {}
+    for stream, tip in tips:
+        by_stream.setdefault(stream, []).append(CID.decode(tip))
+    links: dict[str, list[CID]] = {stream: sorted(cids, key=bytes) for stream, cids in by_stream.items()}
+    return bytes(dag_cbor.encode({"tips": links}))
+
+
+def cid_of(block: bytes) -> str:
+    return str(CID("base32", 1, "dag-cbor", multihash.digest(block, "sha2-256")))
+
+
+class Emitted(NamedTuple):
+    """A record of `kiln.batches`."""
+
+    owner: Owner
+    opened_at: int
+    cid: str
+
+
+def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: int) -> set[Emitted]:
+    """What the partitions of a log must have been batched to; no window may pass the block limit. Times in µs."""
+    return {
+        Emitted(window.owner, window.opened_at, cid_of(block_of(window.tips)))
+        for log in logs
+        for window in windows_of(without_repeats(log), length)
+    }
+
+
+def read_records(servers: str, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
+    """All a topic holds: partition to (stamp in µs, key, value), in offset order."""
+    consumer = KafkaConsumer(bootstrap_servers=servers, max_partition_fetch_bytes=16 << 20)
+    parts = [TopicPartition(topic, partition) for partition in sorted(consumer.partitions_for_topic(topic) or ())]
+    consumer.assign(parts)
+    consumer.seek_to_beginning(*parts)
+    ends = consumer.end_offsets(parts)
+    found: dict[int, list[tuple[int, bytes | None, bytes]]] = {part.partition: [] for part in parts}
+    while any(consumer.position(part) < ends[part] for part in parts):
+        for part, records in consumer.poll(timeout_ms=500).items():
+            found[part.partition] += [(record.timestamp * 1000, record.key, record.value or b"") for record in records]
+    consumer.close()
+    return found
+
+
+def read_log(servers: str, topic: str) -> list[list[tuple[int, Update | None]]]:
+    """`kiln.updates` by partition, as the model takes it."""
+    return [
+        [(stamp, _update(value) if value else None) for stamp, _, value in records]
+        for records in read_records(servers, topic).values()
+    ]
+
+
+def _update(value: bytes) -> Update | None:
+    record = json.loads(value)
+    if record["separator"] is None:
+        return None
+    owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
+    epoch = (record["epoch"]["query"], record["epoch"]["batch"])
+    return Update(owner, record["stream"], record["tip"], epoch, record["message"])
+
+
+def read_batches(servers: str, topic: str) -> list[Emitted]:
+    """`kiln.batches`, each record; the blocks are checked against their CIDs on the way."""
+    emitted: list[Emitted] = []
+    for records in read_records(servers, topic).values():
+        for _, _, value in records:
+            record = json.loads(value)
+            block = base64.b64decode(record["block"])
+            assert cid_of(block) == record["cid"]
+            assert dag_cbor.decode(block)
+            owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
+            emitted.append(Emitted(owner, record["opened_at"], record["cid"]))
+    return emitted
