@@ -296,10 +296,15 @@ def sql(
     from deploy.sql import ask, print_table, write_json
 
     answer = ask(settings.lake, query)
-    if as_json:
-        write_json(answer, sys.stdout)
-    else:
-        print_table(answer, _console(), rows)
+    try:
+        if as_json:
+            write_json(answer, sys.stdout)
+        else:
+            print_table(answer, _console(), rows)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever reads us has enough (`kiln sql … | head`); nothing more may be flushed into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command()
@@ -387,10 +392,6 @@ def run_command(arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # whoever read our output has enough (`kiln sql … | head`); nothing may be flushed into it at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     except typer.exceptions.TyperException as error:
         _complain(f"{error.format_message()} (kiln --help)")
         return USAGE

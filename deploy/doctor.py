@@ -198,7 +198,7 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
 def examine(settings: Settings) -> list[Check]:
     """Look at everything; takes a few seconds at most."""
     kafka = settings.kafka
-    runs = kafka.embedded and running(settings.state) is not None
+    runs = kafka.embedded and settings.state.is_dir() and running(settings.state) is not None
     broker = broker_status(kafka)
     wanted = (
         memory_bytes(settings.spark.driver_memory) + (memory_bytes(kafka.embedded_heap) if kafka.embedded else 0) + _GB

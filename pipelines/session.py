@@ -35,6 +35,7 @@ _STREAMING = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
     "spark.scheduler.mode": "FAIR",
+    "spark.python.daemon.module": "pipelines.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import breaker as module
-from pipelines.breaker import SAMPLES, Breaker, DecodingBroken, Tally, check_samples
+from pipelines.breaker import SAMPLES, Breaker, DecodingBrokenError, Tally, check_samples
 from schemas.pubsub import PubsubMessage, read_message
 from schemas.reject import Rejected
 
@@ -23,7 +23,7 @@ def running(authors: int = 3, streak: int = 100) -> Breaker:
 
 def test_it_trips_when_most_authors_stop_decoding() -> None:
     breaker = running()
-    with pytest.raises(DecodingBroken, match=r"3 of 5 authors.*100"):
+    with pytest.raises(DecodingBrokenError, match=r"3 of 5 authors.*100"):
         breaker.observe(Tally(author, 0, 100) for author in GOOD[:3])
 
 
@@ -32,7 +32,7 @@ def test_a_streak_may_take_many_micro_batches() -> None:
     for _ in range(9):
         breaker.observe(Tally(author, 0, 10) for author in GOOD)
     breaker.observe(Tally(author, 0, 9) for author in GOOD)
-    with pytest.raises(DecodingBroken):
+    with pytest.raises(DecodingBrokenError):
         breaker.observe(Tally(author, 0, 1) for author in GOOD)
 
 
@@ -57,7 +57,7 @@ def test_half_of_the_authors_are_not_most_of_them() -> None:
     breaker = Breaker(3, 100)
     breaker.observe(Tally(f"author {n}", 1, 0) for n in range(6))
     breaker.observe(Tally(f"author {n}", 0, 1_000) for n in range(3))
-    with pytest.raises(DecodingBroken):
+    with pytest.raises(DecodingBrokenError):
         breaker.observe([Tally("author 3", 0, 1_000)])
 
 
@@ -78,7 +78,7 @@ def test_a_micro_batch_with_nothing_in_it_changes_nothing() -> None:
     breaker = running()
     breaker.observe(Tally(author, 0, 99) for author in GOOD)
     breaker.observe([])
-    with pytest.raises(DecodingBroken):
+    with pytest.raises(DecodingBrokenError):
         breaker.observe(Tally(author, 0, 1) for author in GOOD)
 
 
@@ -101,7 +101,7 @@ def test_it_trips_as_documented_and_not_otherwise(history: list[list[Tally]], au
             if sum(tally.failed for tally in past[author][last + 1 :]) >= streak:
                 stopped.append(author)
         if len(stopped) >= authors and len(stopped) > len(decoded) / 2:
-            with pytest.raises(DecodingBroken):
+            with pytest.raises(DecodingBrokenError):
                 breaker.observe(newest)
             return
         breaker.observe(newest)
@@ -121,7 +121,7 @@ def test_a_build_that_reads_one_kind_no_more_says_which(kind: str, monkeypatch: 
         return Rejected("odd_reason") if isinstance(read, PubsubMessage) and read.type == kind else read
 
     monkeypatch.setattr(module, "read_message", broken)
-    with pytest.raises(DecodingBroken, match=f"{kind}.*odd_reason"):
+    with pytest.raises(DecodingBrokenError, match=f"{kind}.*odd_reason"):
         check_samples()
 
 
@@ -131,5 +131,5 @@ def test_a_build_that_takes_one_kind_for_another_is_broken_too(monkeypatch: pyte
         return PubsubMessage("KEEPALIVE", ts=0)
 
     monkeypatch.setattr(module, "read_message", broken)
-    with pytest.raises(DecodingBroken):
+    with pytest.raises(DecodingBrokenError):
         check_samples()

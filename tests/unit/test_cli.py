@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
@@ -20,7 +19,7 @@ from conf import KilnError, PrerequisiteError
 from conf.settings import DEFAULT_FILE, Settings
 from deploy.cli import command_line, exit_code_of, run_command
 from deploy.embedded.java import JavaError
-from schemas.capture import read_capture
+from schemas.capture import open_capture, read_capture
 
 Capture = pytest.CaptureFixture[str]
 
@@ -49,8 +48,8 @@ def complaint(capsys: Capture, *arguments: str) -> tuple[int, str]:
 def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     code = (
         "import sys; from deploy.cli import run_command; code = run_command(['--help'])\n"
-        "heavy = {'pyspark', 'duckdb', 'kafka', 'deltalake', 'pyarrow', 'pandas', 'cryptography', 'pydantic_settings'}\n"
-        "sys.exit(code or ', '.join(heavy & set(sys.modules)))"
+        "heavy = {'pyspark', 'duckdb', 'kafka', 'deltalake', 'pyarrow', 'pandas', 'pydantic_settings'}\n"
+        "sys.exit(code or ', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -123,7 +122,6 @@ def test_exit_codes() -> None:
         (KeyboardInterrupt(), 130, ""),
         (PrerequisiteError("no broker\nstart one"), 3, "kiln: no broker\n      start one\n"),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "kiln: /root/x: Permission denied\n"),
-        (BrokenPipeError(), 0, ""),
     ],
 )
 def test_what_ends_a_command(
@@ -133,7 +131,6 @@ def test_what_ends_a_command(
         raise error
 
     monkeypatch.setattr("deploy.status.read_status", fail)
-    monkeypatch.setattr("os.dup2", lambda old, new: new)  # pytest needs its stdout
     assert run_command(["status"]) == code
     assert capsys.readouterr().err == said
 
@@ -234,7 +231,7 @@ def test_generated_traffic_is_a_capture_with_its_ledger_and_the_same_every_time(
     assert run_command(["generate", str(one), *options, "--ledger", str(ledger)]) == 0
     assert run_command(["generate", str(two), *options]) == 0
     assert one.read_bytes() == two.read_bytes()
-    with gzip.open(one) as stream:
+    with open_capture(one) as stream:
         records = list(read_capture(stream))
     assert len(records) > 100
     assert max(record.observed_at for record in records) - min(record.observed_at for record in records) < 4e9
