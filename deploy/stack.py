@@ -25,7 +25,7 @@ def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> It
 
 @contextmanager
 def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[Callable[[], str]]:
-    """As `broker`, but does not wait for it to answer: what is yielded does, so that other things can start meanwhile."""
+    """As `broker`, but does not wait for it to answer: what is yielded does, so that others can start meanwhile."""
     kafka = settings.kafka
     if not kafka.embedded:
         say(f"using the broker at {kafka.servers}")
@@ -35,7 +35,7 @@ def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = Fal
     if address is not None:
         if address != kafka.servers:
             raise BrokerError(
-                f"the broker of {settings.state} runs at {address} and the settings say {kafka.servers}: stop it, or set "
+                f"the broker of {settings.state} runs at {address}, the settings say {kafka.servers}: stop it, or set "
                 f"kafka.embedded_port = {address.rpartition(':')[2]}"
             )
         say(f"using the broker that runs at {address}")

@@ -7,13 +7,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from deploy.screen import BatchLine
 from schemas.batch import BlockError, read_block
-from schemas.records import decode_batch, decode_quarantine
+from schemas.records import UNREADABLE, decode_batch, decode_quarantine
 
 _KEPT = 8  # batches to show
 _LATENESS = 20_000  # newest batches to take percentiles of
@@ -112,7 +111,7 @@ class Watch:
                 self._batch(value or b"", stamp)
             else:
                 self.seen.quarantine[decode_quarantine(value or b"").reason] += 1
-        except (msgspec.DecodeError, BlockError):
+        except (*UNREADABLE, BlockError):
             self.seen.quarantine["record_malformed"] += 1
 
     def _batch(self, value: bytes, stamp: int) -> None:

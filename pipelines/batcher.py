@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pipelines.windows import ClosedWindow, PartitionWindows, WindowKey
 from schemas.batch import MAX_BLOCK, write_blocks
 from schemas.cid import CidError, cid_bytes
-from schemas.records import BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, decode_update, encode
+from schemas.records import UNREADABLE, BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, decode_update, encode
 from schemas.streamid import StreamIdError, stream_text
 
 STATE = "state binary"
@@ -57,7 +57,7 @@ def batch_partition(windows: PartitionWindows, records: Iterator[LogRecord], lim
         try:
             update = decode_update(record.value)
             stream, tip = stream_text(update.stream), cid_bytes(update.tip)
-        except (msgspec.DecodeError, StreamIdError, CidError) as error:
+        except (*UNREADABLE, StreamIdError, CidError) as error:
             yield _unreadable(record, error)
             continue
         if update.separator is None:

@@ -31,6 +31,8 @@ def check_samples() -> None:
     """Decodes messages known to be good. Raises DecodingBrokenError."""
     for kind, text in SAMPLES:
         read = read_message(text.encode())
+        if not isinstance(read, Rejected) and read.type != kind:
+            raise DecodingBrokenError(f"this build is broken: a good {kind} is taken for {read.type}")
         if isinstance(read, Rejected):
             raise DecodingBrokenError(
                 f"a good {kind} does not decode ({read.reason}: {read.detail}): this build is broken"

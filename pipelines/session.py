@@ -55,9 +55,9 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps its temporary files.
-    `extra` weighs more than all that is set here. Under `spark-submit`, what it was given weighs more than `master`
-    and `driver_memory`.
+    `jars`: the connector's and Delta's. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps
+    its temporary files. `extra` weighs more than all that is set here. Under `spark-submit`, what it was given weighs
+    more than `master` and `driver_memory`.
     """
     # Workers must be of the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -143,6 +143,10 @@ def encode(record: Record) -> bytes:
     return _ENCODER.encode(record)
 
 
+# What the decoders raise on bytes that are no such record. Text that is not UTF-8, and deep nesting in a field that is
+# skipped, msgspec reports by Python's own errors.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
 decode_batch: Final = msgspec.json.Decoder(BatchRecord).decode
 decode_publication: Final = msgspec.json.Decoder(PublicationRecord).decode

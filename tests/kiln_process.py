@@ -44,7 +44,9 @@ class Kiln:
             timeout=timeout,
             check=False,
         )
-        assert done.returncode == 0, f"kiln {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        assert done.returncode == 0, (
+            f"kiln {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        )
         return done
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

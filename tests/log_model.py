@@ -1,4 +1,4 @@
-"""What the batches of a log must be, said another way than by the code under test: a plain model, independent libraries."""
+"""What the batches of a log must be, said another way than by the code under test: a plain model, other libraries."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -13,6 +12,7 @@ from pyspark.sql import functions as F
 from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.batch import BlockError, read_block
 from schemas.records import (
+    UNREADABLE,
     decode_batch,
     decode_publication,
     decode_quarantine,
@@ -89,7 +89,7 @@ def _read(
     """(table, what makes the row one, row) for all that a record says; what cannot be read is quarantined itself."""
     try:
         yield from _READERS[topic](partition, offset, now, key, value)
-    except (msgspec.DecodeError, BlockError, UnicodeDecodeError) as error:
+    except (*UNREADABLE, BlockError) as error:
         detail = f"record {partition}/{offset} of {topic}: {error}"
         row = (None, None, None, None, "sink", "record_malformed", detail, value, now)
         yield "quarantine", (detail,), row

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ CAPTURES = ("go4nosign", "go4tt")
 
 
 @pytest.fixture(scope="module")
-def kiln(shared: Path, broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kiln]:
+def kiln(shared: Path, broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """Both captures replayed twice, and caught up."""
     kiln = Kiln(tmp_path_factory.mktemp("captures"), free_ports(2))
     files = [str(shared / "captures" / f"{name}.rpc.gz") for name in CAPTURES]
@@ -39,14 +38,13 @@ def records_of(shared: Path, name: str) -> list[CaptureRecord]:
 
 
 def rows(kiln: Kiln, table: str, columns: list[str]) -> list[dict[str, object]]:
-    return DeltaTable(str(kiln.lake / table)).to_pyarrow_table(columns=columns).to_pylist()
+    found: list[dict[str, object]] = DeltaTable(str(kiln.lake / table)).to_pyarrow_table(columns=columns).to_pylist()
+    return found
 
 
 def test_every_frame_is_held_once_byte_for_byte(kiln: Kiln, shared: Path) -> None:
     held = Counter(
-        (row["direction"], row["payload"])
-        for row in rows(kiln, "frames", ["direction", "payload"])
-        if row["payload"]
+        (row["direction"], row["payload"]) for row in rows(kiln, "frames", ["direction", "payload"]) if row["payload"]
     )
     captured = Counter(
         ("IN" if record.direction == "R" else "OUT", record.rpc)

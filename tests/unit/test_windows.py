@@ -226,7 +226,7 @@ def is_repeat(before: Sequence[tuple[str, int, str]], query: str, batch: int, me
     for other, *rest in reversed(before):
         if other != query:
             break
-        run.append((int(rest[0]), str(rest[1])))
+        run.append((int(str(rest[0])), str(rest[1])))
     return (batch, message) in run and batch == max(number for number, _ in run)
 
 

@@ -1,0 +1,570 @@
+"""pipelines.decode: what is in a record of `kiln.frames`, and what goes to quarantine (decisions 5 and 6)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from pipelines.decode import (
+    NO_TABLE,
+    TOPIC_MISSING,
+    UNKNOWN_BUNDLE,
+    Decoded,
+    Decoding,
+    Faulty,
+    Place,
+    author,
+    decode,
+    identities,
+    own_identity,
+)
+from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive, write_query, write_update
+from schemas.records import QuarantineRecord, encode
+from schemas.topics import Separator
+
+STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
+MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
+TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+CLAY = "/ceramic/testnet-clay"
+UPDATE = write_update(STREAM, TIP, MODEL)
+
+ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+REMOTE = peer_of(BERT)
+
+QUARANTINE = Draft202012Validator(
+    json.loads((Path(__file__).resolve().parents[2] / "schemas" / "kafka" / "quarantine.schema.json").read_text())
+)
+
+
+def unsigned(data: bytes = UPDATE, topic: str | None = CLAY) -> Message:
+    return Message(data=data, topic=topic)
+
+
+def signed(
+    data: bytes = UPDATE, topic: str | None = CLAY, seqno: bytes = b"\0\1", key: Ed25519PrivateKey = ANNA
+) -> Message:
+    message = Message(data=data, topic=topic, seqno=seqno)
+    sign(message, key)
+    return message
+
+
+def forged(data: bytes = UPDATE, seqno: bytes = b"\0\1") -> Message:
+    """As if ANNA had written `data`."""
+    message = signed(seqno=seqno)
+    message.data = data
+    message.signature = bytes(64)
+    return message
+
+
+def frame(*messages: Message, payload: bytes | None = None, origin: str = "LIVE", **fields: object) -> Frame:
+    made = Frame(
+        network="mainnet",
+        connection=bytes(16),
+        remote_peer=REMOTE,
+        protocol="/meshsub/1.2.0",
+        observed_at=1_700_000_000_123_456_789,
+        sequence=1,
+        origin=Frame.Origin.Value(origin),
+        payload=RPC(publish=messages).SerializeToString() if payload is None else payload,
+    )
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def read(made: Frame | bytes | None, how: Decoding | None = None) -> list[Decoded | Faulty]:
+    value = made.SerializeToString() if isinstance(made, Frame) else made
+    return list(decode(value, 3, 77, 1_800_000_000_000_000, how or Decoding(default_policy="either")))
+
+
+def only(made: Frame | bytes | None, how: Decoding | None = None) -> Decoded | Faulty:
+    (item,) = read(made, how)
+    return item
+
+
+def good(made: Frame, how: Decoding | None = None) -> Decoded:
+    item = only(made, how)
+    assert isinstance(item, Decoded), item
+    return item
+
+
+def fault(made: Frame | bytes | None, how: Decoding | None = None) -> Faulty:
+    item = only(made, how)
+    assert isinstance(item, Faulty), item
+    return item
+
+
+# ---------------------------------------------------------------- good messages
+
+
+def test_a_message_and_what_is_known_of_it() -> None:
+    item = good(frame(signed()))
+    assert item.place == Place(3, 77, 0)
+    assert item.message == f"{peer_text(peer_of(ANNA))}/0001"
+    assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
+    assert item.verdict is Verdict.GOOD
+    assert item.remote_peer == peer_text(REMOTE)
+    assert item.observed_at == 1_700_000_000_123_456
+    assert item.envelope.data == UPDATE
+    assert (item.content.type, item.content.stream, item.content.tip, item.content.model) == (
+        "UPDATE",
+        STREAM,
+        TIP,
+        MODEL,
+    )
+    assert author(item) == peer_text(peer_of(ANNA))
+
+
+def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
+    messages = [unsigned(write_keepalive(n, "2.35.0")) for n in range(5)]
+    messages[2] = unsigned(b"garbage")
+    items = read(frame(*messages))
+    assert [item.place.position for item in items] == [0, 1, 2, 3, 4]
+    assert [item.content.ts if isinstance(item, Decoded) else item.reason for item in items] == [
+        0,
+        1,
+        "invalid_json",
+        3,
+        4,
+    ]
+
+
+def test_a_separator_comes_from_the_topic() -> None:
+    item = good(frame(unsigned(topic=f"{CLAY}/sep/model/{MODEL}")))
+    assert (item.network, item.separator) == ("testnet-clay", Separator("model", MODEL))
+
+
+@pytest.mark.parametrize(
+    ("topic", "network"),
+    [(CLAY, "testnet-clay"), ("/ceramic/mainnet", "mainnet"), ("something/else", "testnet-dev"), ("", "testnet-dev")],
+)
+def test_the_network_is_the_topics_else_the_frames(topic: str, network: str) -> None:
+    item = good(frame(unsigned(topic=topic), network="testnet-dev"))
+    assert (item.network, item.topic) == (network, topic)
+
+
+def test_a_name_wins_over_an_index() -> None:
+    message = unsigned()
+    message.topicIndex = 7
+    assert good(frame(message)).topic == CLAY
+
+
+def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
+    message = unsigned()
+    setattr(message, "from", peer_of(ANNA))
+    item = good(frame(message))
+    assert item.message == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
+    assert author(item) is None
+
+
+# ---------------------------------------------------------------- nothing to read
+
+
+def test_frames_that_we_sent_hold_nothing_for_us() -> None:
+    assert read(frame(signed(), unsigned(b"garbage"), direction=Frame.OUT, hello_in=b"\xff")) == []
+    assert read(frame(payload=b"\xff", direction=Frame.OUT)) == []
+
+
+def test_a_closing_frame_holds_nothing() -> None:
+    assert read(frame(payload=b"")) == []
+
+
+def test_an_rpc_without_messages_holds_nothing() -> None:
+    rpc = RPC()
+    rpc.subscriptions.add(subscribe=True, topicid=CLAY)
+    assert read(frame(payload=rpc.SerializeToString())) == []
+
+
+def test_datagrams_of_the_dht_are_no_rpcs() -> None:
+    assert read(frame(payload=b"d1:ad2:id20:abcdefghij0123456789ee", protocol="bep50")) == []
+
+
+# ---------------------------------------------------------------- faults of the frame
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(None, "frame_malformed", id="null"),
+        pytest.param(b"\xff\xff garbage", "frame_malformed", id="garbage"),
+        pytest.param(frame(signed()).SerializeToString()[:-3], "frame_malformed", id="cut"),
+        pytest.param(b"", "frame_invalid", id="empty"),
+        pytest.param(frame(connection=bytes(15)).SerializeToString(), "frame_invalid", id="connection of 15 bytes"),
+        pytest.param(frame(sequence=0).SerializeToString(), "frame_invalid", id="no sequence"),
+        pytest.param(frame(sequence=2**63).SerializeToString(), "frame_invalid", id="sequence beyond a BIGINT"),
+        pytest.param(frame(direction=2).SerializeToString(), "frame_invalid", id="unknown direction"),
+        pytest.param(frame(origin="LIVE").SerializeToString() + b"\x68\x02", "frame_invalid", id="unknown origin"),
+    ],
+)
+def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
+    item = fault(value)
+    assert (item.place, item.stage, item.reason) == (Place(3, 77, None), "frame", reason)
+    assert item.data == (value or b"")
+    assert item.observed_at == 1_800_000_000_000_000  # there is no other time
+    assert item.detail
+
+
+def test_an_rpc_that_was_cut_short() -> None:
+    payload = RPC(publish=[signed()]).SerializeToString()[:-3]
+    item = fault(frame(payload=payload))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_malformed", payload)
+    assert item.observed_at == 1_700_000_000_123_456
+
+
+def test_an_rpc_that_was_too_long_to_keep() -> None:
+    payload = RPC(publish=[signed()]).SerializeToString()
+    item = fault(frame(payload=payload, declared_length=5_000_000))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_oversized", payload)
+
+
+BAD_HELLOS = {
+    "hello_malformed": b"\x0a\xff",
+    "hello_too_many_bundles": ExtTopicTable(
+        topicBundleHashes=[n.to_bytes(4, "big") for n in range(257)]
+    ).SerializeToString(),
+    "hello_hash_length": ExtTopicTable(topicBundleHashes=[b"abc"]).SerializeToString(),
+    "hello_repeats": ExtTopicTable(topicBundleHashes=[b"abcd", b"abcd"]).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("side", ["hello_in", "hello_out"])
+@pytest.mark.parametrize("reason", list(BAD_HELLOS))
+def test_a_bad_hello_is_a_fault_and_named_messages_still_come(reason: str, side: str) -> None:
+    first, second = read(frame(signed(), **{side: BAD_HELLOS[reason]}))  # type: ignore[arg-type]  # side names a bytes field
+    assert isinstance(first, Faulty)
+    assert (first.place, first.stage, first.reason) == (Place(3, 77, None), "hello", reason)
+    assert first.data == BAD_HELLOS[reason]
+    assert first.detail.startswith(f"{side}: ")
+    assert isinstance(second, Decoded)
+
+
+def test_two_bad_hellos_are_two_faults() -> None:
+    bad = BAD_HELLOS["hello_repeats"]
+    items = read(frame(hello_in=bad, hello_out=bad))
+    assert [item.stage for item in items if isinstance(item, Faulty)] == ["hello", "hello"]
+    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == 2
+
+
+# ---------------------------------------------------------------- topics
+
+
+def hello(*hashes: bytes) -> bytes:
+    return ExtTopicTable(topicBundleHashes=hashes).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("hello_in", "hello_out", "reason"),
+    [
+        pytest.param(b"", b"", NO_TABLE, id="no hello"),
+        pytest.param(hello(b"aaaa"), b"", NO_TABLE, id="theirs only"),
+        pytest.param(b"", hello(b"aaaa"), NO_TABLE, id="ours only"),
+        pytest.param(hello(b"aaaa"), hello(b"bbbb"), NO_TABLE, id="nothing in common"),
+        pytest.param(hello(b"aaaa"), hello(b"aaaa", b"bbbb"), UNKNOWN_BUNDLE, id="agreed"),
+        pytest.param(hello(b"cccc", b"bbbb"), hello(b"aaaa", b"bbbb"), UNKNOWN_BUNDLE, id="agreed out of order"),
+    ],
+)
+def test_an_index_without_a_name(hello_in: bytes, hello_out: bytes, reason: str) -> None:
+    message = Message(data=UPDATE, topicIndex=5)
+    item = fault(frame(message, hello_in=hello_in, hello_out=hello_out))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", reason, UPDATE)
+    assert "topic index 5" in item.detail
+
+
+def test_an_index_with_a_bad_hello() -> None:
+    first, second = read(frame(Message(data=UPDATE, topicIndex=0), hello_in=BAD_HELLOS["hello_repeats"]))
+    assert isinstance(first, Faulty)
+    assert isinstance(second, Faulty)
+    assert (first.reason, second.reason) == ("hello_repeats", NO_TABLE)
+
+
+def test_the_reasons_for_an_index_are_those_of_the_reference() -> None:
+    assert (NO_TABLE, UNKNOWN_BUNDLE) == ("no table agreed", "unknown bundle hash")
+
+
+def test_neither_a_topic_nor_an_index() -> None:
+    item = fault(frame(Message(data=UPDATE)))
+    assert (item.stage, item.reason, item.data) == ("topic", TOPIC_MISSING, UPDATE)
+
+
+def test_a_topic_that_is_not_utf8() -> None:
+    payload = RPC(publish=[unsigned(topic="?????")]).SerializeToString().replace(b"?????", b"abc\xff\xfe")
+    item = fault(frame(payload=payload))
+    assert (item.place.position, item.stage, item.reason, item.data) == (0, "topic", "topic_not_utf8", UPDATE)
+
+
+def test_bytes_that_are_no_message() -> None:
+    item = fault(frame(signed(b'{"typ": true}')))
+    assert (item.stage, item.reason, item.data) == ("message", "unknown_typ", b'{"typ": true}')
+    assert item.author == peer_text(peer_of(ANNA))
+
+
+@pytest.mark.parametrize("message", [unsigned(b"garbage"), forged(b"garbage")], ids=["unsigned", "forged"])
+def test_only_who_signed_well_is_the_author_of_a_fault(message: Message) -> None:
+    assert fault(frame(message)).author == ""
+
+
+# ---------------------------------------------------------------- signatures and policies
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found"),
+    [
+        (1, Verdict.GOOD),
+        (2, "bad_signature"),
+        (3, Verdict.UNSIGNED),
+        (4, "against_policy"),
+        (0, Verdict.GOOD),  # judged here
+        (9, Verdict.GOOD),  # what is no verdict counts as none
+    ],
+)
+def test_the_verdict_of_the_bridge_holds_where_there_is_one(verdict: int, found: Verdict | str) -> None:
+    item = only(frame(signed(), verdicts=bytes((verdict,))), Decoding("strict"))
+    assert (item.verdict if isinstance(item, Decoded) else item.reason) == found
+
+
+def test_a_forged_message_that_the_bridge_called_good_is_not_judged_again() -> None:
+    assert good(frame(forged(), verdicts=b"\1")).verdict is Verdict.GOOD
+
+
+def test_each_message_has_its_own_verdict_and_what_has_none_is_judged_here() -> None:
+    items = read(frame(signed(), signed(), signed(), forged(), verdicts=b"\1\2\0"), Decoding("strict"))
+    assert [item.reason if isinstance(item, Faulty) else "" for item in items] == [
+        "",
+        "bad_signature",
+        "",
+        "bad_signature",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message", "reason"),
+    [
+        ("strict", signed(), ""),
+        ("strict", unsigned(), "missing_signature"),
+        ("strict", forged(), "bad_signature"),
+        ("none", signed(), "unexpected_auth"),
+        ("none", unsigned(), ""),
+        ("none", forged(), "unexpected_auth"),
+        ("either", signed(), ""),
+        ("either", unsigned(), ""),
+        ("either", forged(), "bad_signature"),
+    ],
+    ids=[f"{policy}-{kind}" for policy in ("strict", "none", "either") for kind in ("signed", "unsigned", "forged")],
+)
+def test_policies(policy: Policy, message: Message, reason: str) -> None:
+    item = only(frame(message), Decoding(policy))
+    if reason:
+        assert isinstance(item, Faulty)
+        assert (item.stage, item.reason, item.data) == ("signature", reason, message.data)
+        assert item.author == ""
+    else:
+        assert isinstance(item, Decoded)
+
+
+@pytest.mark.parametrize("policy", ["strict", "none"])
+@pytest.mark.parametrize("message", [signed(), unsigned()], ids=["signed", "unsigned"])
+def test_a_replay_is_judged_either_way(policy: Policy, message: Message) -> None:
+    how = Decoding(policy, {"testnet-clay": policy})
+    assert good(frame(message, origin="REPLAY"), how).origin == "REPLAY"
+    assert fault(frame(forged(), origin="REPLAY"), Decoding("strict")).reason == "bad_signature"
+
+
+def test_the_policy_is_that_of_the_messages_network() -> None:
+    how = Decoding("strict", {"testnet-clay": "none"})
+    assert good(frame(unsigned(topic=CLAY), network="mainnet"), how)
+    assert fault(frame(unsigned(topic="/ceramic/mainnet"), network="testnet-clay"), how).reason == "missing_signature"
+
+
+def test_a_signature_is_over_the_topic_too() -> None:
+    message = signed(topic="/ceramic/mainnet")
+    message.topic = CLAY
+    assert fault(frame(message)).reason == "bad_signature"
+
+
+# ---------------------------------------------------------------- copies
+
+
+def digests(item: Decoded | Faulty, horizon: int = 120_000_000) -> set[bytes]:
+    return {own_identity(item)} if isinstance(item, Faulty) else set(identities(item, "", horizon))
+
+
+def test_a_forged_first_copy_does_not_mask_the_true_one() -> None:
+    bad, true = read(frame(forged(), signed()))
+    assert isinstance(bad, Faulty)
+    assert isinstance(true, Decoded)
+    assert not digests(bad) & digests(true)
+
+
+def test_an_unsigned_copy_does_not_mask_a_signed_message() -> None:
+    stripped = signed()
+    stripped.ClearField("signature")
+    bare, true = read(frame(stripped, signed()))
+    assert not digests(bare) & digests(true)
+
+
+def test_copies_through_other_peers_are_known_as_such() -> None:
+    first = good(frame(signed()))
+    again = good(
+        frame(signed(), remote_peer=peer_of(ANNA), connection=b"c" * 16, observed_at=1_700_040_000_000_000_000)
+    )
+    assert identities(first, "", 120_000_000) == identities(again, "", 120_000_000)
+
+
+def test_faults_are_kept_each_time_they_come() -> None:
+    value = frame(unsigned(b"garbage"), unsigned(b"garbage")).SerializeToString()
+    how = Decoding(default_policy="either")
+    items = [item for offset in (1, 2) for partition in (0, 1) for item in decode(value, partition, offset, 0, how)]
+    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == len(items) == 8
+
+
+def at(observed_at: int, message: Message) -> Decoded:
+    return good(frame(message, observed_at=observed_at * 1000))
+
+
+QUERY = write_query(STREAM)
+times = st.integers(0, 10**15)
+horizons = st.integers(2, 200_000_000)
+
+
+@given(times, horizons, st.data())
+def test_unsigned_copies_less_than_half_a_horizon_apart_agree_in_one(
+    time: int, horizon: int, data: st.DataObject
+) -> None:
+    apart = data.draw(st.integers(0, (horizon - 1) // 2))
+    first, second = at(time, unsigned(QUERY)), at(time + apart, unsigned(QUERY))
+    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    assert any(one == other for one, other in pairs)
+
+
+@given(times, horizons, st.integers(0, 10**12))
+def test_an_unsigned_message_that_comes_again_after_a_horizon_agrees_in_none(
+    time: int, horizon: int, more: int
+) -> None:
+    first, second = at(time, unsigned(QUERY)), at(time + horizon + more, unsigned(QUERY))
+    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    assert not any(one == other for one, other in pairs)
+
+
+SIGNED = signed()
+
+
+@given(times, times, horizons)
+def test_a_signed_message_is_one_for_ever(time: int, later: int, horizon: int) -> None:
+    early, late = identities(at(time, SIGNED), "", horizon)
+    assert early == late
+    assert identities(at(later, SIGNED), "", horizon) == (early, late)
+
+
+def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
+    base = at(0, SIGNED)
+    others = [
+        identities(at(0, signed(seqno=b"\0\2")), "", 10),
+        identities(at(0, signed(key=BERT)), "", 10),
+        identities(at(0, signed(topic="/ceramic/mainnet")), "", 10),
+        identities(base, "REPLAY", 10),
+        identities(at(0, unsigned()), "", 10),
+        identities(at(0, unsigned(QUERY)), "", 10),
+    ]
+    digests = [digest for pair in (identities(base, "", 10), *others) for digest in set(pair)]
+    assert len(digests) == len(set(digests))
+
+
+# ---------------------------------------------------------------- any bytes
+
+
+def check(items: Sequence[Decoded | Faulty]) -> None:
+    """Each fault can be written to Kafka, says why, and has bytes."""
+    for item in items:
+        if isinstance(item, Faulty):
+            assert item.stage in {"frame", "hello", "rpc", "topic", "signature", "message"}
+            record = QuarantineRecord(item.stage, item.reason, item.detail, item.data, item.observed_at)
+            QUARANTINE.validate(json.loads(encode(record)))
+            own_identity(item)
+        else:
+            identities(item, "", 120_000_000)
+            author(item)
+
+
+@given(st.none() | st.binary(max_size=300))
+@example(b"")
+def test_no_record_value_stops_it(value: bytes | None) -> None:
+    items = read(value)
+    check(items)
+    assert len(items) <= 1 or isinstance(items[0], Decoded | Faulty)
+
+
+@given(st.data())
+def test_no_damage_to_a_frame_stops_it(data: st.DataObject) -> None:
+    value = bytearray(frame(signed(), unsigned(QUERY), hello_in=hello(b"aaaa"), verdicts=b"\0\0").SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    check(read(bytes(value)))
+
+
+@given(st.binary(max_size=300))
+def test_no_payload_stops_it(payload: bytes) -> None:
+    check(read(frame(payload=payload)))
+
+
+jsons = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from((STREAM, TIP)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("typ", "stream", "doc", "tip", "model", "id", "tips", "ts", STREAM)), inner)
+    ),
+    max_leaves=8,
+)
+datas = st.binary(max_size=60) | jsons.map(lambda value: json.dumps(value).encode())
+
+
+@given(
+    st.lists(
+        st.builds(
+            dict,
+            data=datas,
+            topic=st.none() | st.text(max_size=10) | st.just(CLAY),
+            topicIndex=st.none() | st.integers(0, 2**32 - 1),
+            seqno=st.none() | st.binary(max_size=10),
+            signature=st.none() | st.binary(max_size=70),
+            key=st.none() | st.binary(max_size=40),
+            author=st.none() | st.binary(max_size=40) | st.just(peer_of(ANNA)),
+        ),
+        max_size=4,
+    ),
+    st.binary(max_size=20) | st.just(hello(b"aaaa")),
+    st.binary(max_size=20) | st.just(hello(b"aaaa")),
+    st.binary(max_size=5),
+    st.binary(max_size=40),
+    st.sampled_from(("strict", "none", "either")),
+)
+def test_no_message_hello_or_verdict_stops_it(
+    fields: list[dict[str, bytes | str | int | None]],
+    hello_in: bytes,
+    hello_out: bytes,
+    verdicts: bytes,
+    remote_peer: bytes,
+    policy: Policy,
+) -> None:
+    messages = []
+    for given_fields in fields:
+        message = Message()
+        for name, value in given_fields.items():
+            if value is not None:
+                setattr(message, "from" if name == "author" else name, value)
+        messages.append(message)
+    made = frame(*messages, hello_in=hello_in, hello_out=hello_out, verdicts=verdicts, remote_peer=remote_peer)
+    items = read(made, Decoding(policy))
+    check(items)
+    # a message is good or faulty, and none is lost
+    assert [item.place.position for item in items if item.place.position is not None] == list(range(len(messages)))
