@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.settings import Job, JobName, Settings, micros, spark_interval
@@ -35,9 +36,17 @@ ORDER: tuple[JobName, ...] = ("updates", "batch", "messages", "archive", "sink")
 _LONGEST_PAUSE = 30.0  # s between two attempts to start a query again
 
 
-def start_job(name: JobName, spark: SparkSession, settings: Settings, report: Report | None = None) -> StreamingQuery:
+def start_job(
+    name: JobName,
+    spark: SparkSession,
+    settings: Settings,
+    listener: StreamingQueryListener | None = None,
+    report: Report | None = None,
+) -> StreamingQuery:
     """Starts one query as the settings say."""
-    plan = _plan(spark, settings, settings.jobs.of(name), report)
+    plan = _plan(spark, settings, settings.jobs.of(name), listener)
+    if report is not None:
+        plan = replace(plan, report=report)
     remembered = spark_interval(settings.dedupe.signed)
     how = Decoding(
         default_policy=settings.policy.default,
@@ -59,9 +68,9 @@ def start_job(name: JobName, spark: SparkSession, settings: Settings, report: Re
             return sink.start(plan, remembered)
 
 
-def _plan(spark: SparkSession, settings: Settings, job: Job, report: Report | None) -> Plan:
+def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:
     broker = Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
-    plan = Plan(
+    return Plan(
         spark=spark,
         broker=broker,
         lake=Lake(str(settings.lake)),
@@ -69,8 +78,8 @@ def _plan(spark: SparkSession, settings: Settings, job: Job, report: Report | No
         trigger=spark_interval(job.trigger),
         at_most=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
+        listener=listener,
     )
-    return plan if report is None else plan.reporting_to(report)
 
 
 @dataclass
@@ -110,7 +119,6 @@ class Application:
         self.ticker: Ticker | None = None
 
     def start(self) -> None:
-        self._spark.streams.addListener(self._listener)
         if "batch" in self._names:
             kafka = self._settings.kafka
             self.ticker = Ticker(
@@ -124,7 +132,7 @@ class Application:
             self._running[name] = _Running(self._start(name))
 
     def _start(self, name: JobName) -> StreamingQuery:
-        return start_job(name, self._spark, self._settings, self._report)
+        return start_job(name, self._spark, self._settings, self._listener, self._report)
 
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
@@ -188,7 +196,6 @@ class Application:
             while running.query.isActive and running.query.status["isTriggerActive"] and self._now() < deadline:
                 time.sleep(0.01)
             running.query.stop()
-        self._spark.streams.removeListener(self._listener)
 
 
 def in_words(error: BaseException | None) -> str:

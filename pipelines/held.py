@@ -18,6 +18,9 @@ Held = dict[bytes, Ranges]
 """By connection and direction, as `side()` writes them."""
 
 
+_LAST = 2**63
+
+
 def side(connection: bytes, direction: int) -> bytes:
     """One direction of one connection, as the key of `Held`."""
     return connection + bytes((direction,))
@@ -28,10 +31,8 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
     if ranges and low == ranges[-1][1] + 1:  # nearly always
         ranges[-1] = (ranges[-1][0], high)
         return True
-    at = bisect_right(ranges, (low, high))
+    at = bisect_right(ranges, (low, _LAST))  # the first range that begins after `low`
     if at and ranges[at - 1][1] >= high:
-        return False
-    if at < len(ranges) and ranges[at] == (low, high):
         return False
     first = at - 1 if at and ranges[at - 1][1] >= low - 1 else at
     last = at
@@ -45,7 +46,7 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
 
 
 def contains(ranges: Ranges, sequence: int) -> bool:
-    at = bisect_right(ranges, (sequence, 2**63)) - 1
+    at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
 
 

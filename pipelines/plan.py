@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -32,14 +33,14 @@ class Plan:
     at_most: int = 0
     state_partitions: int = 2
     report: Report = field(default=_unheard)
-
-    def reporting_to(self, report: Report) -> Plan:
-        return replace(self, report=report)
+    listener: StreamingQueryListener | None = None
 
     def session(self) -> SparkSession:
         """A session of the query's own: the number of state partitions is a session's, and for life in a checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
+        if self.listener is not None:  # heard only of queries of the session it is added to
+            session.streams.addListener(self.listener)
         return session
 
 

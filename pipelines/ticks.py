@@ -32,7 +32,8 @@ class TickSchedule:
     def ticked(self, offset: int, stamp: int) -> None:
         """Takes in where the broker put a tick and when. A gap to the tick before it is other records."""
         if self._busy is None or offset != self._last + 1:
-            self._busy = stamp
+            # the log's clock, which does not go back when the broker's does
+            self._busy = max(stamp, self._stamp)
         self._last, self._stamp = offset, max(stamp, self._stamp)
 
 

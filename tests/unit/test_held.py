@@ -12,10 +12,6 @@ numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
 A, B = b"a" * 16, b"b" * 16
 
-first_number_comes_again = pytest.mark.xfail(
-    strict=True, reason="insert() calls the first number of a range new when it comes again"
-)
-
 
 def numbers_in(ranges: Ranges) -> set[int]:
     return {number for low, high in ranges for number in range(low, high + 1)}
@@ -39,7 +35,6 @@ def test_ranges_are_the_set_of_what_was_inserted(inserted: list[tuple[int, int]]
     assert {number for number in range(60) if contains(ranges, number)} == held
 
 
-@first_number_comes_again
 @given(st.lists(spans, max_size=20))
 def test_insert_tells_whether_anything_was_new(inserted: list[tuple[int, int]]) -> None:
     ranges: Ranges = []
@@ -50,7 +45,7 @@ def test_insert_tells_whether_anything_was_new(inserted: list[tuple[int, int]]) 
         held |= span
 
 
-@pytest.mark.parametrize("low", [pytest.param(3, marks=first_number_comes_again), 4, 5])
+@pytest.mark.parametrize("low", [3, 4, 5])
 def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
     """Its first number as well as those after it."""
     ranges = [(3, 5)]
@@ -64,7 +59,6 @@ def test_a_connection_without_loss_is_one_range() -> None:
     assert sieve.taken == {side(A, 0): [(1, 1_000)]}
 
 
-@first_number_comes_again
 @given(
     st.lists(st.tuples(st.sampled_from((A, B)), st.integers(0, 1), numbers), max_size=60),
     st.dictionaries(st.tuples(st.sampled_from((A, B)), st.integers(0, 1)), st.sets(numbers), max_size=4),
