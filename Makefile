@@ -49,7 +49,7 @@ bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)
 
 lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew
-	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --extra dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
 
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
 	rm -rf $(VENV) .jars build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
