@@ -38,7 +38,8 @@ class Place(NamedTuple):
 
 
 class Faulty(NamedTuple):
-    """What goes to quarantine. `author`: the peer whose good signature the message bears, else ""."""
+    """What goes to quarantine. `frame`: what the frame is known by, empty for what is none; `author`: the peer whose
+    good signature the message bears, else ""."""
 
     place: Place
     stage: str
@@ -46,6 +47,7 @@ class Faulty(NamedTuple):
     detail: str
     data: bytes
     observed_at: int
+    frame: bytes = b""
     author: str = ""
 
 
@@ -92,13 +94,14 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
     if frame.direction != Frame.IN:
         return
     observed_at = frame.observed_at // 1000
+    known_by = _known_by(frame)
     for side, hello in (("hello_in", frame.hello_in), ("hello_out", frame.hello_out)):
         refused = _refused_hello(hello)
         if refused is not None:
-            yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at)
+            yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, known_by)
     messages = gossip_messages(frame)
     if isinstance(messages, Rejected):
-        yield Faulty(place, "rpc", messages.reason, messages.detail, frame.payload, observed_at)
+        yield Faulty(place, "rpc", messages.reason, messages.detail, frame.payload, observed_at, known_by)
         return
     if not messages:
         return
@@ -112,17 +115,19 @@ def _judged(
 ) -> Decoded | Faulty:
     name = _topic(message, frame)
     if isinstance(name, Rejected):
-        return Faulty(place, "topic", name.reason, name.detail, message.data, observed_at)
+        return Faulty(place, "topic", name.reason, name.detail, message.data, observed_at, _known_by(frame))
     topic = parse_topic(name)
     network = topic.network if topic else frame.network
     origin = _ORIGINS[frame.origin]
     verdict, reason = _verdict(message, frame, place.position or 0, how.policy(network, origin))
     if reason:
-        return Faulty(place, "signature", reason, "", message.data, observed_at)
+        return Faulty(place, "signature", reason, "", message.data, observed_at, _known_by(frame))
     content = read_message(message.data, how.batch_typ)
     if isinstance(content, Rejected):
         author = _author(message, verdict) or ""
-        return Faulty(place, "message", content.reason, content.detail, message.data, observed_at, author)
+        return Faulty(
+            place, "message", content.reason, content.detail, message.data, observed_at, _known_by(frame), author
+        )
     separator = topic.separator if topic else None
     return Decoded(
         place, message_id(message), network, origin, name, separator, verdict, remote, observed_at, message, content
@@ -196,5 +201,11 @@ def identities(decoded: Decoded, scope: str, horizon: int) -> tuple[bytes, bytes
 
 
 def own_identity(fault: Faulty) -> bytes:
-    """The digest of what is the copy of nothing: a fault is kept each time it comes."""
-    return blake2b(repr((*fault.place, fault.stage, fault.detail)).encode(), digest_size=16).digest()
+    """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
+    written twice (docs/DESIGN.md, Contracts, Frame)."""
+    where = (fault.frame, fault.place.position) if fault.frame else fault.place
+    return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
+
+
+def _known_by(frame: Frame) -> bytes:
+    return b"%b%d/%d" % (frame.connection, frame.direction, frame.sequence)

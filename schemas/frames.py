@@ -20,18 +20,22 @@ FRAME_INVALID: Final = "frame_invalid"
 RPC_MALFORMED: Final = "rpc_malformed"
 RPC_OVERSIZED: Final = "rpc_oversized"
 TOPIC_NOT_UTF8: Final = "topic_not_utf8"
-REASONS: Final = (FRAME_MALFORMED, FRAME_INVALID, RPC_MALFORMED, RPC_OVERSIZED, TOPIC_NOT_UTF8)
+TOPIC_TOO_LONG: Final = "topic_too_long"
+REASONS: Final = (FRAME_MALFORMED, FRAME_INVALID, RPC_MALFORMED, RPC_OVERSIZED, TOPIC_NOT_UTF8, TOPIC_TOO_LONG)
 
 CONNECTION_BYTES: Final = 16
 # An RPC longer than MAX_RPC is cut: the frame then holds its first CUT_PAYLOAD bytes and its declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
+# Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
+MAX_TOPIC: Final = 4096
+MAX_NETWORK: Final = 256
 BEP50: Final = "bep50"
 
 DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
-_MAX_BIGINT: Final = 2**63 - 1  # sequence is a BIGINT in Delta
+_MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
 _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than 4 MiB and cut when it was captured")
 
 
@@ -39,7 +43,8 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
     """The Frame in a record value of `kiln.frames`.
 
     frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: a Frame that breaks the contract:
-    connection not 16 bytes, direction or origin unknown, sequence 0 or beyond a BIGINT.
+    connection not 16 bytes, direction or origin unknown, no network or one of more than MAX_NETWORK characters,
+    sequence 0 or beyond a BIGINT, declared_length beyond one.
     """
     if value is None:
         return Rejected(FRAME_MALFORMED, "the record has no value")
@@ -56,6 +61,10 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
         return Rejected(FRAME_INVALID, f"origin {frame.origin} is unknown")
     if not 0 < frame.sequence <= _MAX_BIGINT:
         return Rejected(FRAME_INVALID, f"sequence {frame.sequence} is not in 1…2^63-1")
+    if frame.declared_length > _MAX_BIGINT:
+        return Rejected(FRAME_INVALID, f"declared_length {frame.declared_length} is beyond 2^63-1")
+    if not 0 < len(frame.network) <= MAX_NETWORK:
+        return Rejected(FRAME_INVALID, f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}")
     return frame
 
 
@@ -83,7 +92,7 @@ def gossip_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejec
 
 
 def named_topic(message: rpc_pb2.Message) -> str | Rejected | None:
-    """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8.
+    """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8, topic_too_long.
 
     A name always wins over an index. An empty name is a name: it was on the wire.
     """
@@ -93,4 +102,6 @@ def named_topic(message: rpc_pb2.Message) -> str | Rejected | None:
     # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
     if isinstance(topic, bytes):
         return Rejected(TOPIC_NOT_UTF8, f"topic 0x{topic[:64].hex()} is not UTF-8")
+    if len(topic) > MAX_TOPIC:
+        return Rejected(TOPIC_TOO_LONG, f"a topic of {len(topic)} characters; at most {MAX_TOPIC} are read")
     return topic

@@ -10,6 +10,7 @@ msgspec.DecodeError (not JSON). The first is a subclass of the second.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -166,6 +167,9 @@ def batch_key(network: str, separator: SeparatorRecord) -> bytes:
     return f"{network}/{separator.key}/{separator.value}".encode()
 
 
+_COORDINATES = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
+
+
 class QuarantineKey(NamedTuple):
     """What a quarantined record is about: a message or a frame of kiln.frames, or a CID."""
 
@@ -184,10 +188,12 @@ def quarantine_key(partition: int, offset: int, message_index: int | None = None
 
 
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
-    """The reverse of quarantine_key; what is not coordinates is taken as a CID. ValueError if the key is not UTF-8."""
+    """The reverse of quarantine_key. A key with a slash that is no coordinates of a frame (as a record of another topic
+    has) is nothing; any other is taken as a CID. ValueError if the key is not UTF-8."""
     text = key.decode()
-    parts = text.split("/")
-    if len(parts) in (2, 3) and all(part.isascii() and part.isdigit() for part in parts):
-        partition, offset, *index = map(int, parts)
-        return QuarantineKey(partition, offset, index[0] if index else None, None)
-    return QuarantineKey(None, None, None, text)
+    match = _COORDINATES.fullmatch(text)
+    if match:
+        partition, offset, index = (None if part is None else int(part) for part in match.groups())
+        if (partition or 0) < 2**31 and (offset or 0) < 2**63 and (index or 0) < 2**31:
+            return QuarantineKey(partition, offset, index, None)
+    return QuarantineKey(None, None, None, None if "/" in text else text)

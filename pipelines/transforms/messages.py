@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -27,6 +28,8 @@ _IDENTITY = (
     Column("early", "binary", "digest by which copies are known"),
     Column("late", "binary", "the other digest"),
 )
+# Most bytes of a quarantine record: base64 makes four thirds of them, and a topic takes records of 8 MiB.
+PART = 5 << 20
 DECODED = (*MESSAGES, *_FAULT, *_IDENTITY)
 
 
@@ -86,9 +89,9 @@ def _decoded_rows(how: Decoding) -> Callable[[_Batches], _Batches]:
         for batch in batches:
             for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 for item in decode(value, partition, offset, stamp, how):
-                    row, size = _fault_row(item) if isinstance(item, Faulty) else _message_row(item, how)
-                    if buffer.add(row, size):
-                        yield from buffer.drain()
+                    for row, size in fault_rows(item) if isinstance(item, Faulty) else (_message_row(item, how),):
+                        if buffer.add(row, size):
+                            yield from buffer.drain()
             yield from buffer.drain()
 
     return rows
@@ -129,19 +132,25 @@ def _message_row(item: Decoded, how: Decoding) -> tuple[tuple[object, ...], int]
     return row, len(envelope.data)
 
 
-def _fault_row(item: Faulty) -> tuple[tuple[object, ...], int]:
+def fault_rows(item: Faulty) -> Iterator[tuple[tuple[object, ...], int]]:
+    """One row, or more where the bytes are too many for one record: each then holds a part and says which."""
     own = own_identity(item)
-    record = QuarantineRecord(
-        stage=item.stage, reason=item.reason, detail=item.detail, data=item.data, observed_at=item.observed_at
-    )
-    row = (
-        *(None for _ in MESSAGES),
-        item.stage,
-        item.reason,
-        item.author,
-        quarantine_key(*item.place),
-        encode(record),
-        own,
-        own,
-    )
-    return row, len(item.data) * 4 // 3
+    size = len(item.data)
+    for start in range(0, size or 1, PART):
+        part = item.data[start : start + PART]
+        detail = item.detail if size <= PART else f"bytes {start} to {start + len(part)} of {size}: {item.detail}"
+        record = QuarantineRecord(
+            stage=item.stage, reason=item.reason, detail=detail, data=part, observed_at=item.observed_at
+        )
+        identity = blake2b(own + start.to_bytes(8), digest_size=16).digest() if start else own
+        row = (
+            *(None for _ in MESSAGES),
+            item.stage,
+            item.reason,
+            item.author,
+            quarantine_key(*item.place),
+            encode(record),
+            identity,
+            identity,
+        )
+        yield row, len(part) * 4 // 3

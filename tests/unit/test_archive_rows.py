@@ -101,7 +101,7 @@ def test_a_column(fields: dict[str, object], column: str, found: object) -> None
 @given(
     st.builds(
         dict,
-        network=st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+        network=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5),
         local_peer=st.binary(max_size=40),
         remote_peer=st.binary(max_size=40),
         protocol=st.sampled_from(("/meshsub/1.2.0", "bep50", "")),
@@ -120,7 +120,6 @@ def test_whatever_is_a_frame_has_a_row_that_arrow_takes(fields: dict[str, object
     assert row == {"payload": fields["payload"], "sequence": fields["sequence"]}
 
 
-@pytest.mark.xfail(strict=True, reason="read_frame bounds sequence to a BIGINT, and not declared_length")
 def test_a_length_beyond_a_bigint_does_not_stop_the_query() -> None:
     read = read_frame(frame(declared_length=2**63).SerializeToString())
     if not isinstance(read, Rejected):

@@ -27,12 +27,13 @@ from pipelines.decode import (
     own_identity,
 )
 from pipelines.sinks import MAX_REQUEST
+from pipelines.transforms.messages import DECODED, fault_rows
 from schemas.frames import MAX_RPC
 from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive, write_query, write_update
-from schemas.records import QuarantineRecord, encode
+from schemas.records import QuarantineRecord, decode_quarantine, encode
 from schemas.topics import Separator
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
@@ -424,9 +425,9 @@ def test_copies_through_other_peers_are_known_as_such() -> None:
 
 
 def test_faults_are_kept_each_time_they_come() -> None:
-    value = frame(unsigned(b"garbage"), unsigned(b"garbage")).SerializeToString()
     how = Decoding(default_policy="either")
-    items = [item for offset in (1, 2) for partition in (0, 1) for item in decode(value, partition, offset, 0, how)]
+    values = [frame(unsigned(b"garbage"), unsigned(b"garbage"), sequence=number) for number in (1, 2, 3, 4)]
+    items = [item for value in values for item in decode(value.SerializeToString(), 0, value.sequence, 0, how)]
     assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == len(items) == 8
 
 
@@ -485,19 +486,24 @@ def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
 # ---------------------------------------------------------------- size
 
 
-def quarantined(item: Faulty) -> bytes:
-    return encode(QuarantineRecord(item.stage, item.reason, item.detail, item.data, item.observed_at))
+def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() -> None:
+    data = b"\xff" * (MAX_REQUEST - 1_000)
+    for item in (fault(frame(payload=b"\xff" * MAX_RPC)), fault(data)):
+        rows = [dict(zip((column.name for column in DECODED), row, strict=True)) for row, _ in fault_rows(item)]
+        values = [row["fault_value"] for row in rows]
+        assert all(isinstance(value, bytes) and len(value) < MAX_REQUEST - 1_000 for value in values)
+        assert b"".join(decode_quarantine(value).data for value in values if isinstance(value, bytes)) == item.data
+        assert len({row["early"] for row in rows}) == len(rows)
 
 
-def test_an_rpc_of_the_greatest_size_fits_into_quarantine() -> None:
-    item = fault(frame(payload=b"\xff" * MAX_RPC))
-    assert len(quarantined(item)) < MAX_REQUEST - 1_000
-
-
-@pytest.mark.xfail(strict=True, reason="base64 makes a record of 8 MiB one of 11 MiB, which the producer refuses")
-def test_a_record_of_the_greatest_size_fits_into_quarantine() -> None:
-    item = fault(b"\xff" * (MAX_REQUEST - 1_000))
-    assert len(quarantined(item)) < MAX_REQUEST
+def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:
+    value = frame(payload=b"\xff")
+    how = Decoding()
+    (first,), (again,) = (decode(value.SerializeToString(), 3, offset, 0, how) for offset in (77, 78))
+    assert isinstance(first, Faulty)
+    assert isinstance(again, Faulty)
+    assert own_identity(first) == own_identity(again)
+    assert own_identity(first) != own_identity(fault(frame(payload=b"\xff", sequence=2)))
 
 
 # ---------------------------------------------------------------- any bytes

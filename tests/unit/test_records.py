@@ -219,14 +219,17 @@ def test_keys() -> None:
     assert r.update_key("testnet-clay", None, "kstream") == b"kstream"
 
 
-@given(natural, natural, st.none() | natural)
+@given(st.integers(0, 2**31 - 1), natural, st.none() | st.integers(0, 2**31 - 1))
 def test_quarantine_keys_of_coordinates_round_trip(partition: int, offset: int, index: int | None) -> None:
     key = r.quarantine_key(partition, offset, index)
     assert r.parse_quarantine_key(key) == (partition, offset, index, None)
 
 
-@pytest.mark.parametrize(
-    "cid", ["bafyreigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi", "1/2/x", "7", "²/1", ""]
-)
+@pytest.mark.parametrize("key", ["1/2/x", "²/1", "updates/1/2", f"{2**31}/1", f"1/{2**63}", "1/" + "9" * 5_000])
+def test_a_quarantine_key_of_another_form_names_no_place(key: str) -> None:
+    assert r.parse_quarantine_key(key.encode()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("cid", ["bafyreigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi", "7", ""])
 def test_any_other_quarantine_key_is_taken_as_a_cid(cid: str) -> None:
     assert r.parse_quarantine_key(cid.encode()) == (None, None, None, cid)

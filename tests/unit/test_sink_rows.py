@@ -192,7 +192,6 @@ def test_what_is_in_quarantine(key: bytes, place: tuple[object, ...]) -> None:
     }
 
 
-@pytest.mark.xfail(strict=True, reason="the key updates/partition/offset of the batch query is read as a CID")
 def test_the_column_cid_holds_cids_only() -> None:
     ((_, row),) = rows("quarantine", FAULT, b"updates/3/77")
     assert row["cid"] is None
@@ -243,9 +242,6 @@ def test_a_record_that_is_deep_where_nobody_reads_is_quarantined(topic: str) -> 
     assert [table for table, _ in rows(topic, value, b"1/2/3")] == ["quarantine"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a number in a quarantine key may be larger than its column, or than int() reads"
-)
 @pytest.mark.parametrize(
     "key",
     [
