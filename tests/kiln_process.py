@@ -51,15 +51,17 @@ class Kiln:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Starts a command in a session of its own, so that `kill_all` ends it with all its children."""
-        return subprocess.Popen(
-            self.command(*arguments),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "started.out").open("ab") as out:
+            return subprocess.Popen(
+                self.command(*arguments),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
 
     def sql(self, query: str) -> list[dict[str, object]]:
         answer = json.loads(self.run("sql", "--json", query).stdout)
