@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(3_000)]
 NUMBER = int(os.environ.get("KILN_TEST_BAD_INPUTS", "200"))
 """Bad inputs of each kind, but for the messages in one RPC, which are always 100,000."""
 PREFIX = "bad."
+HOUR = 3_600_000_000_000  # ns
 
 
 @dataclass
@@ -38,8 +39,9 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
     start, spacing = time.time_ns(), 1_000_000
     good = Traffic(options, start, 1_000.0)
     bad = [
-        BadInputs(kind, 100_000 if kind == "many_messages" else NUMBER, 5, options, start, spacing)
-        for kind in BAD_KINDS
+        # times of their own: an author and a time are a message's id
+        BadInputs(kind, 100_000 if kind == "many_messages" else NUMBER, 5, options, start + place * HOUR, spacing)
+        for place, kind in enumerate(BAD_KINDS, start=1)
     ]
     with frames_producer(broker.address, PREFIX) as producer:
         for key, value in alternate(records(good.frames(messages=3 * NUMBER)), *map(records, bad)):
