@@ -71,7 +71,8 @@ def run_application(
     stop = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
-        stack.enter_context(state_lock(settings.state))
+        for name in names or settings.jobs.run:
+            stack.enter_context(query_lock(settings.state, name))
         ready = stack.enter_context(launched_broker(settings, view.say))
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
@@ -307,21 +308,22 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 class StateInUseError(KilnError):
-    """Two Kilns on one state folder would write the same checkpoints."""
+    """Two processes that run one query in one state folder would write the same checkpoint."""
 
 
 @contextmanager
-def state_lock(state: Path) -> Iterator[None]:
-    """Holds the state folder for this process. StateInUseError names the process that has it."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("a+") as lock:
+def query_lock(state: Path, query: str) -> Iterator[None]:
+    """Holds one query of a state folder for this process. StateInUseError names the process that has it."""
+    locks = state / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / query).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(
-                f"{state} is in use by another Kiln (process {holder}): stop it, or give this one --state"
+                f"the query {query} of {state} runs in another Kiln (process {holder}): stop it, or give this one --state"
             ) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))

@@ -32,7 +32,7 @@ class QueryProgress:
     processed_rate: float = 0.0
     records: int = 0
     duplicates: int = 0
-    """Rows dropped as copies by the first deduplication."""
+    """Rows dropped as copies."""
     state_rows: int = 0
 
     def lag(self, ends: Mapping[str, Mapping[int, int]]) -> int:
@@ -78,7 +78,7 @@ class ProgressListener(StreamingQueryListener):
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             operators = progress.stateOperators
-            dropped = operators[0].customMetrics.get("numDroppedDuplicateRows", 0) if operators else 0
+            dropped = sum(int(operator.customMetrics.get("numDroppedDuplicateRows", 0)) for operator in operators)
             self._queries[progress.name] = replace(
                 before,
                 read=_offsets([source.endOffset for source in progress.sources]) or before.read,
@@ -87,7 +87,7 @@ class ProgressListener(StreamingQueryListener):
                 input_rate=_rate(progress.inputRowsPerSecond),
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
-                duplicates=before.duplicates + int(dropped),
+                duplicates=before.duplicates + dropped,
                 state_rows=sum(operator.numRowsTotal for operator in operators),
             )
 

@@ -94,6 +94,14 @@ def _field(column: Column) -> dict[str, object]:
     }
 
 
+def has_rows(lake: Lake, table: str) -> bool:
+    """Whether a table is there and holds anything."""
+    path, options = lake.table(table), dict(lake.options) or None
+    if not deltalake.DeltaTable.is_deltatable(path, options):
+        return False
+    return bool(deltalake.DeltaTable(path, storage_options=options).file_uris())
+
+
 def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
     """Appends to a table, once for a `Write`: a second append under the same one is skipped by Delta."""
     (

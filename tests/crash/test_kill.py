@@ -49,8 +49,10 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
         topic, most = random.choice((("updates", 400), ("batches", 60), ("batches", 60), ("quarantine", 40)))
         with new_records(servers, PREFIX + topic) as watched:
             process = kiln.start("run", "--no-traffic")
-            await_records(watched, random.randint(1, most))
-            kill_all(process)
+            try:
+                await_records(watched, random.randint(1, most))
+            finally:
+                kill_all(process)
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up")
@@ -92,6 +94,7 @@ def test_no_window_is_left_in_state(run: Run, tmp_path: Path) -> None:
     spark = create_session("state", master="local[1]", driver_memory="512m", jars=spark_jars(), scratch=tmp_path)
     checkpoint = str(run.kiln.state / "checkpoints" / "batch")
     try:
+        assert spark.streams.active == []  # the reader wants what starts with the first look at the streams
         rows = spark.read.format("statestore").option("stateVarName", "windows").load(checkpoint).collect()
     finally:
         spark.stop()
