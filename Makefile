@@ -52,7 +52,7 @@ lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew
 	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
 
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
-	rm -rf $(VENV) .jars build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .jars .peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- stamps: made again when what they are made from is newer

@@ -1,0 +1,1 @@
+"""A small network of foreign peers to try Kiln with."""

