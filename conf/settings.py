@@ -216,6 +216,22 @@ class Dedupe(Section):
     unsigned: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
 
 
+class TopicTable(Section):
+    """Gossipsub's Topic Table Extension: topics by index (docs/DESIGN.md, The bridge)."""
+
+    bundles: dict[str, list[str]] = {}
+    send: Literal["cautious", "eager", "off"] = "cautious"
+
+    @field_validator("bundles")
+    @classmethod
+    def _usable(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        if value:
+            from schemas.topic_table import Bundles, hello_bytes  # not at the top: protobuf slows every start
+
+            hello_bytes(Bundles(value))
+        return value
+
+
 class Spark(Section):
     """The Spark application."""
 
@@ -224,6 +240,18 @@ class Spark(Section):
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
     conf: dict[str, str] = {}
+
+
+def _names(value: object) -> object:
+    """An environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same."""
+    if isinstance(value, str):
+        if value.startswith("["):
+            try:
+                return json.loads(value)
+            except json.JSONDecodeError:
+                pass
+        return [item for item in re.split(r'[\[\]",\s]+', value) if item]
+    return value
 
 
 class Job(Section):
@@ -247,10 +275,7 @@ class Jobs(Section):
     @field_validator("run", mode="before")
     @classmethod
     def _from_text(cls, value: object) -> object:
-        # an environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same
-        if isinstance(value, str):
-            return [item for item in re.split(r'[\[\]",\s]+', value) if item]
-        return value
+        return _names(value)
 
     @field_validator("run")
     @classmethod
@@ -297,10 +322,35 @@ class Traffic(Section):
         return self
 
 
+class Bridge(Section):
+    """The gossipsub node: where it listens, whom it dials, which topics it is on."""
+
+    listen: Annotated[tuple[str, ...], NoDecode] = ("/ip4/127.0.0.1/tcp/4811",)
+    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
+    interests: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
+
+    @field_validator("listen", "bootstrap", "interests", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("interests")
+    @classmethod
+    def _separators(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from schemas.topics import parse_interest  # not at the top: its codecs slow every start
+
+        for text in value:
+            parse_interest(text)
+        return value
+
+
 class Publish(Section):
-    """Whether batches go out to the network."""
+    """Whether batches go out to the network, and for how long that is tried."""
 
     enabled: bool = False
+    timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
 
 
 class Settings(Section):
@@ -312,10 +362,12 @@ class Settings(Section):
     batch: Batch = Batch()
     policy: SignaturePolicy = SignaturePolicy()
     dedupe: Dedupe = Dedupe()
+    topic_table: TopicTable = TopicTable()
     spark: Spark = Spark()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     traffic: Traffic = Traffic()
+    bridge: Bridge = Bridge()
     publish: Publish = Publish()
 
     @property
@@ -332,6 +384,11 @@ class Settings(Section):
     def logs(self) -> Path:
         """The folder of the logs of Spark and of the embedded broker."""
         return self.state / "logs"
+
+    @property
+    def bridge_dir(self) -> Path:
+        """The folder of the bridge: its key, its seqno, its spool, its status."""
+        return self.state / "bridge"
 
     @property
     def broker_dir(self) -> Path:
@@ -439,6 +496,23 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
     """As `load`, only the settings; `state` is made absolute (from the current folder)."""
     return load(config, state=state, network=network).settings
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that give another process just these settings. Holds passwords in clear: never print it."""
+    return {variable(keys): _variable_text(_value_at(settings, keys)) for keys in known_keys()}
+
+
+def _variable_text(value: object) -> str:
+    match value:
+        case str() | Path():
+            return str(value)
+        case timedelta():
+            return duration_text(value)
+        case SecretStr():
+            return value.get_secret_value()
+        case _:
+            return json.dumps(value)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from bridge.feed import Feed
 from bridge.frames_producer import FramesProducer, connect
-from conf import KilnError
+from conf.locks import held
 from conf.settings import JobName, Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_jars
 from deploy.embedded.topics import TOPICS
@@ -72,7 +71,7 @@ def run_application(
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
-            stack.enter_context(query_lock(settings.state, name))
+            stack.enter_context(held(settings.state, name))
         ready = stack.enter_context(launched_broker(settings, view.say))
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
@@ -305,27 +304,3 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class StateInUseError(KilnError):
-    """Two processes that run one query in one state folder would write the same checkpoint."""
-
-
-@contextmanager
-def query_lock(state: Path, query: str) -> Iterator[None]:
-    """Holds one query of a state folder for this process. StateInUseError names the process that has it."""
-    locks = state / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / query).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise StateInUseError(
-                f"the query {query} of {state} runs in another Kiln (process {holder}): stop it, or give this one --state"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield

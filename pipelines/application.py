@@ -17,9 +17,11 @@ from pipelines.decode import Decoding
 from pipelines.jobs import archive, batch, messages, sink, updates
 from pipelines.plan import Plan, Report
 from pipelines.progress import ProgressListener, QueryProgress
-from pipelines.sinks import Lake
+from pipelines.sinks import Lake, has_rows
 from pipelines.sources import Broker
 from pipelines.ticks import Ticker
+from pipelines.transforms.sink import FILLED
+from schemas.topic_table import Bundles
 
 READS: Mapping[JobName, tuple[str, ...]] = {
     "archive": ("frames",),
@@ -53,10 +55,11 @@ def start_job(
         policies=settings.policy.networks,
         batch_typ=settings.batch.typ,
         unsigned_horizon=micros(settings.dedupe.unsigned),
+        bundles=Bundles(settings.topic_table.bundles),
     )
     match name:
         case "archive":
-            return archive.start(plan)
+            return archive.start(plan, how.bundles)
         case "messages":
             breaker = Breaker(settings.breaker.authors, settings.breaker.streak)
             return messages.start(plan, how, remembered, breaker)
@@ -95,6 +98,22 @@ class GaveUpError(RuntimeError):
     """A query failed more often in one place than the settings allow, or said itself that going on would do harm."""
 
 
+_APPENDED: Mapping[JobName, tuple[str, ...]] = {"messages": ("messages",), "sink": FILLED}
+"""Tables in which each thing is once for as long as the query's checkpoint lives (docs/DESIGN.md, decision 13)."""
+
+
+def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
+    if (settings.checkpoints / name).exists():
+        return
+    lake = Lake(str(settings.lake))
+    full = [table for table in _APPENDED.get(name, ()) if has_rows(lake, table)]
+    if full:
+        raise GaveUpError(
+            f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "
+            "hold rows: it would write them once more. Put the checkpoint back, or move these tables away too"
+        )
+
+
 class Application:
     """The queries named, on one session. `start()`, then `check()` now and then, then `stop()`.
 
@@ -119,6 +138,9 @@ class Application:
         self.ticker: Ticker | None = None
 
     def start(self) -> None:
+        """Raises GaveUpError where a query cannot or must not start."""
+        for name in self._names:
+            _refuse_half_a_state(name, self._settings)
         if "batch" in self._names:
             kafka = self._settings.kafka
             self.ticker = Ticker(
@@ -132,7 +154,10 @@ class Application:
             self._running[name] = _Running(self._start(name))
 
     def _start(self, name: JobName) -> StreamingQuery:
-        return start_job(name, self._spark, self._settings, self._listener, self._report)
+        try:
+            return start_job(name, self._spark, self._settings, self._listener, self._report)
+        except DecodingBrokenError as error:
+            raise GaveUpError(f"{name} stopped: {error}") from error
 
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from schemas.frames import gossip_messages, named_topic, read_frame
+from schemas.frames import gossip_messages, read_frame
 from schemas.identity import Policy, Verdict, judge, message_id, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import PubsubMessage, read_message
 from schemas.records import Origin
 from schemas.reject import Rejected
-from schemas.topic_table import intersect, parse_hello
+from schemas.topic_table import Bundles, TopicSource, TopicTable, agreement, message_topic
 from schemas.topics import Separator, parse_topic
-
-NO_TABLE = "no table agreed"
-UNKNOWN_BUNDLE = "unknown bundle hash"
-TOPIC_MISSING = "topic_missing"
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
 _BY_VERDICT = {Verdict.BAD: "bad_signature", Verdict.AGAINST_POLICY: "against_policy"}
@@ -59,6 +54,7 @@ class Decoded(NamedTuple):
     network: str
     origin: Origin
     topic: str
+    topic_source: TopicSource
     separator: Separator | None
     verdict: Verdict
     remote_peer: str
@@ -75,6 +71,7 @@ class Decoding:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     batch_typ: int = 3
     unsigned_horizon: int = 120_000_000  # µs
+    bundles: Bundles = field(default_factory=Bundles)  # by which topic indices resolve
 
     def policy(self, network: str, origin: str) -> Policy:
         """A replayed capture is always judged `either` (DESIGN, decision 5)."""
@@ -95,10 +92,10 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
         return
     observed_at = frame.observed_at // 1000
     known_by = _known_by(frame)
-    for side, hello in (("hello_in", frame.hello_in), ("hello_out", frame.hello_out)):
-        refused = _refused_hello(hello)
-        if refused is not None:
-            yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, known_by)
+    agreed = agreement(frame.hello_in, frame.hello_out, how.bundles)
+    for side, refused in agreed.refused:
+        hello = frame.hello_in if side == "hello_in" else frame.hello_out
+        yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, known_by)
     messages = gossip_messages(frame)
     if isinstance(messages, Rejected):
         yield Faulty(place, "rpc", messages.reason, messages.detail, frame.payload, observed_at, known_by)
@@ -107,19 +104,19 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
         return
     remote = peer_text(frame.remote_peer)
     for index, message in enumerate(messages):
-        yield _judged(message, frame, Place(partition, offset, index), remote, observed_at, how)
+        yield _judged(message, frame, agreed.table, Place(partition, offset, index), remote, observed_at, how)
 
 
 def _judged(
-    message: Message, frame: Frame, place: Place, remote: str, observed_at: int, how: Decoding
+    message: Message, frame: Frame, table: TopicTable, place: Place, remote: str, observed_at: int, how: Decoding
 ) -> Decoded | Faulty:
-    name = _topic(message, frame)
+    name = message_topic(message, table)
     if isinstance(name, Rejected):
         return Faulty(place, "topic", name.reason, name.detail, message.data, observed_at, _known_by(frame))
     topic = parse_topic(name)
     network = topic.network if topic else frame.network
     origin = _ORIGINS[frame.origin]
-    verdict, reason = _verdict(message, frame, place.position or 0, how.policy(network, origin))
+    verdict, reason = _verdict(message, name, frame, place.position or 0, how.policy(network, origin))
     if reason:
         return Faulty(place, "signature", reason, "", message.data, observed_at, _known_by(frame))
     content = read_message(message.data, how.batch_typ)
@@ -130,45 +127,38 @@ def _judged(
         )
     separator = topic.separator if topic else None
     return Decoded(
-        place, message_id(message), network, origin, name, separator, verdict, remote, observed_at, message, content
+        place,
+        message_id(message),
+        network,
+        origin,
+        name,
+        "name" if message.HasField("topic") else "index",
+        separator,
+        verdict,
+        remote,
+        observed_at,
+        message,
+        content,
     )
 
 
-def _topic(message: Message, frame: Frame) -> str | Rejected:
-    """The topic's name. A name on the wire wins over an index; an index needs a table that both hellos agree on."""
-    name = named_topic(message)
-    if name is not None:
-        return name
-    if message.HasField("topicIndex"):
-        return _unresolved(message.topicIndex, frame.hello_in, frame.hello_out)
-    return Rejected(TOPIC_MISSING, "neither a topic nor an index")
+def _verdict(message: Message, topic: str, frame: Frame, index: int, policy: Policy) -> tuple[Verdict, str]:
+    """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass.
 
-
-def _verdict(message: Message, frame: Frame, index: int, policy: Policy) -> tuple[Verdict, str]:
-    """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass."""
+    A signature is over the topic's name: the index that was on the wire in its place is not part of what was signed.
+    """
     given = frame.verdicts[index] if index < len(frame.verdicts) else 0
     if given == Verdict.GOOD or given == Verdict.UNSIGNED:
         return Verdict(given), ""
     if given in _BY_VERDICT:
         return Verdict(given), _BY_VERDICT[Verdict(given)]
-    return judge(message, policy)
-
-
-@lru_cache(maxsize=1024)
-def _refused_hello(hello: bytes) -> Rejected | None:
-    hashes = parse_hello(hello)
-    return hashes if isinstance(hashes, Rejected) else None
-
-
-@lru_cache(maxsize=1024)
-def _unresolved(index: int, hello_in: bytes, hello_out: bytes) -> Rejected:
-    theirs, ours = parse_hello(hello_in), parse_hello(hello_out)
-    if isinstance(theirs, Rejected) or isinstance(ours, Rejected):
-        return Rejected(NO_TABLE, f"topic index {index}, and a hello was refused")
-    agreed = intersect(ours, theirs)
-    if not agreed:
-        return Rejected(NO_TABLE, f"topic index {index}, and the hellos share no bundle")
-    return Rejected(UNKNOWN_BUNDLE, f"topic index {index} in bundles {', '.join(known.hex() for known in agreed)}")
+    if not message.HasField("topicIndex"):
+        return judge(message, policy)
+    verdict, reason = judge(message, policy, topic)
+    if verdict is Verdict.BAD and message.HasField("topic"):
+        # beside a name the index may be the author's own, a field like any other, and signed with the rest
+        return judge(message, policy)
+    return verdict, reason
 
 
 def author(decoded: Decoded) -> str | None:

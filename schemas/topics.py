@@ -125,6 +125,30 @@ def parse_separator_text(text: str) -> Separator:
     return Separator(key, value)
 
 
+class Interest(NamedTuple):
+    """Which separators someone follows: every one (no key), those of a key (no value), or one."""
+
+    key: str | None
+    value: str | None
+
+    def covers(self, separator: Separator) -> bool:
+        """Whether this separator is one of them."""
+        return self.key in (None, separator.key) and self.value in (None, separator.value)
+
+
+def parse_interest(text: str) -> Interest:
+    """Read ``*``, a key, or ``key/value``; what has no value after its last slash is a key. Raises TopicError."""
+    if not text:
+        raise TopicError("an interest must not be empty: it is *, a key, or key/value")
+    if text == "*":
+        return Interest(None, None)
+    key, slash, value = text.rpartition("/")
+    _require_utf8(text, "interest")
+    if slash and key and _is_value(value):
+        return Interest(key, value)
+    return Interest(text, None)
+
+
 def _is_value(value: str) -> bool:
     # Every such text is canonical: base36 multibase maps n leading zero digits to n leading zero bytes, one to one.
     return (

@@ -29,6 +29,7 @@ from typing import IO, Self
 
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
+from deploy.tied import tied
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
@@ -44,16 +45,6 @@ _JVM = (
     "-Djava.awt.headless=true",
     "-Dkiln.logs=../logs",
 )
-
-# Run in a fresh interpreter between fork and exec: the kernel's own way to end a child whose parent was killed. A
-# `preexec_fn` could deadlock in a parent with threads.
-_TIE_TO_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-
 
 class BrokerError(RuntimeError):
     """The broker cannot be started or did not start; the text says why and what to do."""
@@ -257,8 +248,8 @@ class EmbeddedBroker:
                 self._format(folder, out)
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
             command = [*java, "kafka.Kafka", properties.name]
-            if self.die_with_parent and sys.platform == "linux":
-                command = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]
+            if self.die_with_parent:
+                command = tied(command)
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,

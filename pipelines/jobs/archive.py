@@ -11,13 +11,14 @@ from pipelines.plan import Plan, each_batch, start_query
 from pipelines.sinks import Write, append_once, create_tables, written
 from pipelines.sources import stream_topics
 from pipelines.transforms.archive import copies, frames
+from schemas.topic_table import Bundles
 
 
-def start(plan: Plan) -> StreamingQuery:
+def start(plan: Plan, bundles: Bundles) -> StreamingQuery:
     """Starts the query. It writes the tables `frames` and `copies`."""
     session = plan.session()
     create_tables(plan.lake, ("frames", "copies"))
-    archive = _Archive(plan)
+    archive = _Archive(plan, bundles)
     records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
     return start_query("archive", plan, each_batch(records, archive.write))
 
@@ -25,8 +26,9 @@ def start(plan: Plan) -> StreamingQuery:
 class _Archive:
     """Knows which frames the lake holds, from the first micro-batch on."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, bundles: Bundles) -> None:
         self._plan = plan
+        self._bundles = bundles
         self._held: Held | None = None
 
     def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:
@@ -39,7 +41,7 @@ class _Archive:
         held = context.broadcast(self._held)
         taken = context.accumulator(Held(), HeldParam())
         append_once(frames(records, held, taken), self._plan.lake, "frames", write)
-        append_once(copies(records, held), self._plan.lake, "copies", write)
+        append_once(copies(records, held, self._bundles), self._plan.lake, "copies", write)
         merge(self._held, taken.value)
         held.destroy()
 

@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame
 
 from pipelines.held import Held, Sieve
 from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
-from schemas.frames import BEP50, DIRECTIONS, ORIGINS, gossip_messages, named_topic, read_frame
+from schemas.frames import BEP50, DIRECTIONS, ORIGINS, gossip_messages, read_frame
 from schemas.identity import Verdict, message_id, peer_text
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
 from schemas.tables import TABLES
+from schemas.topic_table import Bundles, agreement, message_topic
 from schemas.topics import parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
@@ -33,10 +34,10 @@ def frames(records: DataFrame, held: Broadcast[Held], taken: Accumulator[Held]) 
     return source.mapInArrow(_frame_rows(held, taken), ddl(FRAMES)).select(*(column.name for column in FRAMES))
 
 
-def copies(records: DataFrame, held: Broadcast[Held]) -> DataFrame:
+def copies(records: DataFrame, held: Broadcast[Held], bundles: Bundles) -> DataFrame:
     """The same records in; rows of the table `copies` out: a row for each message in the same frames that came IN."""
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_copy_rows(held), ddl(COPIES)).select(*(column.name for column in COPIES))
+    return source.mapInArrow(_copy_rows(held, bundles), ddl(COPIES)).select(*(column.name for column in COPIES))
 
 
 def _new_frames(batch: pa.RecordBatch, sieve: Sieve) -> Iterator[tuple[int, int, int, Frame]]:
@@ -61,13 +62,13 @@ def _frame_rows(held: Broadcast[Held], taken: Accumulator[Held]) -> Callable[[_B
     return rows
 
 
-def _copy_rows(held: Broadcast[Held]) -> Callable[[_Batches], _Batches]:
+def _copy_rows(held: Broadcast[Held], bundles: Bundles) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         sieve = Sieve(held.value)
         buffer = RowBuffer(arrow_schema(COPIES))
         for batch in batches:
             for partition, offset, _, frame in _new_frames(batch, sieve):
-                for row in copy_rows(partition, offset, frame):
+                for row in copy_rows(partition, offset, frame, bundles):
                     if buffer.add(row):
                         yield from buffer.drain()
             yield from buffer.drain()
@@ -99,17 +100,21 @@ def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> tuple[ob
     )
 
 
-def copy_rows(partition: int, offset: int, frame: Frame) -> Iterator[tuple[object, ...]]:
-    """The rows, in the order of COPIES, of the messages in a frame that came IN; none for what is no RPC."""
+def copy_rows(partition: int, offset: int, frame: Frame, bundles: Bundles) -> Iterator[tuple[object, ...]]:
+    """The rows, in the order of COPIES, of the messages in a frame that came IN; none for what is no RPC.
+
+    The network is that of the topic, be it there by name or by index, as in the table `messages`; else the frame's.
+    """
     if frame.direction != Frame.IN:
         return
     messages = gossip_messages(frame)
     if isinstance(messages, Rejected) or not messages:
         return
+    table = agreement(frame.hello_in, frame.hello_out, bundles).table
     remote = _peer(frame.remote_peer, frame.protocol)
     observed_at = frame.observed_at // 1000
     for index, message in enumerate(messages):
-        name = named_topic(message)
+        name = message_topic(message, table)
         topic = parse_topic(name) if isinstance(name, str) else None
         network = topic.network if topic else frame.network
         verdict = frame.verdicts[index] if index < len(frame.verdicts) else int(Verdict.NOT_CHECKED)

@@ -106,7 +106,7 @@ def _message_row(item: Decoded, how: Decoding) -> tuple[tuple[object, ...], int]
         item.network,
         item.origin,
         item.topic,
-        "name",
+        item.topic_source,
         content.type,
         signer,
         envelope.seqno if signer else None,

@@ -18,8 +18,11 @@ from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
 from schemas.tables import TABLES, Column
+from schemas.topic_table import Bundles, hello_bytes
 
 ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+
+NO_BUNDLES = Bundles()
 
 
 def frame(**fields: object) -> Frame:
@@ -133,8 +136,8 @@ def rpc(*messages: Message) -> bytes:
     return RPC(publish=messages).SerializeToString()
 
 
-def copies(made: Frame) -> list[dict[str, object]]:
-    return [named(COPIES, row) for row in copy_rows(3, 77, made)]
+def copies(made: Frame, bundles: Bundles = NO_BUNDLES) -> list[dict[str, object]]:
+    return [named(COPIES, row) for row in copy_rows(3, 77, made, bundles)]
 
 
 def signed(topic: str) -> Message:
@@ -161,7 +164,7 @@ def test_every_message_in_a_frame_has_a_row() -> None:
     assert (second["message"], second["network"]) == ("sha256/" + hashlib.sha256(b"garbage").hexdigest(), "mainnet")
     assert [row["verdict"] for row in (first, second, third)] == [1, 4, 0]
     assert [row["message_index"] for row in (first, second, third)] == [0, 1, 2]
-    to_arrow(COPIES, *copy_rows(3, 77, made))
+    to_arrow(COPIES, *copy_rows(3, 77, made, NO_BUNDLES))
 
 
 def test_the_network_is_the_topics_else_the_frames() -> None:
@@ -177,6 +180,17 @@ def test_the_network_is_the_topics_else_the_frames() -> None:
         "mainnet",
         "mainnet",
     ]
+
+
+def test_the_network_of_an_indexed_topic_is_that_of_its_name() -> None:
+    bundles = Bundles({"clay": ["/ceramic/testnet-clay"]})
+    message = signed("/ceramic/testnet-clay")
+    message.ClearField("topic")
+    message.topicIndex = 1
+    made = frame(payload=rpc(message), hello_in=hello_bytes(bundles), hello_out=hello_bytes(bundles))
+    (found,), (unknown,) = copies(made, bundles), copies(made)
+    assert (found["network"], unknown["network"]) == ("testnet-clay", "mainnet")
+    assert found["message"] == unknown["message"] == f"{peer_text(peer_of(ANNA))}/0001"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import pickle
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from bridge.replay import replay
 from pipelines.decode import (
-    NO_TABLE,
-    TOPIC_MISSING,
-    UNKNOWN_BUNDLE,
     Decoded,
     Decoding,
     Faulty,
@@ -34,6 +35,7 @@ from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive, write_query, write_update
 from schemas.records import QuarantineRecord, decode_quarantine, encode
+from schemas.topic_table import INDEX_OUT_OF_RANGE, NO_TABLE, TOPIC_MISSING, UNKNOWN_BUNDLE, Bundles, hello_bytes
 from schemas.topics import Separator
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
@@ -160,7 +162,8 @@ def test_the_network_is_the_topics_else_the_frames(topic: str, network: str) -> 
 def test_a_name_wins_over_an_index() -> None:
     message = unsigned()
     message.topicIndex = 7
-    assert good(frame(message)).topic == CLAY
+    item = good(frame(message))
+    assert (item.topic, item.topic_source) == (CLAY, "name")
 
 
 def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
@@ -291,8 +294,119 @@ def test_an_index_with_a_bad_hello() -> None:
     assert (first.reason, second.reason) == ("hello_repeats", NO_TABLE)
 
 
+SEP = f"{CLAY}/sep/model/{MODEL}"
+BUNDLES = Bundles({"clay": [CLAY, SEP], "main": ["/ceramic/mainnet"]})
+# the lists have no common prefix, so the table has the bundles in the order of their hashes
+TOPICS = [topic for known in sorted(BUNDLES) for topic in BUNDLES[known]]
+RESOLVING = Decoding("strict", bundles=BUNDLES)
+
+
+def tabled(*messages: Message, **fields: object) -> Frame:
+    made = frame(*messages, hello_in=hello_bytes(reversed(list(BUNDLES))), hello_out=hello_bytes(BUNDLES))
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def indexed(topic: str, index: int | None = None, data: bytes = UPDATE) -> Message:
+    """Signed over the topic's name; the index on the wire."""
+    message = signed(data, topic)
+    message.ClearField("topic")
+    message.topicIndex = TOPICS.index(topic) + 1 if index is None else index
+    return message
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_an_index_is_resolved_by_the_hellos_of_its_frame_and_the_signature_is_over_the_name(topic: str) -> None:
+    item = good(tabled(indexed(topic), network="testnet-dev"), RESOLVING)
+    named = good(frame(signed(topic=topic), network="testnet-dev"), RESOLVING)
+    assert (item.topic_source, named.topic_source) == ("index", "name")
+    assert item.verdict is Verdict.GOOD
+    assert item._replace(envelope=named.envelope, topic_source="name") == named
+    assert identities(item, "", 10) == identities(named, "", 10)
+
+
+def test_an_index_of_another_topic_than_was_signed() -> None:
+    item = fault(tabled(indexed(CLAY, TOPICS.index(SEP) + 1)), RESOLVING)
+    assert (item.stage, item.reason) == ("signature", "bad_signature")
+
+
+def test_the_bridges_verdict_on_an_indexed_message_holds() -> None:
+    assert good(tabled(indexed(CLAY), verdicts=b"\1"), RESOLVING).verdict is Verdict.GOOD
+    item = fault(tabled(indexed(CLAY), verdicts=b"\2"), RESOLVING)
+    assert (item.stage, item.reason) == ("signature", "bad_signature")
+
+
+@pytest.mark.parametrize("index", [0, 4, 2**32 - 1])
+def test_an_index_out_of_range(index: int) -> None:
+    item = fault(tabled(indexed(CLAY, index)), RESOLVING)
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", INDEX_OUT_OF_RANGE, UPDATE)
+    assert f"topic index {index}" in item.detail
+
+
+@pytest.mark.parametrize("index", [TOPICS.index(CLAY) + 1, TOPICS.index(SEP) + 1, 99])
+def test_a_name_on_the_wire_wins_over_any_index_signed_with_it_or_added_later(index: int) -> None:
+    added = signed()
+    added.topicIndex = index
+    own = Message(data=UPDATE, topic=CLAY, topicIndex=index, seqno=b"\0\1")
+    sign(own, ANNA)
+    for message in (added, own):
+        item = good(tabled(message), RESOLVING)
+        assert (item.topic, item.topic_source, item.verdict) == (CLAY, "name", Verdict.GOOD)
+
+
+def test_what_was_unknown_is_decoded_once_the_bundle_is_known() -> None:
+    made = tabled(indexed(SEP), indexed("/ceramic/mainnet"))
+    assert [item.reason for item in read(made, Decoding("strict")) if isinstance(item, Faulty)] == [UNKNOWN_BUNDLE] * 2
+    one = Decoding("strict", bundles=Bundles({"clay": [CLAY, SEP]}))
+    known_first = TOPICS[0] != "/ceramic/mainnet"
+    assert isinstance(read(made, one)[0], Decoded) is known_first
+    assert [item.topic for item in read(made, RESOLVING) if isinstance(item, Decoded)] == [SEP, "/ceramic/mainnet"]
+
+
+def test_decoding_goes_to_another_process_as_it_is() -> None:
+    assert pickle.loads(pickle.dumps(RESOLVING)) == RESOLVING
+
+
+CAPTURE = Path(__file__).resolve().parents[2].parent / "shared/captures/go4tt.rpc.gz"
+
+
+@pytest.mark.skipif(not CAPTURE.exists(), reason=f"no capture at {CAPTURE}")
+def test_a_capture_of_the_reference_resolves_wholly() -> None:
+    topics = json.loads(CAPTURE.with_name("go4tt.meta.json").read_text())["topics"]
+    with gzip.open(CAPTURE.with_name("go4tt.published.jsonl.gz"), "rt") as lines:
+        published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
+    values: list[bytes] = []
+
+    def keep(made: Frame) -> None:
+        made.origin = Frame.LIVE  # REPLAY would be judged "either": here each signature must hold
+        values.append(made.SerializeToString())
+
+    replay(CAPTURE, keep, now=lambda: 0.0, sleep=lambda _: None)
+
+    def items(how: Decoding) -> list[Decoded | Faulty]:
+        return [item for value in values for item in decode(value, 0, 0, 0, how)]
+
+    with_bundle = items(Decoding("strict", bundles=Bundles({"go4tt": topics})))
+    assert len(with_bundle) == 853
+    decoded = [item for item in with_bundle if isinstance(item, Decoded)]
+    refused = [item for item in with_bundle if isinstance(item, Faulty)]
+    assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.GOOD)}
+    assert all(item.topic == published[hashlib.sha256(item.envelope.data).hexdigest()] for item in decoded)
+    assert len({item.message for item in decoded}) == 153
+    # one of the 154 messages is not JSON; it is signed well, over the name that its index stands for
+    assert {(item.reason, item.author != "") for item in refused} == {("invalid_json", True)}
+    assert len({item.data for item in refused}) == 1
+    without = [item for item in items(Decoding("strict")) if isinstance(item, Faulty)]
+    assert Counter(item.reason for item in without) == {UNKNOWN_BUNDLE: 853}
+
+
 def test_the_reasons_for_an_index_are_those_of_the_reference() -> None:
-    assert (NO_TABLE, UNKNOWN_BUNDLE) == ("no table agreed", "unknown bundle hash")
+    assert (NO_TABLE, UNKNOWN_BUNDLE, INDEX_OUT_OF_RANGE) == (
+        "no table agreed",
+        "unknown bundle hash",
+        "index out of range",
+    )
 
 
 def test_neither_a_topic_nor_an_index() -> None:

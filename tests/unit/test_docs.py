@@ -9,7 +9,6 @@ import pytest
 
 from conf.settings import known_keys, variable
 from deploy.sql import ask
-from pipelines.decode import NO_TABLE, TOPIC_MISSING, UNKNOWN_BUNDLE
 from pipelines.sinks import Lake, create_tables
 from schemas import frames, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -32,9 +31,8 @@ REASONS = [
     *topic_table.REASONS,
     *identity.REASONS,
     *pubsub.REASONS,
-    NO_TABLE,
-    UNKNOWN_BUNDLE,
-    TOPIC_MISSING,
+    *topic_table.INDEX_REASONS,
+    topic_table.TOPIC_MISSING,
     "against_policy",
     "update_malformed",
     "record_malformed",

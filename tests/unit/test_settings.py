@@ -103,6 +103,8 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     values = {
         "networks": '{"testnet-clay": "none"}',
         "conf": '{"spark.a.b": "c"}',
+        "bundles": '{"clay": ["/ceramic/testnet-clay"]}',
+        "send": "eager",
         "run": "archive,batch",
         "default": "either",
         "bootstrap": "broker:9092",
@@ -118,7 +120,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     if keys == ("kafka", "security_protocol"):
         monkeypatch.setenv("KILN_KAFKA__BOOTSTRAP", "broker:9092")
     before: object = load_settings()
-    guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77s", "other"]
+    guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "other"]
     for guess in guesses:
         monkeypatch.setenv(variable(keys), guess)
         try:
@@ -219,6 +221,15 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
         ("[jobs]\nrun = ['batch', 'batch']\n", "each query once"),
         ('network = "a/b"\n', "network"),
         ("batch = 3\n", "a table: [batch]"),
+        ("[topic_table]\nbundles = { a = [] }\n", "bundle 'a' must have at least one topic"),
+        ('[topic_table]\nbundles = { a = ["x", ""] }\n', "bundle 'a' must have at least one topic, and no empty one"),
+        ('[topic_table.bundles]\na = ["x", "y"]\nb = ["y", "x"]\n', "bundles 'a' and 'b' have the same topics"),
+        (
+            '[topic_table.bundles]\na = ["ab", "c"]\nb = ["a", "bc"]\n',
+            "bundles 'a' and 'b' have the same hash, f20015ad,",
+        ),
+        ('[topic_table]\nbundles = { a = "x" }\n', "topic_table.bundles.a"),
+        ('[topic_table]\nsend = "always"\n', "'cautious', 'eager' or 'off'"),
         ("window = \n", "not TOML"),
     ],
 )

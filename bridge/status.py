@@ -1,0 +1,78 @@
+"""What a bridge says of itself once a second: `status.json` in its folder, for the screen, `kiln status` and scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+
+class PeerStatus(Struct, frozen=True):
+    """A peer with which pubsub is spoken; `outbound`: we dialled."""
+
+    peer: str
+    agent: str
+    protocol: str
+    address: str
+    outbound: bool
+    score: float
+    frames_in: int
+    frames_out: int
+    dropped: int
+
+
+class SpoolStatus(Struct, frozen=True):
+    """Frames on their way to Kafka."""
+
+    put: int
+    acknowledged: int
+    memory_bytes: int
+    disk_bytes: int
+    full: bool
+    error: str | None = None
+
+
+class PublisherStatus(Struct, frozen=True):
+    """Batches on their way to the network; `state` in words."""
+
+    state: str
+    published: int = 0
+    failed: int = 0
+
+
+class BridgeStatus(Struct, frozen=True):
+    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic."""
+
+    at: float
+    pid: int
+    peer: str
+    network: str
+    addresses: tuple[str, ...]
+    interests: tuple[str, ...]
+    topics: tuple[str, ...]
+    mesh: dict[str, int]
+    peers: tuple[PeerStatus, ...]
+    frames_in: int
+    frames_out: int
+    bytes_in: int
+    bytes_out: int
+    spool: SpoolStatus
+    publisher: PublisherStatus
+    counters: dict[str, int]
+    errors: tuple[str, ...] = ()
+
+
+def write_status(path: Path, status: BridgeStatus) -> None:
+    """Replaces the file in one step, so that a reader never sees half of it."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(status))
+    fresh.replace(path)
+
+
+def read_status(path: Path) -> BridgeStatus | None:
+    """The newest status; None where there is none, or one of another version."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,441 @@
+"""bridge.gossip.table_side: topic tables with peers, hostile ones too. What goes out is judged by its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.gossip.table_side import Item, SendMode, TableSide
+from schemas.frames import read_rpc
+from schemas.proto.gossipsub.rpc_pb2 import (
+    RPC,
+    ControlExtensions,
+    ControlGraft,
+    ControlIHave,
+    ControlPrune,
+    ExtTopicTable,
+    Message,
+)
+from schemas.reject import Rejected
+from schemas.topic_table import BundleError, Bundles, hello_bytes, parse_hello
+
+CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
+ELSEWHERE = "/ceramic/elsewhere"
+BUNDLES = Bundles({"clay": [SEP, CLAY], "main": [MAIN]})
+CLAY_HASH, MAIN_HASH = BUNDLES
+ANNA, BERT, CARL = b"anna", b"bert", b"carl"
+LARGEST = 2**32 - 1
+MODES: tuple[SendMode, ...] = get_args(SendMode)
+
+
+def hello(*hashes: bytes) -> ControlExtensions:
+    return ControlExtensions(topicTableExtension=ExtTopicTable(topicBundleHashes=hashes))
+
+
+def side(
+    send: SendMode = "cautious", greeted: Iterable[bytes] = (ANNA,), hashes: Iterable[bytes] = BUNDLES
+) -> TableSide:
+    """With peers that sent a hello of these hashes."""
+    made = TableSide(BUNDLES, send)
+    for peer in greeted:
+        made.add(peer)
+        made.hello(peer, hello(*hashes))
+    return made
+
+
+def full_rpc() -> RPC:
+    """Everything that has a topic, by name."""
+    rpc = RPC(publish=[Message(data=b"one", topic=CLAY), Message(data=b"two", topic=ELSEWHERE)])
+    rpc.subscriptions.add(subscribe=True, topicid=MAIN)
+    rpc.control.ihave.add(topicID=SEP, messageIDs=[b"id"])
+    rpc.control.iwant.add(messageIDs=[b"id"])
+    rpc.control.graft.add(topicID=MAIN)
+    rpc.control.prune.add(topicID=CLAY, backoff=60)
+    rpc.control.prune.add(topicID=ELSEWHERE)
+    return rpc
+
+
+def topics_in(table_side: TableSide, peer: bytes, rpc: RPC) -> list[str | None]:
+    control = rpc.control
+    kinds: list[Iterable[Item]] = [rpc.subscriptions, rpc.publish, control.ihave, control.graft, control.prune]
+    return [table_side.topic_of(peer, item) for kind in kinds for item in kind]
+
+
+EVERY_KIND: list[Callable[[int], Item]] = [
+    lambda index: Message(topicIndex=index),
+    lambda index: RPC.SubOpts(subscribe=True, topicIndex=index),
+    lambda index: ControlIHave(topicIndex=index),
+    lambda index: ControlGraft(topicIndex=index),
+    lambda index: ControlPrune(topicIndex=index),
+]
+KINDS = pytest.mark.parametrize("made", EVERY_KIND, ids=["message", "subscription", "ihave", "graft", "prune"])
+
+
+# ---------------------------------------------------------------- hellos
+
+
+def test_the_first_rpc_carries_our_bundles_in_order_of_preference() -> None:
+    extensions = TableSide(BUNDLES).add(ANNA, "/meshsub/1.3.0")
+    assert extensions is not None
+    assert list(extensions.topicTableExtension.topicBundleHashes) == [CLAY_HASH, MAIN_HASH]
+
+
+@pytest.mark.parametrize("protocol", ["/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0"])
+def test_older_protocols_have_no_extensions(protocol: str) -> None:
+    made = TableSide(BUNDLES, "eager")
+    assert made.add(ANNA, protocol) is None
+    made.hello(ANNA, hello(CLAY_HASH))
+    assert made.counters == {"hello_unexpected": 1}
+    assert made.hellos(ANNA) == (b"", b"")
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+
+
+def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
+    made = TableSide(Bundles(), "eager")
+    assert made.add(ANNA) is None
+    made.hello(ANNA, hello(CLAY_HASH))
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    assert made.counters == {"hello_taken": 1, "no_table_agreed": 1}
+
+
+def test_more_bundles_than_a_hello_may_have() -> None:
+    with pytest.raises(BundleError, match="257 bundle hashes"):
+        TableSide(Bundles({str(number): [str(number)] for number in range(257)}))
+
+
+HOSTILE = {
+    "257 entries": (hello(*(number.to_bytes(4, "big") for number in range(257))), "hello_too_many_bundles"),
+    "10,000 entries": (hello(*(number.to_bytes(4, "big") for number in range(10_000))), "hello_too_many_bundles"),
+    "10,000 empty entries": (hello(*[b""] * 10_000), "hello_too_many_bundles"),
+    "repeats": (hello(CLAY_HASH, MAIN_HASH, CLAY_HASH), "hello_repeats"),
+    "3 bytes": (hello(CLAY_HASH, b"abc"), "hello_hash_length"),
+    "5 bytes": (hello(CLAY_HASH, b"abcde"), "hello_hash_length"),
+    "a megabyte": (hello(bytes(1 << 20)), "hello_hash_length"),
+}
+
+
+@pytest.mark.parametrize(("extensions", "reason"), HOSTILE.values(), ids=list(HOSTILE))
+def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: ControlExtensions, reason: str) -> None:
+    made = TableSide(BUNDLES, "eager")
+    for peer in (ANNA, BERT):
+        made.add(peer)
+    made.hello(BERT, hello(*BUNDLES))
+    made.hello(ANNA, extensions)
+    assert made.counters == {"hello_taken": 1, reason: 1}
+    assert made.table(ANNA) is None
+    assert made.hellos(ANNA) == (b"", hello_bytes(BUNDLES))
+    # the peer is served on, by name
+    assert made.topic_of(ANNA, Message(topic=CLAY)) == CLAY
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    # a good one after it does not help: both would have to know which counts
+    made.hello(ANNA, hello(*BUNDLES))
+    assert made.table(ANNA) is None
+    assert made.counters["hello_again"] == 1
+    assert made.topic_of(BERT, Message(topicIndex=1)) == CLAY
+
+
+def test_256_entries_are_taken() -> None:
+    made = side(hashes=[*(number.to_bytes(4, "big") for number in range(255)), CLAY_HASH])
+    assert made.topic_of(ANNA, Message(topicIndex=2)) == SEP
+
+
+def test_a_second_hello_changes_nothing() -> None:
+    made = side(hashes=[CLAY_HASH])
+    for _ in range(3):
+        made.hello(ANNA, hello(MAIN_HASH))
+    assert made.counters == {"hello_taken": 1, "hello_again": 3}
+    assert made.hellos(ANNA)[0] == hello_bytes([CLAY_HASH])
+    assert made.topic_of(ANNA, Message(topicIndex=1)) == CLAY
+
+
+def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
+    made = TableSide(BUNDLES)
+    with_hello, plain = RPC(), full_rpc()
+    with_hello.control.extensions.CopyFrom(hello(CLAY_HASH))
+    for peer in (ANNA, BERT):
+        made.add(peer)
+    for rpc in (with_hello, plain, with_hello):
+        made.received(ANNA, rpc)
+    for rpc in (plain, with_hello):
+        made.received(BERT, rpc)
+    made.received(CARL, with_hello)
+    assert made.counters == {"hello_taken": 1, "hello_again": 1, "hello_late": 1, "hello_unexpected": 1}
+    assert (made.table(ANNA) is None, made.table(BERT) is None) == (False, True)
+
+
+def test_other_extensions_are_no_topic_table() -> None:
+    made = TableSide(BUNDLES)
+    made.add(ANNA)
+    made.hello(ANNA, ControlExtensions())
+    assert made.counters == {}
+    made.hello(ANNA, hello(CLAY_HASH))
+    assert made.table(ANNA) is not None
+
+
+def test_a_peer_that_comes_again_begins_anew() -> None:
+    made = side("eager", hashes=[CLAY_HASH])
+    made.add(ANNA)
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    made.hello(ANNA, hello(MAIN_HASH))
+    assert made.topic_of(ANNA, Message(topicIndex=1)) == MAIN
+    made.remove(ANNA)
+    made.remove(ANNA)
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+
+
+def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
+    table = ExtTopicTable.FromString(hello_bytes([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
+    made = TableSide(BUNDLES)
+    made.add(ANNA)
+    made.hello(ANNA, ControlExtensions(topicTableExtension=table))
+    assert made.hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
+
+
+def test_hellos_that_share_nothing() -> None:
+    made = side("eager", hashes=[b"????"])
+    assert made.counters == {"hello_taken": 1}
+    assert parse_hello(made.hellos(ANNA)[0]) == [b"????"]  # frames tell it all the same
+    assert made.topic_of(ANNA, Message(topicIndex=1)) is None
+    assert made.counters["no_table_agreed"] == 1
+    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+
+
+# ---------------------------------------------------------------- in
+
+
+@KINDS
+def test_every_kind_is_read_by_index(made: Callable[[int], Item]) -> None:
+    table_side = side()
+    assert [table_side.topic_of(ANNA, made(index)) for index in (1, 2, 3)] == [CLAY, SEP, MAIN]
+    assert table_side.counters["index_resolved"] == 3
+
+
+@KINDS
+@pytest.mark.parametrize("index", [0, 4, LARGEST])
+def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> None:
+    table_side = side()
+    assert table_side.topic_of(ANNA, made(index)) is None
+    assert table_side.counters == {"hello_taken": 1, "index_out_of_range": 1}
+    assert table_side.savings_of(ANNA) == {}
+
+
+@KINDS
+@pytest.mark.parametrize("index", [0, 1, LARGEST])
+def test_an_index_without_a_table(made: Callable[[int], Item], index: int) -> None:
+    table_side = TableSide(BUNDLES)
+    table_side.add(ANNA)
+    assert table_side.topic_of(ANNA, made(index)) is None
+    assert table_side.topic_of(b"nobody", made(index)) is None
+    assert table_side.counters == {"no_table_agreed": 2}
+
+
+@pytest.mark.parametrize("index", [0, 1, 3, LARGEST])
+def test_the_name_wins_over_an_index(index: int) -> None:
+    made = side()
+    assert made.topic_of(ANNA, Message(topic=ELSEWHERE, topicIndex=index)) == ELSEWHERE
+    assert made.topic_of(ANNA, Message(topic="", topicIndex=index)) == ""
+    assert made.topic_of(ANNA, ControlGraft(topicID=CLAY, topicIndex=index)) == CLAY
+    assert made.counters == {"hello_taken": 1, "name_and_index": 3}
+    assert not made.writes_indices_to(ANNA)
+
+
+def test_field_3_of_a_subscription_means_partial_messages_to_most_peers() -> None:
+    # go-libp2p-pubsub 0.16: requestsPartial and supportsSendingPartial beside every name
+    option = RPC.SubOpts.FromString(bytes.fromhex("0801" + "1203" + b"abc".hex() + "1801" + "2000"))
+    made = side()
+    assert made.topic_of(ANNA, option) == "abc"
+    assert made.counters == {"hello_taken": 1}
+
+
+@pytest.mark.parametrize("item", [Message(), RPC.SubOpts(), ControlIHave(), ControlGraft(), ControlPrune()])
+def test_neither_name_nor_index(item: Item) -> None:
+    made = side()
+    assert made.topic_of(ANNA, item) is None
+    assert made.counters == {"hello_taken": 1, "topic_missing": 1}
+
+
+def test_a_name_that_is_no_text() -> None:
+    made = side()
+    message = Message.FromString(Message(topic="???").SerializeToString().replace(b"???", b"a\xff\xfe"))
+    message.topicIndex = 1
+    assert made.topic_of(ANNA, message) is None
+    assert made.counters == {"hello_taken": 1, "topic_not_utf8": 1}
+
+
+def test_a_message_is_named_in_a_copy() -> None:
+    made = side()
+    message = Message(data=b"data", seqno=b"1", signature=b"signature", topicIndex=2)
+    before = message.SerializeToString()
+    named = made.named(message, SEP)
+    assert named == Message(data=b"data", seqno=b"1", signature=b"signature", topic=SEP)
+    assert message.SerializeToString() == before
+    assert made.named(named, SEP) is named
+    assert made.named(Message(topic=CLAY, topicIndex=3), CLAY) == Message(topic=CLAY)
+
+
+# ---------------------------------------------------------------- out
+
+
+def test_eager_writes_indices_wherever_the_table_has_the_topic() -> None:
+    rpc = side("eager").for_peer(ANNA, full_rpc())
+    expected = full_rpc()
+    for item, index in (
+        (expected.publish[0], 1),
+        (expected.control.ihave[0], 2),
+        (expected.control.graft[0], 3),
+        (expected.control.prune[0], 1),
+    ):
+        item.ClearField("topic") if isinstance(item, Message) else item.ClearField("topicID")
+        item.topicIndex = index
+    assert rpc == expected
+    wire = rpc.SerializeToString()
+    assert (wire.count(CLAY.encode()), wire.count(ELSEWHERE.encode())) == (0, 2)
+    assert wire.count(MAIN.encode()) == 1  # the subscription
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_others_get_is_not_altered(mode: SendMode) -> None:
+    made = side(mode, [ANNA, BERT])
+    made.topic_of(ANNA, Message(topicIndex=1))
+    made.add(CARL, "/meshsub/1.1.0")
+    rpc = full_rpc()
+    before = rpc.SerializeToString(deterministic=True)
+    forms = {peer: made.for_peer(peer, rpc).SerializeToString(deterministic=True) for peer in (ANNA, BERT, CARL)}
+    assert rpc.SerializeToString(deterministic=True) == before
+    assert forms[CARL] == before
+    assert (forms[ANNA] != before, forms[BERT] != before) == {
+        "cautious": (True, False),
+        "eager": (True, True),
+        "off": (False, False),
+    }[mode]
+
+
+def test_cautious_writes_indices_once_the_peer_has_sent_one_that_resolves() -> None:
+    made = side()
+    for item in (Message(topicIndex=99), Message(topic=CLAY, topicIndex=1), RPC.SubOpts(topicid=CLAY, topicIndex=1)):
+        made.topic_of(ANNA, item)
+        assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+    made.topic_of(ANNA, ControlGraft(topicIndex=1))
+    assert made.for_peer(ANNA, full_rpc()).publish[0].topicIndex == 1
+
+
+@pytest.mark.parametrize(("agent", "indices"), [("kiln/0.1.0", True), ("go-libp2p/0.47", False), ("xkiln/1", False)])
+def test_cautious_trusts_a_kiln(agent: str, indices: bool) -> None:
+    made = side()
+    made.agent(ANNA, agent)
+    made.agent(b"nobody", agent)
+    assert made.writes_indices_to(ANNA) is indices
+    assert made.for_peer(ANNA, full_rpc()).publish[0].HasField("topicIndex") is indices
+
+
+def test_off_reads_indices_and_writes_none() -> None:
+    made = side("off")
+    made.agent(ANNA, "kiln/0.1.0")
+    assert made.topic_of(ANNA, Message(topicIndex=3)) == MAIN
+    assert made.for_peer(ANNA, full_rpc()) == full_rpc()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("peer", [ANNA, CARL])
+def test_an_index_of_another_connection_never_goes_out(mode: SendMode, peer: bytes) -> None:
+    made = side(mode)
+    rpc = RPC(publish=[Message(data=b"a", topic=ELSEWHERE, topicIndex=3), Message(data=b"b", topicIndex=3)])
+    rpc.subscriptions.add(subscribe=True, topicIndex=1)
+    rpc.subscriptions.add(subscribe=True, topicid=MAIN, topicIndex=1)  # requestsPartial
+    rpc.control.graft.add(topicIndex=1)
+    rpc.control.ihave.add(topicID=ELSEWHERE, topicIndex=1)
+    before = rpc.SerializeToString(deterministic=True)
+    sent = made.for_peer(peer, rpc)
+    assert rpc.SerializeToString(deterministic=True) == before
+    assert list(sent.publish) == [Message(data=b"a", topic=ELSEWHERE)]
+    assert list(sent.subscriptions) == [RPC.SubOpts(subscribe=True, topicid=MAIN, topicIndex=1)]
+    assert list(sent.control.graft) == []
+    assert list(sent.control.ihave) == [ControlIHave(topicID=ELSEWHERE)]
+    assert made.counters["index_left_out"] == 3
+
+
+POOL = {"clay": [SEP, CLAY], "main": [MAIN], "both": [CLAY, MAIN, "another"], "own": ["unshared", ELSEWHERE]}
+pools = st.lists(st.sampled_from(list(POOL)), unique=True).map(
+    lambda names: Bundles({name: POOL[name] for name in names})
+)
+some_topics = st.lists(st.sampled_from([CLAY, MAIN, SEP, ELSEWHERE, "another", "nowhere", ""]), max_size=4)
+
+
+@given(pools, pools, some_topics, some_topics)
+def test_what_one_writes_the_other_reads(
+    ours: Bundles, theirs: Bundles, published: list[str], control: list[str]
+) -> None:
+    here, there = TableSide(ours, "eager"), TableSide(theirs, "eager")
+    to_there, to_here = here.add(BERT), there.add(ANNA)
+    if to_there is not None:
+        there.hello(ANNA, to_there)
+    if to_here is not None:
+        here.hello(BERT, to_here)
+    rpc = RPC(publish=[Message(topic=topic) for topic in published])
+    for topic in control:
+        rpc.control.graft.add(topicID=topic)
+        rpc.control.prune.add(topicID=topic)
+        rpc.control.ihave.add(topicID=topic)
+    shared = {topic for known in ours if known in theirs for topic in ours[known]}
+    for writer, to, reader, source in ((here, BERT, there, ANNA), (there, ANNA, here, BERT)):
+        sent = RPC.FromString(writer.for_peer(to, rpc).SerializeToString())
+        assert topics_in(reader, source, sent) == [*published, *control * 3]
+        assert [message.HasField("topicIndex") for message in sent.publish] == [topic in shared for topic in published]
+
+
+# ---------------------------------------------------------------- what it saves
+
+
+def test_bytes_saved_are_those_missing_on_the_wire() -> None:
+    made = side("eager")
+    fields = Message(topic=CLAY).ByteSize() + ControlPrune(topicID=CLAY).ByteSize(), 2 + 2
+    made.for_peer(ANNA, full_rpc())
+    saving = made.savings_of(ANNA)["sent", CLAY]
+    assert (saving.references, saving.as_names, saving.as_indices) == (2, *fields)
+    assert {topic for _, topic in made.savings_of(ANNA)} == {CLAY, SEP, MAIN}
+    assert made.counters["index_written"] == 4
+
+
+def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> None:
+    made = side(greeted=[ANNA, BERT])
+    for peer, count in ((ANNA, 3), (BERT, 2)):
+        for _ in range(count):
+            made.topic_of(peer, Message(topicIndex=2))
+    assert made.savings_of(ANNA)["received", SEP].references == 3
+    made.remove(ANNA)
+    total = made.savings()["received", SEP]
+    assert (total.references, total.as_indices) == (5, 10)
+    assert total.as_names == 5 * Message(topic=SEP).ByteSize()
+    assert made.savings_of(ANNA) == {}
+    assert made.savings()["received", SEP].references == 5  # asking counts nothing
+
+
+def test_an_index_above_127_takes_another_byte() -> None:
+    many = Bundles({"many": [f"/topic/{number:04}" for number in range(300)]})
+    made = TableSide(many, "eager")
+    made.add(ANNA)
+    made.hello(ANNA, hello(*many))
+    for index in (127, 128):
+        topic = made.topic_of(ANNA, Message(topicIndex=index))
+        assert topic is not None
+        assert made.savings_of(ANNA)["received", topic].as_indices == Message(topicIndex=index).ByteSize()
+
+
+@given(st.binary(max_size=80), st.binary(max_size=60), st.sampled_from(MODES))
+def test_no_bytes_of_a_peer_do_harm(first: bytes, second: bytes, mode: SendMode) -> None:
+    made = side(mode, hashes=[MAIN_HASH])
+    made.add(BERT)
+    for payload in (first, second):
+        rpc = read_rpc(payload)
+        if isinstance(rpc, Rejected):
+            continue
+        made.received(BERT, rpc)
+        topics_in(made, ANNA, rpc)
+        made.for_peer(ANNA, rpc)
