@@ -1,0 +1,530 @@
+"""Frames on their way to Kafka: through memory while Kafka is well, through a spool on disk while it is not.
+
+All frames are one row, numbered in the order of `put`. Kafka gets them in this order, so in order on each connection
+(its id is the key, so its frames share a partition). Some may be written twice; a frame is known by connection,
+direction and sequence, and the first copies are always in order: a producer that fails is stopped before it could send
+what comes after the failure, and the next one begins with the oldest frame that is not acknowledged.
+
+What is lost when the process is killed: the frames that are neither acknowledged nor in the spool. While Kafka is well
+that is its answer time (linger of 5 ms and a round trip); when an answer takes longer than `spool_after`, all frames go
+to the spool, those under way too, and further ones within TICK until the spool is empty again. So at most
+`spool_after` + TICK of frames; gaps in the sequences show it. On the next start the spool is sent first.
+
+Two threads besides kafka-python's own: one sends, one keeps the spool. Neither waits for the other's disk or network.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, cast
+
+from kafka.errors import KafkaError
+
+from bridge.capture.segments import Segments
+from bridge.frames_producer import MAX_REQUEST, FramesProducerError, Sent
+from bridge.frames_producer import connect as connect_kafka
+from schemas.frames import CONNECTION_BYTES
+
+TICK: Final = 0.1
+"""seconds: how often the spool's thread looks whether frames must go to disk"""
+MAX_FRAME: Final = MAX_REQUEST - 64 * 1024
+"""bytes: with key and headers it must fit in a request"""
+
+_OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
+_CHUNK: Final = 1024 * 1024  # bytes from or to disk at a time
+_BATCH: Final = 200  # frames handed to the producer at a time
+
+_OPTIONS: Final[Mapping[str, object]] = {
+    # kafka-python would give up a batch after 120 s and go on with the next one, out of order
+    "delivery_timeout_ms": 2**31 - 1,
+    # a broker that is back is found at once
+    "reconnect_backoff_max_ms": 1_000,
+    # so that a stop need not wait long
+    "bootstrap_timeout_ms": 5_000,
+    "max_block_ms": 5_000,
+}
+
+
+# what kafka-python's send raises (its partitioner a ValueError), and what reading the spool does
+_REFUSED: Final = (KafkaError, ValueError, AssertionError, OSError)
+
+
+class SinkError(RuntimeError):
+    """The spool's folder cannot be used."""
+
+
+class Producer(Protocol):
+    """What a sink needs of a producer: KafkaFrames, or another in tests."""
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
+    def abandon(self) -> None: ...
+    def close(self, timeout: float) -> None: ...
+
+
+class KafkaFrames:
+    """A KafkaProducer that can be made to stop in mid-stream."""
+
+    def __init__(self, bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object]) -> None:
+        """`client_options` (security_protocol, sasl_…, ssl_…) override Kiln's. FramesProducerError: no broker."""
+        self._producer = connect_kafka(bootstrap_servers, {**_OPTIONS, **client_options})
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent:
+        """The future of one record. KafkaError."""
+        return self._producer.send(topic, value=value, key=key)
+
+    def abandon(self) -> None:
+        """Send nothing more. Does not wait, so it may be called from a callback."""
+        # close(0) of kafka-python 3.0.12 raises when records are under way and leaves the producer running; only the
+        # thread that sends can be told to drop them, and no public method does
+        cast(_HasSender, self._producer)._sender.force_close()
+
+    def close(self, timeout: float) -> None:
+        """Abandon it and return when it has ended, or after `timeout` seconds."""
+        self.abandon()
+        with suppress(KafkaError):  # it waits for records that it has just been told to drop
+            self._producer.close(timeout)
+
+
+class _Sender(Protocol):
+    def force_close(self) -> None: ...
+
+
+class _HasSender(Protocol):
+    _sender: _Sender
+
+
+class SinkStatus(NamedTuple):
+    """Numbers of a sink at one moment, since it was made."""
+
+    put: int
+    """frames put"""
+    acknowledged: int
+    """frames that Kafka has taken, with those of an earlier run's spool"""
+    waiting: int
+    """frames that Kafka has not taken yet (of a spool from an earlier run: at most)"""
+    memory_bytes: int
+    spooled_bytes: int
+    """bytes of the spool's files now"""
+    spooled: int
+    """frames written to the spool"""
+    torn_bytes: int
+    """bytes of the spool that could not be read back"""
+    full: bool
+    error: str | None
+
+
+class _Flying:
+    """A frame that the producer has and Kafka has not acknowledged."""
+
+    __slots__ = ("at", "connection", "done", "frame", "number", "size")
+
+    def __init__(self, number: int, connection: bytes, frame: bytes | None, size: int, at: float) -> None:
+        self.number = number
+        self.connection = connection
+        self.frame = frame
+        """None: it is in the spool"""
+        self.size = size
+        self.at = at
+        self.done = False
+
+
+class _Outgoing(NamedTuple):
+    item: _Flying
+    frame: bytes
+
+
+class FrameSink:
+    """Takes frames for one Kafka topic; thread-safe. It works from its making to `close`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Producer],
+        topic: str,
+        folder: Path,
+        spool_limit: int,
+        memory_limit: int,
+        *,
+        spool_after: float = 1.0,
+        window: int = 8 * 1024 * 1024,
+        retry_after: float = 1.0,
+        segment_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """SinkError: the folder cannot be used.
+
+        `connect`: a new producer, or FramesProducerError; called in a thread of the sink. `spool_limit`,
+        `memory_limit`, `window` (handed to the producer and not acknowledged): bytes. `spool_after`: seconds without
+        an answer until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one.
+        """
+        self._connect = connect
+        self._topic = topic
+        self._memory_limit = memory_limit
+        self._spool_limit = spool_limit
+        self._spool_after = spool_after
+        self._window = window
+        self._retry_after = retry_after
+        self._clock = clock
+        try:
+            self._segments = Segments(folder, spool_limit, segment_bytes)
+        except OSError as error:
+            raise SinkError(f"the folder {folder} cannot hold a spool: {error}") from error
+
+        lock = threading.Lock()
+        self._lock = lock
+        self._to_send = threading.Condition(lock)
+        self._to_keep = threading.Condition(lock)
+        self._settled = threading.Condition(lock)
+
+        # The row: acknowledged … _acked … flying … _sent … in the spool … in _waiting … _next
+        self._next = self._segments.end
+        first = self._segments.first
+        self._sent = self._acked = self._next if first is None else first
+        self._flying: deque[_Flying] = deque()
+        self._flying_bytes = 0
+        self._waiting: deque[tuple[bytes, bytes, float]] = deque()  # its last one has number _next - 1
+        self._memory = 0
+
+        self._put = 0
+        self._acknowledged = 0
+        self._spooled = 0
+        self._full = False
+        self._progress_at = clock()
+        self._kafka_error: str | None = None
+        self._disk_error: str | None = None
+        self._failure: BaseException | None = None
+        self._producer: Producer | None = None
+        self._sender_waits = False
+        self._keeper_called = False
+        self._closing = False
+        self._ended = False
+        self._listeners: list[Callable[[], None]] = []
+
+        self._keeper = threading.Thread(target=self._keep, name="spool", daemon=True)
+        self._sender = threading.Thread(target=self._send, name="frames", daemon=True)
+        self._keeper.start()
+        self._sender.start()
+
+    # ------------------------------------------------------------ for callers
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        """Take one serialized Frame; `connection`: its key, 16 bytes.
+
+        Never waits for Kafka or disk, and takes it also when `full`: what is under way then stays in memory, so stop
+        reading. ValueError: a frame over MAX_FRAME, a key of another length, or the sink is closed.
+        """
+        size = len(frame)
+        if size > MAX_FRAME or len(connection) != CONNECTION_BYTES:
+            raise ValueError(f"frame of {size} bytes (at most {MAX_FRAME}) with a key of {len(connection)} (not 16)")
+        at = self._clock()
+        with self._lock:
+            if self._closing:
+                raise ValueError("the sink is closed: it takes no more frames")
+            self._waiting.append((connection, frame, at))
+            self._next += 1
+            self._put += 1
+            self._memory += size + _OVERHEAD
+            if self._sender_waits and self._flying_bytes < self._window:
+                self._sender_waits = False
+                self._to_send.notify()
+            if self._memory > self._memory_limit and not self._keeper_called:
+                self._keeper_called = True
+                self._to_keep.notify()
+
+    @property
+    def full(self) -> bool:
+        """Whether frames can go nowhere but into memory: stop reading from peers until `subscribe`'s callback."""
+        return self._full
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, in a thread of the sink, each time there is room again. It must not wait."""
+        with self._lock:
+            self._listeners.append(callback)
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, in words; None: nothing is."""
+        with self._lock:
+            return self._error()
+
+    def status(self) -> SinkStatus:
+        """All counters at once."""
+        with self._lock:
+            return SinkStatus(
+                put=self._put,
+                acknowledged=self._acknowledged,
+                waiting=self._next - self._acked,
+                memory_bytes=self._memory,
+                spooled_bytes=self._segments.size,
+                spooled=self._spooled,
+                torn_bytes=self._segments.torn_bytes,
+                full=self._full,
+                error=self._error(),
+            )
+
+    def close(self, patience: float) -> int:
+        """Wait up to `patience` seconds for Kafka (not if it is away), put the rest into the spool, end.
+
+        Returns how many frames are lost because the spool was full; the others are sent on the next start.
+        """
+        with self._lock:
+            self._closing = True
+            deadline = self._clock() + patience
+            while self._acked < self._next and self._kafka_trouble() is None:
+                remaining = deadline - self._clock()
+                if remaining <= 0:
+                    break
+                self._settled.wait(min(remaining, TICK))
+            self._ended = True
+            self._to_send.notify_all()
+            self._to_keep.notify_all()
+        self._keeper.join()
+        self._sender.join(timeout=2)  # it may be trying to connect; it is a daemon
+        if not self._sender.is_alive():
+            self._segments.close()
+        with self._lock:
+            return len(self._waiting) + sum(item.frame is not None for item in self._flying)
+
+    # ------------------------------------------------------------ sending
+
+    def _send(self) -> None:
+        while not self._ended:
+            try:
+                producer = self._connect()
+            except (FramesProducerError, OSError) as error:
+                self._trouble(error)
+                continue
+            with self._lock:
+                self._producer = producer
+                self._failure = None
+                if self._acked == self._next:
+                    self._kafka_error = None
+            try:
+                while batch := self._take():
+                    for outgoing in batch:
+                        item = outgoing.item
+                        record = producer.send(self._topic, value=outgoing.frame, key=item.connection)
+                        record.add_callback(partial(self._acknowledge, item))
+                        record.add_errback(partial(self._fail, producer))
+            except _REFUSED as error:
+                self._fail(producer, error)
+            with self._lock:
+                self._producer = None
+                failure = self._failure
+            producer.close(2)
+            with self._lock:
+                self._rewind()
+            if failure is not None:
+                self._trouble(failure)
+
+    def _take(self) -> list[_Outgoing]:
+        """The next frames, now flying; empty: this producer is done with. OSError: the spool cannot be read."""
+        while True:
+            with self._lock:
+                while not self._ended and self._failure is None:
+                    if self._sent < self._next and self._flying_bytes < self._window:
+                        break
+                    self._sender_waits = True
+                    self._to_send.wait()
+                    self._sender_waits = False
+                else:
+                    return []
+                in_memory = self._next - len(self._waiting)
+                if self._sent >= in_memory or not self._segments.has(self._sent):
+                    self._sent = in_memory  # over what cannot be read back, if that was next
+                    if not self._flying:
+                        self._acked = self._sent
+                    return self._take_waiting()
+                number = self._sent
+            kept = self._segments.read(number, min(_CHUNK, self._window))
+            now = self._clock()
+            with self._lock:
+                in_memory = self._next - len(self._waiting)
+                batch: list[_Outgoing] = []
+                for each in kept:
+                    if each.number >= in_memory:
+                        break  # just written, and not yet taken out of memory
+                    item = _Flying(each.number, each.connection, None, len(each.frame), now)
+                    self._flying.append(item)
+                    self._flying_bytes += item.size
+                    self._sent = item.number + 1
+                    batch.append(_Outgoing(item, each.frame))
+            if batch:
+                return batch
+
+    def _take_waiting(self) -> list[_Outgoing]:
+        batch: list[_Outgoing] = []
+        waiting = self._waiting
+        while waiting and len(batch) < _BATCH and self._flying_bytes < self._window:
+            connection, frame, at = waiting.popleft()
+            item = _Flying(self._sent, connection, frame, len(frame), at)
+            self._flying.append(item)
+            self._flying_bytes += item.size
+            self._sent += 1
+            batch.append(_Outgoing(item, frame))
+        return batch
+
+    def _acknowledge(self, item: _Flying, _: object) -> None:
+        """In kafka-python's thread, once a frame; of a producer that was given up it changes nothing."""
+        item.done = True
+        with self._lock:
+            flying = self._flying
+            if not flying or not flying[0].done:
+                return  # another partition's answer
+            while flying and flying[0].done:
+                head = flying.popleft()
+                self._acknowledged += 1
+                self._flying_bytes -= head.size
+                if head.frame is not None:
+                    self._memory -= head.size + _OVERHEAD
+            self._acked = flying[0].number if flying else self._sent
+            self._progress_at = self._clock()
+            self._kafka_error = None
+            if self._sender_waits and self._sent < self._next and self._flying_bytes < self._window:
+                self._sender_waits = False
+                self._to_send.notify()
+            if self._closing and self._acked == self._next:
+                self._settled.notify_all()
+
+    def _fail(self, producer: Producer, error: BaseException) -> None:
+        """A frame was refused: this producer must send nothing that comes after it."""
+        with self._lock:
+            if self._producer is not producer or self._failure is not None:
+                return
+            self._failure = error
+            self._to_send.notify_all()
+        producer.abandon()
+
+    def _rewind(self) -> None:
+        """All frames that are not acknowledged are to be sent again."""
+        if not self._flying:
+            return
+        self._sent = self._flying[0].number
+        for item in reversed(self._flying):
+            if item.frame is not None:  # the newest ones; the others are in the spool
+                self._waiting.appendleft((item.connection, item.frame, item.at))
+        self._flying.clear()
+        self._flying_bytes = 0
+
+    def _trouble(self, error: BaseException) -> None:
+        """Note it, and wait before the next try."""
+        with self._lock:
+            # kafka-python does not name the topic that it waits for
+            self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {error!r}"
+            self._settled.notify_all()
+            until = self._clock() + self._retry_after
+            while not self._ended and (remaining := until - self._clock()) > 0:
+                self._to_send.wait(remaining)
+
+    # ------------------------------------------------------------ the spool
+
+    def _keep(self) -> None:
+        ended = False
+        while not ended:
+            with self._lock:
+                if not self._ended:
+                    self._to_keep.wait(TICK)
+                ended = self._ended
+                self._keeper_called = False
+                acked = self._acked
+            try:
+                self._segments.release(acked)
+                while self._spill(ended):
+                    pass
+            except OSError as error:
+                self._no_disk(error)
+            self._tell_room()
+
+    def _spill(self, ended: bool) -> bool:
+        """Write what must go to disk, a chunk of it; whether the chunk was full, so that there is more. OSError."""
+        with self._lock:
+            if not self._must_spill(ended):
+                self._disk_error = None
+                return False
+            first, frames, size = self._in_memory()
+        if not frames:
+            return False
+        written = self._segments.append(first, frames)
+        with self._lock:
+            end = first + written
+            for item in self._flying:
+                if item.number >= end:
+                    break
+                if item.frame is not None:
+                    item.frame = None
+                    self._memory -= item.size + _OVERHEAD
+            while self._waiting and self._next - len(self._waiting) < end:
+                self._memory -= len(self._waiting.popleft()[1]) + _OVERHEAD
+            self._spooled += written
+            self._disk_error = None
+            if written < len(frames):
+                self._full = True
+        return written == len(frames) and size >= _CHUNK
+
+    def _must_spill(self, ended: bool) -> bool:
+        if ended or self._memory > self._memory_limit:
+            return True
+        if self._sent < self._next - len(self._waiting):
+            return True  # older ones are in the spool
+        oldest = self._flying[0].at if self._flying else self._waiting[0][2] if self._waiting else None
+        return oldest is not None and self._clock() - oldest > self._spool_after
+
+    def _in_memory(self) -> tuple[int, list[tuple[bytes, bytes]], int]:
+        """(number of the first, frames, their bytes) that are in memory only, oldest first: up to a chunk of them."""
+        first = self._next - len(self._waiting)
+        frames: list[tuple[bytes, bytes]] = []
+        size = 0
+        for item in self._flying:
+            if item.frame is not None:
+                first = min(first, item.number)
+                frames.append((item.connection, item.frame))
+                size += item.size
+                if size >= _CHUNK:
+                    return first, frames, size
+        for connection, frame, _ in self._waiting:
+            frames.append((connection, frame))
+            size += len(frame)
+            if size >= _CHUNK:
+                break
+        return first, frames, size
+
+    def _no_disk(self, error: OSError) -> None:
+        with self._lock:
+            what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "the spool cannot be used"
+            self._disk_error = f"{what}: {error}"
+            self._full = True
+
+    def _tell_room(self) -> None:
+        with self._lock:
+            room = self._segments.size <= self._spool_limit * 3 // 4 and self._memory <= self._memory_limit
+            if not self._full or not room or self._disk_error is not None:
+                return
+            self._full = False
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    # ------------------------------------------------------------ in words
+
+    def _kafka_trouble(self) -> str | None:
+        if self._kafka_error is not None:
+            return self._kafka_error
+        if not self._flying:
+            return None
+        silent = self._clock() - max(self._progress_at, self._flying[0].at)
+        if silent <= self._spool_after:
+            return None
+        return f"frames wait for Kafka, topic {self._topic}: no answer for {silent:.0f} s"
+
+    def _error(self) -> str | None:
+        full = f"the spool is full ({self._spool_limit} bytes): nothing is read from peers" if self._full else None
+        threads = [each.name for each in (self._sender, self._keeper) if not each.is_alive() and not self._ended]
+        fault = f"the thread {threads[0]} has ended by a fault" if threads else None
+        texts = (fault, self._kafka_trouble(), self._disk_error or full, self._segments.torn)
+        return "; ".join(text for text in texts if text is not None) or None

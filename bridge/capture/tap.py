@@ -1,0 +1,119 @@
+"""The tap: bytes on the wire to serialized Frames (docs/DESIGN.md, Contracts, `kiln.frames`).
+
+Pure: no I/O and no clock. Whatever the bytes are, they become a frame; nothing here judges them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from schemas.frames import BEP50, CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.reject import Rejected
+from schemas.topic_table import parse_hello
+
+Direction = Literal["IN", "OUT"]
+
+
+class Connection:
+    """One peer connection (a pair of pubsub streams): numbers its frames, and knows both hellos.
+
+    A hello is the first RPC of a direction. Its topic table part travels in that frame and all later ones, of both
+    directions. Not thread-safe: the frames of a direction are numbered in the order of the calls.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        connection: bytes,
+        local_peer: bytes,
+        remote_peer: bytes,
+        protocol: str,
+        remote_address: bytes = b"",
+    ) -> None:
+        """`connection`: 16 bytes, new for each connection; peers as multihash bytes. ValueError: not 16 bytes."""
+        if len(connection) != CONNECTION_BYTES:
+            raise ValueError(f"connection has {len(connection)} bytes, not {CONNECTION_BYTES}")
+        self.id: Final = connection
+        self.hello_in = b""
+        self.hello_out = b""
+        self.closed = False
+        self._same = Frame(
+            network=network,
+            connection=connection,
+            local_peer=local_peer,
+            remote_peer=remote_peer,
+            protocol=protocol,
+            remote_address=remote_address,
+            origin=Frame.LIVE,
+        ).SerializeToString()
+        self._has_hellos = protocol != BEP50
+        self._sequence_in = 0
+        self._sequence_out = 0
+
+    def frame(
+        self,
+        direction: Direction,
+        payload: bytes,
+        observed_at: int,
+        verdicts: bytes = b"",
+        declared_length: int = 0,
+    ) -> bytes:
+        """The next Frame of a direction, serialized.
+
+        `payload`: the RPC without its length prefix; `observed_at`: unix nanoseconds; `verdicts`: one byte a message.
+        Of an RPC over 4 MiB the first 64 KiB are kept: either the reader has cut it already and gives its
+        `declared_length`, or it is cut here. ValueError: the connection is closed.
+        """
+        if self.closed:
+            raise ValueError(f"connection {self.id.hex()} is closed: its last frame of each direction is made")
+        if len(payload) > MAX_RPC and not declared_length:
+            declared_length = len(payload)
+        if declared_length and len(payload) > CUT_PAYLOAD:
+            payload = payload[:CUT_PAYLOAD]
+        if direction == "IN":
+            if not self._sequence_in and self._has_hellos and not declared_length:
+                self.hello_in = _hello(payload)
+                self._same += Frame(hello_in=self.hello_in).SerializeToString()
+            self._sequence_in = sequence = self._sequence_in + 1
+        else:
+            if not self._sequence_out and self._has_hellos and not declared_length:
+                self.hello_out = _hello(payload)
+                self._same += Frame(hello_out=self.hello_out).SerializeToString()
+            self._sequence_out = sequence = self._sequence_out + 1
+        # A Frame is its encoded fields in any order, so the ones that never change are encoded once. A new object each
+        # time: one that is used again keeps all payloads it ever held in memory.
+        return (
+            self._same
+            + Frame(
+                direction=Frame.IN if direction == "IN" else Frame.OUT,
+                observed_at=observed_at,
+                payload=payload,
+                sequence=sequence,
+                verdicts=verdicts,
+                declared_length=declared_length,
+            ).SerializeToString()
+        )
+
+    def close(self, observed_at: int) -> list[bytes]:
+        """The closing frame of each direction, IN first; nothing when closed already."""
+        if self.closed:
+            return []
+        frames = [self.frame("IN", b"", observed_at), self.frame("OUT", b"", observed_at)]
+        self.closed = True
+        return frames
+
+
+def _hello(payload: bytes) -> bytes:
+    """ExtTopicTable bytes of a first RPC; empty if it has none, or one that is refused.
+
+    Unknown fields are left out: they say nothing about the table, and a peer could make every frame of the connection
+    megabytes long with them.
+    """
+    rpc = read_rpc(payload)
+    if isinstance(rpc, Rejected) or not rpc.control.extensions.HasField("topicTableExtension"):
+        return b""
+    table = rpc.control.extensions.topicTableExtension
+    table.DiscardUnknownFields()
+    hello = table.SerializeToString()
+    return b"" if isinstance(parse_hello(hello), Rejected) else hello

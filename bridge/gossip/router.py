@@ -1,0 +1,1060 @@
+"""The gossipsub router as a state machine: RPCs and ticks in, RPCs and messages out.
+
+Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room this
+does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
+
+* messages are judged before anything is remembered or announced of them (IDONTWANT included), so that a forged copy
+  can never stand in the way of the true one;
+* peers given in PRUNE (peer exchange) are neither used nor sent: who is dialled is the host's business;
+* a peer that comes onto a topic whose mesh is too small is grafted at once, not at the next heartbeat;
+* ids of js-libp2p (key ‖ seqno) are understood, and spoken to a peer that uses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+from bridge.gossip.cache import MessageCache, SeenSet, canonical_id, gossip_id, is_key_form, key_form
+from bridge.gossip.score import Score, ScoreOptions
+from schemas.identity import Policy, Verdict, judge
+from schemas.proto.gossipsub.rpc_pb2 import (
+    RPC,
+    ControlExtensions,
+    ControlGraft,
+    ControlIHave,
+    ControlMessage,
+    ControlPrune,
+    Message,
+)
+
+PeerID = bytes  # multihash bytes
+Verify = Callable[[Message], Verdict]
+Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
+
+# 0 is floodsub; the others count gossipsub versions: 10 is 1.0
+PROTOCOLS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "/meshsub/1.3.0": 13,
+        "/meshsub/1.2.0": 12,
+        "/meshsub/1.1.0": 11,
+        "/meshsub/1.0.0": 10,
+        "/floodsub/1.0.0": 0,
+    }
+)
+
+_BACKOFF_VERSION: Final = 11  # PRUNE carries seconds
+_IDONTWANT_VERSION: Final = 12
+_EXTENSIONS_VERSION: Final = 13
+_NOT_CHECKED: Final = int(Verdict.NOT_CHECKED)
+_ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
+_OVERHEAD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
+_VERDICT_BITS: Final = 3  # of a number in the seen set; the rest tells one copy's bytes from another's
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Parameters by their names in the specifications. Times in seconds, sizes in bytes; "of a heartbeat" limits are
+    per peer."""
+
+    D: int = 6
+    D_low: int = 5
+    D_high: int = 12
+    D_lazy: int = 6
+    D_out: int = 2
+    D_score: int = 4
+    heartbeat: float = 1.0  # how often the caller calls heartbeat()
+    prune_backoff: float = 60.0
+    unsubscribe_backoff: float = 10.0
+    max_backoff: float = 86_400.0  # a peer's longer wish in PRUNE is kept this long
+    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries go first
+    graft_flood: float = 10.0  # a GRAFT this soon after the PRUNE is penalised twice
+    max_graft_penalties: int = 10  # of a heartbeat: one confused burst is no storm
+    opportunistic_ticks: int = 60  # heartbeats
+    opportunistic_peers: int = 2
+    fanout_ttl: float = 60.0
+    flood_publish: bool = True
+
+    mcache_len: int = 5  # heartbeats
+    mcache_gossip: int = 3  # heartbeats
+    mcache_bytes: int = 64 << 20
+    gossip_factor: float = 0.25
+    seen_horizon: float = 120.0
+    seen_cap: int = 400_000  # ids
+
+    max_ihave_messages: int = 10  # RPCs with IHAVE of a heartbeat
+    max_ihave_length: int = 5000  # ids in one IHAVE, and ids asked for of a heartbeat
+    iwant_followup: float = 3.0  # an id asked for and not brought until then is a broken promise
+    gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
+    max_iwant_length: int = 5000  # ids answered of a heartbeat
+    max_iwant_bytes: int = 8 << 20  # answered of a heartbeat
+    idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
+    max_idontwant_length: int = 5000  # ids taken of a heartbeat
+    idontwant_ttl: int = 3  # heartbeats
+    max_id_bytes: int = 1024
+
+    max_topics_per_peer: int = 1024  # beside those we are on
+    max_topic_bytes: int = 1024
+    max_subscriptions_per_rpc: int = 5000
+    max_control_per_rpc: int = 5000  # items of one kind
+    max_rpc: int = 1 << 20  # larger ones are parted; a single message may be longer
+    max_retained: int = 10_000  # bad scores kept of peers that went
+    retain_score: float = 3600.0
+
+    policy: Policy = "strict"  # what `verifier` is to be made for; the router itself never asks
+    score: ScoreOptions = field(default_factory=ScoreOptions)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.D_low <= self.D <= self.D_high:
+            raise ValueError(f"mesh sizes must be 0 < D_low <= D <= D_high: {self.D_low}, {self.D}, {self.D_high}")
+        if not 0 <= self.D_score <= self.D:
+            raise ValueError(f"D_score must be 0 to D: {self.D_score}")
+        if self.D_out and not (self.D_out < self.D_low and self.D_out <= self.D // 2):
+            raise ValueError(f"D_out must be below D_low and at most D / 2: {self.D_out}")
+        if not 0 < self.mcache_gossip <= self.mcache_len:
+            raise ValueError(f"mcache_gossip must be 1 to mcache_len: {self.mcache_gossip}")
+        if self.heartbeat <= 0:
+            raise ValueError(f"heartbeat must be above 0: {self.heartbeat}")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An RPC for one peer. Several Sends may hold the same object: never change it; encode it once if you compare by
+    identity. `priority`: not to be dropped by a bounded queue (subscriptions, mesh upkeep, our own publications)."""
+
+    peer: PeerID
+    rpc: RPC
+    priority: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The first good copy of a message on a topic we are on, and who brought it."""
+
+    message: Message
+    topic: str
+    source: PeerID
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """A peer as the screen shows it; `topics` are those that the router remembers."""
+
+    protocol: str
+    topics: frozenset[str]
+    score: float
+    outbound: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    peer: PeerID
+    protocol: str
+    version: int
+    outbound: bool
+    score: Score
+    topics: dict[str, None] = field(default_factory=dict)
+    meshes: int = 0
+    foreign: int = 0  # topics we are not on
+    silent: bool = True  # no RPC has come yet
+    key_ids: bool = False  # it calls messages key ‖ seqno
+    dont: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
+    # since the last heartbeat
+    ihaves: int = 0
+    asked: int = 0
+    iwants: int = 0
+    iwant_bytes: int = 0
+    donts: int = 0
+    graft_penalties: int = 0
+
+
+@dataclass(slots=True)
+class _Fanout:
+    peers: dict[PeerID, _Peer]
+    published: float
+
+
+def verifier(policy: Policy) -> Verify:
+    """The usual `verify` of a Router: signatures judged under a network's policy."""
+
+    def verify(message: Message) -> Verdict:
+        return judge(message, policy)[0]
+
+    return verify
+
+
+class Router:
+    """One node's gossipsub state.
+
+    `verify` is asked once per message of a topic we are on, unless a copy of the very same bytes has been found good.
+    `hello`: sent in the first RPC to each /meshsub/1.3.0 peer. `now`: seconds of any clock that does not go back.
+    Methods return what is to be sent, in order per peer; nothing is kept of what they return.
+    """
+
+    def __init__(
+        self, own: PeerID, options: Options, rng: Random, verify: Verify, hello: ControlExtensions | None = None
+    ) -> None:
+        self._own = own
+        self._options = options
+        self._rng = rng
+        self._verify = verify
+        self._hello = hello
+        self._peers: dict[PeerID, _Peer] = {}
+        self._floodsub = 0  # peers that speak only that
+        # dicts in place of sets: their order is that of insertion, so a seeded rng always chooses the same
+        self._mesh: dict[str, dict[PeerID, _Peer]] = {}  # its keys are the topics we are on
+        self._subscribers: dict[str, dict[PeerID, _Peer]] = {}
+        self._fanout: dict[str, _Fanout] = {}
+        self._backoff: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (until, when it was pruned)
+        self._promises: dict[bytes, dict[PeerID, float]] = {}  # id asked for -> peer -> until
+        self._retained: dict[PeerID, tuple[Score, float]] = {}
+        self._seen = SeenSet(options.seen_horizon, options.seen_cap)
+        self._cache = MessageCache(options.mcache_len, options.mcache_gossip, options.mcache_bytes)
+        self._counters: defaultdict[str, int] = defaultdict(int)
+        self._ticks = 0
+        self._ticked: float | None = None
+
+    # ---------------------------------------------------------------- views
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """How often what happened, by kind, since the start. A live view: look again, it has moved on."""
+        self._counters["seen_evicted"] = self._seen.evicted
+        self._counters["mcache_evicted"] = self._cache.evicted
+        return MappingProxyType(self._counters)
+
+    @property
+    def mesh(self) -> Mapping[str, frozenset[PeerID]]:
+        """The topics we are on and the peers in the mesh of each."""
+        return {topic: frozenset(peers) for topic, peers in self._mesh.items()}
+
+    @property
+    def peers(self) -> Mapping[PeerID, PeerView]:
+        """All connected peers."""
+        return {
+            peer: PeerView(state.protocol, frozenset(state.topics), state.score.value, state.outbound)
+            for peer, state in self._peers.items()
+        }
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Entries in each of the router's memories: all of them are bounded by Options and the number of peers."""
+        return {
+            "seen": len(self._seen),
+            "mcache": len(self._cache),
+            "mcache_bytes": self._cache.size,
+            "backoff": len(self._backoff),
+            "promises": sum(map(len, self._promises.values())),
+            "idontwant": sum(len(state.dont) for state in self._peers.values()),
+            "topics": sum(len(state.topics) for state in self._peers.values()),
+            "fanout": len(self._fanout),
+            "retained": len(self._retained),
+        }
+
+    # ---------------------------------------------------------------- peers and topics
+
+    def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float) -> list[Send]:
+        """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and `hello` where it is due.
+
+        A peer that is there already begins anew. ValueError for a protocol that is not in PROTOCOLS.
+        """
+        version = PROTOCOLS.get(protocol)
+        if version is None:
+            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(PROTOCOLS)}")
+        if peer in self._peers:
+            self.remove_peer(peer, now)
+        score, until = self._retained.pop(peer, (None, 0.0))
+        if score is None or until <= now:
+            score = Score(self._options.score)
+        state = self._peers[peer] = _Peer(peer, protocol, version, outbound, score)
+        self._floodsub += version == 0
+        rpc = RPC()
+        if self._hello is not None and version >= _EXTENSIONS_VERSION:
+            rpc.control.extensions.CopyFrom(self._hello)
+        for topic in self._mesh:
+            rpc.subscriptions.add(subscribe=True, topicid=topic)
+        sends: list[Send] = []
+        if rpc.subscriptions or rpc.HasField("control"):
+            self._send(sends, state, rpc, priority=True)
+        return sends
+
+    def remove_peer(self, peer: PeerID, now: float) -> list[Send]:
+        """A peer's streams are closed. Meshes are mended at the next heartbeat."""
+        state = self._peers.pop(peer, None)
+        if state is None:
+            return []
+        self._floodsub -= state.version == 0
+        for topic in state.topics:
+            self._unlist(topic, peer)
+        for mesh in self._mesh.values():
+            mesh.pop(peer, None)
+        for fanout in self._fanout.values():
+            fanout.peers.pop(peer, None)
+        for key in [key for key, asked in self._promises.items() if peer in asked]:
+            self._forget_promise(key, peer)
+        if state.score.compute() < 0:
+            # going and coming back does not wash a peer clean
+            self._retained[peer] = (state.score, now + self._options.retain_score)
+            if len(self._retained) > self._options.max_retained:
+                del self._retained[next(iter(self._retained))]
+        return []
+
+    def colocated(self, peer: PeerID, count: int) -> None:
+        """So many connected peers, this one included, are on its IP address (P6). Not to be called for addresses that
+        many may share, such as loopback."""
+        if state := self._peers.get(peer):
+            state.score.colocate(count)
+
+    def join(self, topic: str, now: float) -> list[Send]:
+        """Subscribe to a topic: told to all peers, GRAFT to up to D of those on it. Nothing if we are on it."""
+        if topic in self._mesh:
+            return []
+        mesh = self._mesh[topic] = {}
+        fanout = self._fanout.pop(topic, None)
+        chosen: list[_Peer] = []
+        if fanout is not None:
+            chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh, now)]
+            chosen = chosen[: self._options.D]
+        for state in self._subscribers.get(topic, {}).values():
+            state.foreign -= 1
+        pool = [state for state in self._graftable(topic, mesh, now) if state not in chosen]
+        chosen += self._sample(pool, self._options.D - len(chosen))
+        for state in chosen:
+            self._enter(mesh, state)
+        sends: list[Send] = []
+        for peer, state in self._peers.items():
+            rpc = RPC()
+            rpc.subscriptions.add(subscribe=True, topicid=topic)
+            if peer in mesh:
+                rpc.control.graft.add(topicID=topic)
+            self._send(sends, state, rpc, priority=True)
+        return sends
+
+    def leave(self, topic: str, now: float) -> list[Send]:
+        """Unsubscribe from a topic: told to all peers, PRUNE to its mesh. Nothing if we are not on it."""
+        mesh = self._mesh.pop(topic, None)
+        if mesh is None:
+            return []
+        for state in self._subscribers.get(topic, {}).values():
+            state.foreign += 1
+        sends: list[Send] = []
+        for peer, state in self._peers.items():
+            rpc = RPC()
+            rpc.subscriptions.add(subscribe=False, topicid=topic)
+            if peer in mesh:
+                state.meshes -= 1
+                self._add_prune(rpc.control, state, topic, self._options.unsubscribe_backoff, now)
+            self._send(sends, state, rpc, priority=True)
+        return sends
+
+    # ---------------------------------------------------------------- messages
+
+    def publish(self, message: Message, now: float) -> list[Send]:
+        """Send a message of our own, signed already where the network wants that: one Send per peer.
+
+        To all peers on the topic with `flood_publish`, else to the mesh (filled up to D), or the fanout of a topic we
+        are not on; floodsub peers always. The same message may be published again. ValueError without a topic.
+        """
+        topic = self._topic_of(None, message)
+        if not topic:
+            raise ValueError("a message to publish needs a topic")
+        key = gossip_id(message)
+        data = message.SerializeToString()
+        verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
+        self._seen.add(key, _mark(data, verdict), now)
+        self._cache.put(key, topic, data)
+        self._counters["published"] += 1
+        targets = [state for state in self._own_targets(topic, now) if key not in state.dont]
+        rpc = RPC()
+        rpc.publish.append(message)
+        return [Send(state.peer, self._for_peer(state, rpc), True) for state in targets]
+
+    def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
+        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it."""
+        sends: list[Send] = []
+        delivered: list[Deliver] = []
+        publish = rpc.publish
+        state = self._peers.get(peer)
+        if state is None:
+            self._counters["unknown_peer"] += 1
+            return sends, delivered, bytes(len(publish))
+        control = rpc.control if rpc.HasField("control") else None
+        if control is not None and control.HasField("extensions"):
+            self._take_hello(state, control.extensions)
+        state.silent = False
+        subscriptions = rpc.subscriptions
+        if subscriptions:
+            self._take_subscriptions(state, subscriptions, sends, now)
+        if state.score.value < self._options.score.graylist_threshold:
+            self._counters["graylisted"] += 1
+            return sends, delivered, bytes(len(publish))
+        verdicts = self._take_messages(state, publish, sends, delivered, now) if publish else b""
+        if control is not None:
+            if state.version:
+                self._take_control(state, control, sends, now)
+            else:
+                self._counters["control_from_floodsub"] += 1
+        return sends, delivered, verdicts
+
+    def dropped(self, peer: PeerID, rpc: RPC) -> None:
+        """A bounded outbound queue had no room for this RPC: it was not sent."""
+        self._counters["dropped_rpcs"] += 1
+        self._counters["dropped_messages"] += len(rpc.publish)
+        for item in rpc.control.iwant:
+            for raw in item.messageIDs:
+                self._forget_promise(canonical_id(raw), peer)  # what was not asked for, nobody failed to bring
+
+    def heartbeat(self, now: float) -> list[Send]:
+        """Once in `Options.heartbeat` seconds: scores, broken promises, meshes, fanout, gossip, and forgetting."""
+        options = self._options
+        self._ticks += 1
+        elapsed = 0.0 if self._ticked is None else max(0.0, now - self._ticked)
+        self._ticked = now
+        self._break_promises(now)
+        for state in self._peers.values():
+            state.ihaves = state.asked = state.iwants = state.iwant_bytes = state.donts = state.graft_penalties = 0
+            if state.dont:
+                state.dont = {key: until for key, until in state.dont.items() if until > self._ticks}
+            state.score.tick(elapsed, state.meshes > 0)
+        self._forget(now)
+
+        out: dict[PeerID, ControlMessage] = {}
+        for topic, mesh in self._mesh.items():
+            self._keep_mesh(topic, mesh, out, now)
+        for topic in [topic for topic, fanout in self._fanout.items() if now - fanout.published > options.fanout_ttl]:
+            del self._fanout[topic]
+        for topic, fanout in self._fanout.items():
+            self._keep_fanout(topic, fanout)
+        sends: list[Send] = []
+        for peer, control in out.items():
+            self._send(sends, self._peers[peer], RPC(control=control), priority=True)
+        gossip: dict[PeerID, ControlMessage] = {}
+        for topic, mesh in self._mesh.items():
+            self._gossip(topic, mesh, gossip)
+        for topic, fanout in self._fanout.items():
+            self._gossip(topic, fanout.peers, gossip)
+        for peer, control in gossip.items():
+            self._send(sends, self._peers[peer], RPC(control=control), priority=False)
+        self._cache.shift()
+        return sends
+
+    # ---------------------------------------------------------------- the two doors of the topic table
+
+    def _topic_of(self, peer: _Peer | None, item: Item) -> str | None:
+        """The topic that an item of a peer's RPC is about; None where it has no name, or one that is not UTF-8.
+
+        A name always wins: an index beside it is not looked at (SubOpts field 3 is also `requestsPartial`).
+        """
+        name: str | bytes
+        if isinstance(item, Message):
+            name = item.topic
+        elif isinstance(item, RPC.SubOpts):
+            name = item.topicid
+        else:
+            name = item.topicID
+        return name if name and type(name) is str else None  # upb hands out bytes where it is not UTF-8
+
+    def _for_peer(self, peer: _Peer, rpc: RPC) -> RPC:
+        """The RPC as this peer is to get it; `rpc` itself may be going to others, too, and is never changed."""
+        return rpc
+
+    def _take_hello(self, state: _Peer, extensions: ControlExtensions) -> None:
+        """Extensions that a peer offers: they count in its first RPC only, and none is known yet. Which are unknown is
+        ignored, testExtension asks for nothing (gossipsub-v1.3.md, Extensions Control Message)."""
+        if not state.silent:
+            self._counters["extensions_repeated"] += 1
+        elif state.version >= _EXTENSIONS_VERSION:
+            self._counters["extensions"] += 1
+
+    # ---------------------------------------------------------------- what comes in
+
+    def _take_subscriptions(
+        self, state: _Peer, subscriptions: Sequence[RPC.SubOpts], sends: list[Send], now: float
+    ) -> None:
+        options = self._options
+        limit = options.max_subscriptions_per_rpc
+        if len(subscriptions) > limit:
+            self._counters["subscriptions_over_limit"] += len(subscriptions) - limit
+            subscriptions = subscriptions[:limit]
+        graft: list[str] = []
+        for item in subscriptions:
+            topic = self._topic_of(state, item)
+            if topic is None or len(topic) > options.max_topic_bytes:
+                self._counters["bad_topic"] += 1
+                continue
+            mesh = self._mesh.get(topic)
+            if not item.subscribe:
+                if topic in state.topics:
+                    self._unsubscribed(state, topic)
+            elif self._subscribed(state, topic) and mesh is not None and len(mesh) < options.D_low:
+                graft.append(topic)
+        rpc = RPC()
+        for topic in graft:
+            mesh = self._mesh[topic]
+            if self._may_graft(topic, state, mesh, now):
+                self._enter(mesh, state)
+                rpc.control.graft.add(topicID=topic)
+        if rpc.HasField("control"):
+            self._send(sends, state, rpc, priority=True)
+
+    def _subscribed(self, state: _Peer, topic: str) -> bool:
+        """Note a subscription; False if it is known already or over the limit."""
+        if topic in state.topics:
+            return False
+        if topic not in self._mesh:
+            if state.foreign >= self._options.max_topics_per_peer:
+                self._counters["topics_over_limit"] += 1
+                return False
+            state.foreign += 1
+        state.topics[topic] = None
+        self._subscribers.setdefault(topic, {})[state.peer] = state
+        return True
+
+    def _unsubscribed(self, state: _Peer, topic: str) -> None:
+        del state.topics[topic]
+        self._unlist(topic, state.peer)
+        mesh = self._mesh.get(topic)
+        if mesh is None:
+            state.foreign -= 1
+            if (fanout := self._fanout.get(topic)) is not None:
+                fanout.peers.pop(state.peer, None)
+        elif mesh.pop(state.peer, None) is not None:
+            state.meshes -= 1
+
+    def _take_messages(
+        self, state: _Peer, publish: Sequence[Message], sends: list[Send], delivered: list[Deliver], now: float
+    ) -> bytes:
+        counters = self._counters
+        joined = self._mesh
+        seen = self._seen
+        verdicts = bytearray(len(publish))
+        fresh: list[tuple[Message, str, bytes]] = []
+        for index, message in enumerate(publish):
+            topic = self._topic_of(state, message)
+            if topic is None or topic not in joined:
+                counters["unknown_topic"] += 1
+                continue
+            key = gossip_id(message)
+            data = message.SerializeToString()
+            known = seen.get(key)
+            if known is not None and _mark(data, known & 7) == known:
+                verdicts[index] = known & 7
+                counters["own_message" if getattr(message, "from") == self._own else "duplicate"] += 1
+                continue
+            verdict = self._verify(message)
+            verdicts[index] = verdict
+            if verdict not in _ACCEPTED:
+                self._refuse(state, verdict)
+                if state.score.value < self._options.score.graylist_threshold:
+                    # the rest stays "not checked": garbage must not buy our time
+                    counters["graylisted"] += 1
+                    break
+                continue
+            if known is not None:
+                counters["duplicate"] += 1  # the same message in other bytes
+                continue
+            seen.add(key, _mark(data, verdict), now)
+            if getattr(message, "from") == self._own:
+                counters["own_message"] += 1  # from before a restart
+                continue
+            self._promises.pop(key, None)
+            self._cache.put(key, topic, data)
+            state.score.deliver()
+            counters["delivered"] += 1
+            delivered.append(Deliver(message, topic, state.peer))
+            fresh.append((message, topic, key))
+        if fresh:
+            self._dont_want(state, fresh, sends)
+            self._forward(state, fresh, sends)
+        return bytes(verdicts)
+
+    def _refuse(self, state: _Peer, verdict: Verdict) -> None:
+        if verdict == Verdict.NOT_CHECKED:
+            self._counters["not_checked"] += 1
+            return
+        self._counters["bad_signature" if verdict == Verdict.BAD else "against_policy"] += 1
+        state.score.reject()
+
+    def _dont_want(self, source: _Peer, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+        wanted_not: dict[PeerID, list[bytes]] = {}
+        for message, topic, key in fresh:
+            if len(message.data) < self._options.idontwant_threshold:
+                continue
+            for peer, state in self._mesh[topic].items():
+                if state is not source and state.version >= _IDONTWANT_VERSION:
+                    wanted_not.setdefault(peer, []).append(key_form(key) if state.key_ids else key)
+        for peer, keys in wanted_not.items():
+            rpc = RPC()
+            rpc.control.idontwant.add(messageIDs=keys)
+            self._send(sends, self._peers[peer], rpc, priority=True)
+            self._counters["idontwant_sent"] += len(keys)
+
+    def _forward(self, source: _Peer, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+        if len(fresh) == 1:  # nearly always
+            message, topic, key = fresh[0]
+            author = getattr(message, "from")
+            rpc = RPC()
+            rpc.publish.append(message)
+            for peer, state in self._mesh_and_floodsub(topic).items():
+                if state is source or peer == author:
+                    continue
+                if key in state.dont:
+                    self._counters["idontwant_honoured"] += 1
+                    continue
+                sends.append(Send(peer, self._for_peer(state, rpc), False))
+                self._counters["forwarded"] += 1
+            return
+        chosen: dict[PeerID, list[int]] = {}
+        for index, (message, topic, key) in enumerate(fresh):
+            author = getattr(message, "from")
+            for peer, state in self._mesh_and_floodsub(topic).items():
+                if state is source or peer == author:
+                    continue
+                if key in state.dont:
+                    self._counters["idontwant_honoured"] += 1
+                    continue
+                chosen.setdefault(peer, []).append(index)
+        made: dict[tuple[int, ...], list[RPC]] = {}
+        for peer, indexes in chosen.items():
+            parts = made.get(tuple(indexes))
+            if parts is None:
+                rpc = RPC()
+                rpc.publish.extend([fresh[index][0] for index in indexes])
+                parts = made[tuple(indexes)] = split(rpc, self._options.max_rpc)
+            state = self._peers[peer]
+            sends.extend([Send(peer, self._for_peer(state, part), False) for part in parts])
+            self._counters["forwarded"] += len(indexes)
+
+    def _mesh_and_floodsub(self, topic: str) -> dict[PeerID, _Peer]:
+        mesh = self._mesh[topic]
+        return mesh | self._floodsub_on(topic) if self._floodsub else mesh
+
+    def _floodsub_on(self, topic: str) -> dict[PeerID, _Peer]:
+        threshold = self._options.score.publish_threshold
+        return {
+            peer: state
+            for peer, state in self._subscribers.get(topic, {}).items()
+            if not state.version and state.score.value >= threshold
+        }
+
+    def _own_targets(self, topic: str, now: float) -> list[_Peer]:
+        options = self._options
+        threshold = options.score.publish_threshold
+        pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
+        mesh = self._mesh.get(topic)
+        if mesh is None:
+            # kept when flooding, too: its peers are the ones that are told by IHAVE
+            fanout = self._fanout.setdefault(topic, _Fanout({}, now))
+            fanout.published = now
+            self._keep_fanout(topic, fanout)
+            mesh = fanout.peers
+        if options.flood_publish:
+            return list(mesh.values()) + [state for state in pool if state.peer not in mesh]
+        targets = list(mesh.values()) + [state for state in pool if not state.version and state.peer not in mesh]
+        others = [state for state in pool if state.version and state.peer not in mesh]
+        return targets + self._sample(others, options.D - len(mesh))
+
+    # ---------------------------------------------------------------- control messages
+
+    def _take_control(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+        if control.ihave:
+            self._take_ihave(state, control, sends, now)
+        if control.iwant:
+            self._take_iwant(state, control, sends)
+        if control.graft:
+            self._take_graft(state, control, sends, now)
+        if control.prune:
+            self._take_prune(state, control, now)
+        if control.idontwant:
+            self._take_idontwant(state, control)
+
+    def _over_control_limit(self, count: int) -> int:
+        limit = self._options.max_control_per_rpc
+        if count > limit:
+            self._counters["control_over_limit"] += count - limit
+        return limit
+
+    def _ids(self, state: _Peer, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """(id as sent, id as we call it); overlong ones are left out."""
+        for raw in raws:
+            if len(raw) > self._options.max_id_bytes:
+                self._counters["id_too_long"] += 1
+                continue
+            if is_key_form(raw):
+                state.key_ids = True
+                yield raw, canonical_id(raw)
+            else:
+                yield raw, raw
+
+    def _take_ihave(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+        options = self._options
+        if state.score.value < options.score.gossip_threshold:
+            self._counters["ihave_low_score"] += 1
+            return
+        state.ihaves += 1
+        if state.ihaves > options.max_ihave_messages:
+            self._counters["ihave_flood"] += 1
+            return
+        wanted: dict[bytes, bytes] = {}
+        room = options.max_ihave_length - state.asked
+        for item in control.ihave[: self._over_control_limit(len(control.ihave))]:
+            topic = self._topic_of(state, item)
+            if topic is None or topic not in self._mesh:
+                self._counters["ihave_unknown_topic"] += 1
+                continue
+            ids: Sequence[bytes] = item.messageIDs
+            if len(ids) > options.max_ihave_length:
+                self._counters["ihave_over_limit"] += len(ids) - options.max_ihave_length
+                ids = ids[: options.max_ihave_length]
+            for raw, key in self._ids(state, ids):
+                if key in self._seen or key in wanted or state.peer in self._promises.get(key, ()):
+                    continue
+                if len(wanted) >= room:
+                    self._counters["ihave_over_limit"] += 1
+                    continue
+                wanted[key] = raw
+        if not wanted:
+            return
+        state.asked += len(wanted)
+        self._counters["iwant_sent"] += len(wanted)
+        until = now + options.iwant_followup
+        for key in wanted:
+            self._promises.setdefault(key, {})[state.peer] = until
+        rpc = RPC()
+        rpc.control.iwant.add(messageIDs=wanted.values())
+        self._send(sends, state, rpc, priority=False)
+
+    def _take_iwant(self, state: _Peer, control: ControlMessage, sends: list[Send]) -> None:
+        options = self._options
+        if state.score.value < options.score.gossip_threshold:
+            self._counters["iwant_low_score"] += 1
+            return
+        answer = RPC()
+        for item in control.iwant[: self._over_control_limit(len(control.iwant))]:
+            for _, key in self._ids(state, item.messageIDs):
+                if state.iwants >= options.max_iwant_length or state.iwant_bytes >= options.max_iwant_bytes:
+                    self._counters["iwant_over_limit"] += 1
+                    continue
+                state.iwants += 1
+                cached = self._cache.get(key)
+                if cached is None:
+                    self._counters["iwant_unknown"] += 1
+                    continue
+                if self._cache.count(key, state.peer) > options.gossip_retransmission:
+                    self._counters["iwant_over_limit"] += 1
+                    continue
+                state.iwant_bytes += len(cached.data)
+                answer.publish.add().MergeFromString(cached.data)
+        if answer.publish:
+            self._counters["iwant_answered"] += len(answer.publish)
+            self._send(sends, state, answer, priority=False)
+
+    def _take_graft(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+        options = self._options
+        refused: dict[str, None] = {}
+        for item in control.graft[: self._over_control_limit(len(control.graft))]:
+            topic = self._topic_of(state, item)
+            mesh = None if topic is None else self._mesh.get(topic)
+            if topic is None or mesh is None:
+                self._counters["graft_unknown_topic"] += 1  # no PRUNE back: that would be an echo for spammers
+                continue
+            if state.peer in mesh:
+                continue
+            until, since = self._backoff.get((topic, state.peer), (0.0, 0.0))
+            if now < until:
+                self._counters["graft_backoff"] += 1
+                self._penalize_graft(state, 2 if now < since + options.graft_flood else 1)
+            elif state.score.value < 0:
+                self._counters["graft_low_score"] += 1
+            elif len(mesh) >= options.D_high and not state.outbound:
+                self._counters["graft_mesh_full"] += 1  # else anybody could take over our mesh by dialling
+            else:
+                self._subscribed(state, topic)  # who grafts us is on the topic
+                self._enter(mesh, state)
+                continue
+            refused[topic] = None
+        if refused:
+            rpc = RPC()
+            for topic in refused:
+                self._add_prune(rpc.control, state, topic, options.prune_backoff, now)
+            self._send(sends, state, rpc, priority=True)
+
+    def _penalize_graft(self, state: _Peer, count: int) -> None:
+        count = min(count, self._options.max_graft_penalties - state.graft_penalties)
+        if count > 0:
+            state.graft_penalties += count
+            state.score.penalize(count)
+
+    def _take_prune(self, state: _Peer, control: ControlMessage, now: float) -> None:
+        options = self._options
+        for item in control.prune[: self._over_control_limit(len(control.prune))]:
+            topic = self._topic_of(state, item)
+            mesh = None if topic is None else self._mesh.get(topic)
+            if topic is None or mesh is None:
+                self._counters["prune_unknown_topic"] += 1
+                continue
+            self._counters["pruned_by_peer"] += 1
+            if mesh.pop(state.peer, None) is not None:
+                state.meshes -= 1
+            seconds = float(item.backoff) or options.prune_backoff
+            self._back_off(topic, state.peer, min(seconds, options.max_backoff), now)
+            if item.peers:
+                self._counters["px_ignored"] += 1
+
+    def _take_idontwant(self, state: _Peer, control: ControlMessage) -> None:
+        options = self._options
+        if state.version < _IDONTWANT_VERSION:
+            self._counters["idontwant_wrong_version"] += 1
+            return
+        until = self._ticks + options.idontwant_ttl
+        for item in control.idontwant[: self._over_control_limit(len(control.idontwant))]:
+            for _, key in self._ids(state, item.messageIDs):
+                if state.donts >= options.max_idontwant_length:
+                    self._counters["idontwant_over_limit"] += 1
+                    continue
+                state.donts += 1
+                state.dont[key] = until
+
+    # ---------------------------------------------------------------- upkeep
+
+    def _keep_mesh(self, topic: str, mesh: dict[PeerID, _Peer], out: dict[PeerID, ControlMessage], now: float) -> None:
+        options = self._options
+        for state in [state for state in mesh.values() if state.score.value < 0]:
+            self._prune(topic, mesh, state, out, now)
+        if len(mesh) < options.D_low:
+            pool = self._graftable(topic, mesh, now)
+            self._graft(topic, mesh, self._sample(pool, options.D - len(mesh)), out)
+        if len(mesh) > options.D_high:
+            keep = self._worth_keeping(mesh)
+            for state in [state for peer, state in mesh.items() if peer not in keep]:
+                self._prune(topic, mesh, state, out, now)
+        if len(mesh) >= options.D_low:
+            missing = options.D_out - sum(state.outbound for state in mesh.values())
+            if missing > 0:
+                pool = [state for state in self._graftable(topic, mesh, now) if state.outbound]
+                self._graft(topic, mesh, self._sample(pool, missing), out)
+        if self._ticks % options.opportunistic_ticks == 0 and len(mesh) > 1:
+            median = sorted(state.score.value for state in mesh.values())[len(mesh) // 2]
+            if median < options.score.opportunistic_threshold:
+                pool = [state for state in self._graftable(topic, mesh, now) if state.score.value > median]
+                chosen = self._sample(pool, options.opportunistic_peers)
+                self._counters["opportunistic_graft"] += len(chosen)
+                self._graft(topic, mesh, chosen, out)
+
+    def _worth_keeping(self, mesh: dict[PeerID, _Peer]) -> dict[PeerID, None]:
+        """D peers of an overfull mesh: the D_score best, the rest by chance, at least D_out of them outbound."""
+        options = self._options
+        order = list(mesh.values())
+        self._rng.shuffle(order)
+        order.sort(key=lambda state: -state.score.value)
+        rest = order[options.D_score :]
+        self._rng.shuffle(rest)
+        order[options.D_score :] = rest
+        kept, others = order[: options.D], order[options.D :]
+        missing = options.D_out - sum(state.outbound for state in kept)
+        spare = [state for state in others if state.outbound][: max(0, missing)]
+        for state in spare:
+            # from the end: the best come first
+            worst = next(place for place in reversed(range(len(kept))) if not kept[place].outbound)
+            kept[worst] = state
+        return dict.fromkeys(state.peer for state in kept)
+
+    def _keep_fanout(self, topic: str, fanout: _Fanout) -> None:
+        threshold = self._options.score.publish_threshold
+        for peer in [peer for peer, state in fanout.peers.items() if state.score.value < threshold]:
+            del fanout.peers[peer]
+        pool = [
+            state
+            for peer, state in self._subscribers.get(topic, {}).items()
+            if state.version and peer not in fanout.peers and state.score.value >= threshold
+        ]
+        for state in self._sample(pool, self._options.D - len(fanout.peers)):
+            fanout.peers[state.peer] = state
+
+    def _gossip(self, topic: str, exclude: Mapping[PeerID, _Peer], out: dict[PeerID, ControlMessage]) -> None:
+        options = self._options
+        keys = self._cache.gossip_ids(topic)
+        if not keys:
+            return
+        pool = [
+            state
+            for peer, state in self._subscribers.get(topic, {}).items()
+            if state.version and peer not in exclude and state.score.value >= options.score.gossip_threshold
+        ]
+        count = max(options.D_lazy, math.ceil(options.gossip_factor * len(pool)))
+        for state in self._sample(pool, count):
+            told = self._rng.sample(keys, min(len(keys), options.max_ihave_length))
+            if state.key_ids:
+                told = [key_form(key) for key in told]
+            out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=told)
+            self._counters["ihave_sent"] += len(told)
+
+    def _break_promises(self, now: float) -> None:
+        broken: dict[PeerID, None] = {}
+        for key, asked in list(self._promises.items()):
+            for peer in [peer for peer, until in asked.items() if until <= now]:
+                self._forget_promise(key, peer)
+                self._counters["broken_promise"] += 1
+                broken[peer] = None
+        for peer in broken:
+            # once a heartbeat, however many ids: one lost answer may have held thousands
+            self._peers[peer].score.penalize()
+
+    def _forget_promise(self, key: bytes, peer: PeerID) -> None:
+        asked = self._promises.get(key)
+        if asked is not None and asked.pop(peer, None) is not None and not asked:
+            del self._promises[key]
+
+    def _forget(self, now: float) -> None:
+        self._seen.expire(now)
+        # in step with a peer's own clock: to graft in the very second the back-off ends would often be too early
+        slack = 2 * self._options.heartbeat
+        for entry in [entry for entry, (until, _) in self._backoff.items() if until + slack <= now]:
+            del self._backoff[entry]
+        for peer in [peer for peer, (_, until) in self._retained.items() if until <= now]:
+            del self._retained[peer]
+
+    def _may_graft(self, topic: str, state: _Peer, mesh: Mapping[PeerID, _Peer], now: float) -> bool:
+        # an entry is held a little longer than the back-off, see _forget: mere presence counts here
+        return (
+            state.version > 0
+            and state.peer not in mesh
+            and state.score.value >= 0
+            and (topic, state.peer) not in self._backoff
+        )
+
+    def _graftable(self, topic: str, mesh: Mapping[PeerID, _Peer], now: float) -> list[_Peer]:
+        subscribers = self._subscribers.get(topic, {})
+        return [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
+
+    def _enter(self, mesh: dict[PeerID, _Peer], state: _Peer) -> None:
+        mesh[state.peer] = state
+        state.meshes += 1
+
+    def _graft(
+        self, topic: str, mesh: dict[PeerID, _Peer], chosen: list[_Peer], out: dict[PeerID, ControlMessage]
+    ) -> None:
+        for state in chosen:
+            self._enter(mesh, state)
+            out.setdefault(state.peer, ControlMessage()).graft.add(topicID=topic)
+
+    def _prune(
+        self, topic: str, mesh: dict[PeerID, _Peer], state: _Peer, out: dict[PeerID, ControlMessage], now: float
+    ) -> None:
+        del mesh[state.peer]
+        state.meshes -= 1
+        control = out.setdefault(state.peer, ControlMessage())
+        self._add_prune(control, state, topic, self._options.prune_backoff, now)
+
+    def _add_prune(self, control: ControlMessage, state: _Peer, topic: str, seconds: float, now: float) -> None:
+        """A PRUNE with its seconds, where the peer's version has them; the back-off holds for us just as well."""
+        self._counters["prune_sent"] += 1
+        self._back_off(topic, state.peer, seconds, now)
+        prune = control.prune.add(topicID=topic)
+        if state.version >= _BACKOFF_VERSION:
+            prune.backoff = math.ceil(seconds)
+
+    def _back_off(self, topic: str, peer: PeerID, seconds: float, now: float) -> None:
+        entry = (topic, peer)
+        until = max(now + seconds, self._backoff.pop(entry, (0.0, 0.0))[0])
+        self._backoff[entry] = (until, now)
+        if len(self._backoff) > self._options.max_backoffs:
+            del self._backoff[next(iter(self._backoff))]
+            self._counters["backoff_evicted"] += 1
+
+    def _unlist(self, topic: str, peer: PeerID) -> None:
+        subscribers = self._subscribers[topic]
+        del subscribers[peer]
+        if not subscribers:
+            del self._subscribers[topic]
+
+    def _sample(self, pool: list[_Peer], count: int) -> list[_Peer]:
+        return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
+
+    def _send(self, sends: list[Send], state: _Peer, rpc: RPC, priority: bool) -> None:
+        parts = split(rpc, self._options.max_rpc)
+        sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in parts])
+
+
+def split(rpc: RPC, limit: int) -> list[RPC]:
+    """The RPC in parts of at most `limit` bytes each, in order; itself where it is small enough.
+
+    Only a part with a single item larger than that is longer. The first part holds the extensions, whose place is the
+    first RPC of a stream.
+    """
+    if rpc.ByteSize() <= limit:
+        return [rpc]
+    parts = _Parts(limit)
+    control = rpc.control
+    if control.HasField("extensions"):
+        parts.room(control.extensions.ByteSize()).control.extensions.CopyFrom(control.extensions)
+    for subscription in rpc.subscriptions:
+        parts.room(subscription.ByteSize()).subscriptions.append(subscription)
+    for message in rpc.publish:
+        parts.room(message.ByteSize()).publish.append(message)
+    for graft in control.graft:
+        parts.room(graft.ByteSize()).control.graft.append(graft)
+    for prune in control.prune:
+        parts.room(prune.ByteSize()).control.prune.append(prune)
+    for ihave in control.ihave:
+        named = len(ihave.topicID) * 4 + _OVERHEAD
+        for ids in _slices(ihave.messageIDs, limit - named):
+            part = ControlIHave(messageIDs=ids)
+            if ihave.HasField("topicID"):
+                part.topicID = ihave.topicID
+            if ihave.HasField("topicIndex"):
+                part.topicIndex = ihave.topicIndex
+            parts.room(part.ByteSize()).control.ihave.append(part)
+    for iwant in control.iwant:
+        for ids in _slices(iwant.messageIDs, limit):
+            parts.room(_ids_size(ids)).control.iwant.add(messageIDs=ids)
+    for idontwant in control.idontwant:
+        for ids in _slices(idontwant.messageIDs, limit):
+            parts.room(_ids_size(ids)).control.idontwant.add(messageIDs=ids)
+    return parts.done
+
+
+class _Parts:
+    """RPCs filled one after the other."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = limit
+        self.done: list[RPC] = []
+
+    def room(self, size: int) -> RPC:
+        """The RPC to put an item of this size into."""
+        size += _OVERHEAD
+        # 10: the lengths of the control message, which grow as it does
+        if not self.done or self._size + size + 10 > self._limit:
+            self.done.append(RPC())
+            self._size = 0
+        self._size += size
+        return self.done[-1]
+
+
+def _ids_size(ids: Iterable[bytes]) -> int:
+    return sum(len(each) + _OVERHEAD for each in ids)
+
+
+def _slices(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
+    """Ids in lists that fit in half a part, so that parts fill well; one list at least."""
+    taken: list[bytes] = []
+    size = 0
+    for each in ids:
+        if taken and size + len(each) + _OVERHEAD > limit // 2:
+            yield taken
+            taken, size = [], 0
+        taken.append(each)
+        size += len(each) + _OVERHEAD
+    yield taken
+
+
+def _mark(data: bytes, verdict: int) -> int:
+    """A number for a message's bytes, keyed by the interpreter's own secret, with the verdict in its low bits."""
+    return hash(data) << _VERDICT_BITS | verdict

@@ -1,0 +1,109 @@
+"""The score a router gives its peers (libp2p specs, pubsub/gossipsub/gossipsub-v1.1.md, Peer Scoring).
+
+One sum a peer, not one a topic: which of thousands of separator topics a peer serves says nothing about its conduct.
+There is no P3 (message delivery rate): most topics are silent most of the time, so it would punish honest peers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+def half_life(seconds: float) -> float:
+    """What a counter is multiplied with each second, for it to halve in that many seconds."""
+    value: float = 0.5 ** (1 / seconds)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """Weights, decays (factor per second) and thresholds. Weights of P4, P6 and P7 are negative."""
+
+    mesh_weight: float = 1 / 3600  # P1, per second in a mesh
+    mesh_cap: float = 3600.0  # seconds
+    first_weight: float = 0.5  # P2, per message that this peer was the first to bring
+    first_cap: float = 100.0
+    first_decay: float = half_life(90)
+    invalid_weight: float = -10.0  # P4, per square of bad messages
+    invalid_decay: float = half_life(540)
+    colocation_weight: float = -100.0  # P6, per square of the peers above the threshold on one address
+    colocation_threshold: int = 10
+    behaviour_weight: float = -10.0  # P7, per square of penalties above the threshold
+    behaviour_threshold: float = 6.0
+    behaviour_decay: float = half_life(540)
+    zero: float = 0.01  # a counter below it is 0
+
+    gossip_threshold: float = -500.0  # below: no IHAVE to it, its IHAVE and IWANT ignored
+    publish_threshold: float = -1000.0  # below: our own messages are not flooded to it
+    graylist_threshold: float = -2500.0  # below: its messages and control messages are ignored
+    opportunistic_threshold: float = 1.0  # median of a mesh below which better peers are taken in
+
+    def __post_init__(self) -> None:
+        if not self.graylist_threshold <= self.publish_threshold <= self.gossip_threshold <= 0:
+            raise ValueError("thresholds must be graylist <= publish <= gossip <= 0")
+        if max(self.invalid_weight, self.colocation_weight, self.behaviour_weight) > 0:
+            raise ValueError("the weights of P4, P6 and P7 must not be positive")
+
+
+@dataclass(slots=True)
+class Score:
+    """One peer's counters. `value` is up to date after `tick` and after each method that lowers it."""
+
+    options: ScoreOptions
+    mesh_seconds: float = 0.0
+    first: float = 0.0
+    invalid: float = 0.0
+    behaviour: float = 0.0
+    colocated: int = 0  # peers on the same address, this one included
+    app: float = 0.0  # P5
+    value: float = field(default=0.0, init=False)
+
+    def deliver(self) -> None:
+        """P2: it was the first to bring a good message. Counts in `value` from the next tick on."""
+        if self.first < self.options.first_cap:
+            self.first += 1.0
+
+    def reject(self) -> None:
+        """P4: it brought a message that is bad or against the policy."""
+        self.invalid += 1.0
+        self.compute()
+
+    def penalize(self, count: float = 1.0) -> None:
+        """P7: it broke the rules of the protocol."""
+        self.behaviour += count
+        self.compute()
+
+    def colocate(self, count: int) -> None:
+        """P6: so many peers are on its address."""
+        self.colocated = count
+        self.compute()
+
+    def tick(self, seconds: float, in_mesh: bool) -> None:
+        """Time has passed: counters fade, time in the mesh grows, or starts afresh outside of it."""
+        options = self.options
+        self.mesh_seconds = min(self.mesh_seconds + seconds, options.mesh_cap) if in_mesh else 0.0
+        self.first = self._fade(self.first, options.first_decay, seconds)
+        self.invalid = self._fade(self.invalid, options.invalid_decay, seconds)
+        self.behaviour = self._fade(self.behaviour, options.behaviour_decay, seconds)
+        self.compute()
+
+    def compute(self) -> float:
+        """The score, from the counters."""
+        options = self.options
+        value = self.mesh_seconds * options.mesh_weight + self.first * options.first_weight + self.app
+        if self.invalid:
+            value += self.invalid * self.invalid * options.invalid_weight
+        excess = self.behaviour - options.behaviour_threshold
+        if excess > 0:
+            value += excess * excess * options.behaviour_weight
+        surplus = self.colocated - options.colocation_threshold
+        if surplus > 0:
+            value += surplus * surplus * options.colocation_weight
+        self.value = value
+        return value
+
+    def _fade(self, counter: float, decay: float, seconds: float) -> float:
+        if not counter:
+            return 0.0
+        left: float = counter * decay**seconds
+        return left if left >= self.options.zero else 0.0

@@ -1,0 +1,828 @@
+"""The gossipsub node: connections, one pubsub stream pair a peer, and the way of every frame between them.
+
+bytes in -> frames (bridge.gossip.wire) -> exact bytes captured -> RPC -> router -> what it wants sent -> bounded queues
+queue -> exact bytes captured -> bytes out
+
+The router decides, this carries out. Everything here runs in one trio task tree; only the sink has threads of its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.rcmgr import Direction
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
+from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
+from trio_typing import TaskStatus
+
+from bridge.capture.tap import Connection
+from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
+from bridge.gossip.wire import Cut, Splitter, WireError, encode
+from bridge.node.seqno import Seqno
+from bridge.node.streams import AGENT, READ_BYTES, make_host, swarm_of
+from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
+from schemas.identity import peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.reject import Rejected
+
+PROTOCOLS: Final = (
+    "/meshsub/1.3.0",
+    "/meshsub/1.2.0",
+    "/meshsub/1.1.0",
+    "/meshsub/1.0.0",
+    "/floodsub/1.0.0",
+)
+
+# What a stream or a connection does when the other side, or the network between, lets it down.
+_BROKEN: Final = (
+    BaseLibp2pError,
+    OSError,
+    EOFError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
+_ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, ProtocolLookupError)
+_FRAMES_BETWEEN_CHECKPOINTS: Final = 32
+_WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
+_OPEN_ATTEMPTS: Final = 4  # outbound streams that fail, until the peer opens one to us
+
+
+class NodeError(Exception):
+    """The node cannot run as it was told to: says what, and what to do."""
+
+
+class Sink(Protocol):
+    """Where captured frames go (bridge.capture.spool.FrameSink)."""
+
+    def put(self, connection: bytes, frame: bytes) -> None: ...
+    @property
+    def full(self) -> bool: ...
+    def subscribe(self, callback: Callable[[], None]) -> object:
+        """`callback` is called, from any thread, when the sink is no longer full."""
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node is told. Sizes in bytes, times in seconds."""
+
+    network: str
+    listen: Sequence[str] = ()  # multiaddrs; none: it only dials
+    bootstrap: Sequence[str] = ()  # multiaddrs that end in /p2p/<peer id>
+    gossip: Options = field(default_factory=Options)
+    agent: str = "kiln"
+    max_connections: int = 300
+    dial_timeout: float = 15.0
+    redial_first: float = 1.0  # after the first failure; doubles with each
+    redial_most: float = 60.0
+    negotiate_timeout: float = 10.0
+    # What waits for one peer is bounded: our own messages and those of others, each by queue_bytes, are dropped and
+    # counted over it; subscriptions and mesh upkeep have control_bytes more, then the peer is disconnected.
+    queue_bytes: int = 4 * 1024 * 1024
+    control_bytes: int = 1024 * 1024
+    stuck_after: float = 30.0  # a peer that takes nothing for so long is disconnected
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """A peer with which pubsub is spoken, for the screen."""
+
+    peer: str
+    agent: str
+    protocol: str
+    address: str
+    outbound: bool  # we dialled
+    score: float
+    topics: int
+    queued: int  # bytes that wait to be sent to it
+    frames_in: int
+    frames_out: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class BootstrapInfo:
+    """A peer that we were told to dial."""
+
+    peer: str
+    addresses: tuple[str, ...]
+    connected: bool
+    attempts: int
+    error: str  # of the last attempt; empty if it was well
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """The state of a node at one moment, plain data."""
+
+    peer: str
+    addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
+    peers: tuple[PeerInfo, ...]
+    bootstrap: tuple[BootstrapInfo, ...]
+    connections: int
+    mesh: Mapping[str, tuple[str, ...]]
+    topics: tuple[str, ...]
+    frames_in: int
+    frames_out: int
+    bytes_in: int
+    bytes_out: int
+    dropped: int
+    paused: bool  # reading has stopped: the sink is full
+    counters: Mapping[str, int]  # the node's and the router's
+
+
+class _Queue:
+    """What waits to be written to one peer: serialized RPCs in two lanes, what has priority first."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
+        self._bytes = {False: 0, True: 0}
+        self.filled = trio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes[False] + self._bytes[True]
+
+    def put(self, payload: bytes, priority: bool, most: int) -> bool:
+        """Whether there was room: at most that many bytes in a lane, or one RPC of any size."""
+        size = self._bytes[priority] + len(payload)
+        if size > most and self._lanes[priority]:
+            return False
+        self._bytes[priority] = size
+        self._lanes[priority].append(payload)
+        self.filled.set()
+        return True
+
+    def take(self, most: int) -> list[bytes]:
+        """At least one RPC if there is any, and no more than `most` bytes of others."""
+        taken: list[bytes] = []
+        room = most
+        for priority in (True, False):
+            lane = self._lanes[priority]
+            while lane and (not taken or len(lane[0]) <= room):
+                payload = lane.popleft()
+                room -= len(payload)
+                self._bytes[priority] -= len(payload)
+                taken.append(payload)
+            if lane:
+                return taken
+        self.filled = trio.Event()
+        return taken
+
+
+class _Inbound:
+    """A pubsub stream that a peer opened to us. libp2p's handler waits until `done`."""
+
+    def __init__(self, stream: NetStream) -> None:
+        self.stream = stream
+        self.done = trio.Event()
+
+
+class _Session:
+    """One stream pair: ours to the peer, and theirs to us once they opened it."""
+
+    def __init__(self, outbound: NetStream, connection: Connection, protocol: str) -> None:
+        self.outbound = outbound
+        self.connection = connection
+        self.id = connection.id
+        self.protocol = protocol
+        self.inbound: _Inbound | None = None
+        self.queue = _Queue()
+        self.scope = trio.CancelScope()
+        self.dialled = False
+        self.address = ""
+        self.ip = ""
+        self.frames_in = self.frames_out = self.dropped = 0
+
+
+class _Link:
+    """A connected peer, whether or not pubsub is spoken."""
+
+    def __init__(self, peer: bytes) -> None:
+        self.peer = peer
+        self.id = ID(peer)
+        self.gone = trio.Event()  # no connection is left
+        self.scope = trio.CancelScope()
+        self.session: _Session | None = None
+        self.offered: _Inbound | None = None  # not read yet
+        self.offer = trio.Event()
+
+
+class _Target:
+    """A bootstrap peer."""
+
+    def __init__(self, peer: bytes) -> None:
+        self.id = ID(peer)
+        self.addresses: list[Multiaddr] = []
+        self.attempts = 0
+        self.error = ""
+
+
+class Node:
+    """A gossipsub peer: `await nursery.start(node.run)`, then publish, join, leave, view, and `close`.
+
+    All methods are for the trio thread (from another: trio.from_thread.run_sync).
+    """
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        key: Ed25519PrivateKey,
+        seqno: Seqno,
+        sink: Sink,
+        on_message: Callable[[Deliver], None] | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        router: Router | None = None,
+    ) -> None:
+        """`on_message` is called for the first good copy of each message on a joined topic.
+
+        `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none.
+        """
+        self.peer: PeerID = peer_of(key)
+        self.counters: Counter[str] = Counter()
+        self._options = options
+        self._key = key
+        self._seqno = seqno
+        self._sink = sink
+        self._on_message = on_message
+        self._clock_ns = clock_ns
+        self._listen = [_address(text, "listen") for text in options.listen]
+        self._targets = _targets(options.bootstrap, self.peer)
+        self.router = router or Router(self.peer, options.gossip, random.Random(), verifier(options.gossip.policy))
+        self._links: dict[bytes, _Link] = {}
+        self._room = trio.Event()
+        self._scope = trio.CancelScope()
+        self._topics: dict[str, None] = {}
+        self._closing = False
+
+    # ------------------------------------------------------------------ the life of a node
+
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, dial and gossip until `close` or cancelled; `started` once it listens.
+
+        NodeError: it cannot listen where it was told to.
+        """
+        for address in self._listen:
+            _free_to_listen(address)
+        self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
+        self._swarm = swarm_of(host)
+        self._swarm.register_notifee(_Notifee(self))
+        for protocol in PROTOCOLS:
+            host.set_stream_handler(TProtocol(protocol), self._accept)
+        token = trio.lowlevel.current_trio_token()
+        self._sink.subscribe(lambda: _from_any_thread(token, self._room_is_back))
+        missing: list[str] = []
+        with self._scope:
+            async with trio.open_nursery() as self._nursery, host.run(self._listen):
+                missing = [str(a) for a in self._listen if str(a) not in self._swarm.listeners]
+                try:
+                    if not missing:
+                        self._nursery.start_soon(self._heartbeat)
+                        for target in self._targets:
+                            self._nursery.start_soon(self._keep_dialled, target)
+                        task_status.started()
+                        await trio.sleep_forever()
+                finally:
+                    await self._part()
+        if missing:
+            raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
+
+    async def _part(self) -> None:
+        """Stop listening, hang up on all. libp2p, cancelled, leaves its listeners be; else it does all in turn."""
+        self._closing = True
+        with _shielded(2):
+            async with trio.open_nursery() as nursery:
+                for listener in self._swarm.listeners.values():
+                    nursery.start_soon(listener.close)
+                for conn in self._swarm.get_connections():
+                    nursery.start_soon(_hang_up, conn)
+
+    def close(self) -> None:
+        """End `run`, which returns within about 2 s; every open stream pair gets its closing frames."""
+        self._scope.cancel()
+
+    # ------------------------------------------------------------------ what a caller wants
+
+    def publish(self, topic: str, data: bytes) -> int:
+        """Send a message to the network. How many peers it was queued for.
+
+        Policy none: data and topic alone (StrictNoSign); else from, seqno and signature too (StrictSign), and the key
+        where the peer id does not contain it. SeqnoError, before anything is sent.
+        """
+        message = Message(topic=topic, data=data)
+        if self._options.gossip.policy != "none":
+            message.seqno = self._seqno.next_bytes()
+            sign(message, self._key)
+        return self._dispatch(self.router.publish(message, trio.current_time()))
+
+    def join(self, topic: str) -> None:
+        """Subscribe to a topic and join its mesh."""
+        self._topics[topic] = None
+        self._dispatch(self.router.join(topic, trio.current_time()))
+
+    def leave(self, topic: str) -> None:
+        """Undo `join`."""
+        self._topics.pop(topic, None)
+        self._dispatch(self.router.leave(topic, trio.current_time()))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, with the ports in use, each ending in /p2p/<peer id>: what others take as bootstrap."""
+        if not hasattr(self, "_swarm"):
+            return ()
+        own = f"/p2p/{peer_text(self.peer)}"
+        return tuple(f"{a}{own}" for listener in self._swarm.listeners.values() for a in listener.get_addrs())
+
+    def view(self) -> NodeView:
+        """The state now."""
+        views = self.router.peers
+        peers = []
+        for link in self._links.values():
+            session = link.session
+            if session is None:
+                continue
+            known = views.get(link.peer)
+            peers.append(
+                PeerInfo(
+                    peer=peer_text(link.peer),
+                    agent=self._agent_of(link.id),
+                    protocol=session.protocol,
+                    address=session.address,
+                    outbound=session.dialled,
+                    score=known.score if known else 0.0,
+                    topics=len(known.topics) if known else 0,
+                    queued=session.queue.held_bytes,
+                    frames_in=session.frames_in,
+                    frames_out=session.frames_out,
+                    dropped=session.dropped,
+                )
+            )
+        counters = Counter(self.router.counters)
+        counters.update(self.counters)
+        return NodeView(
+            peer=peer_text(self.peer),
+            addresses=self.addresses,
+            peers=tuple(peers),
+            bootstrap=tuple(
+                BootstrapInfo(
+                    peer=peer_text(t.id.to_bytes()),
+                    addresses=tuple(str(a) for a in t.addresses),
+                    connected=t.id.to_bytes() in self._links,
+                    attempts=t.attempts,
+                    error=t.error,
+                )
+                for t in self._targets
+            ),
+            connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
+            mesh={topic: tuple(map(peer_text, sorted(peers))) for topic, peers in self.router.mesh.items()},
+            topics=tuple(self._topics),
+            frames_in=self.counters["frames_in"],
+            frames_out=self.counters["frames_out"],
+            bytes_in=self.counters["bytes_in"],
+            bytes_out=self.counters["bytes_out"],
+            dropped=self.counters["dropped"],
+            paused=self._sink.full,
+            counters=dict(counters),
+        )
+
+    # ------------------------------------------------------------------ connections
+
+    def _connected(self, peer: bytes) -> _Link:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = _Link(peer)
+            self._nursery.start_soon(self._serve, link)
+        return link
+
+    def _disconnected(self, peer: bytes) -> None:
+        link = self._links.get(peer)
+        if link is not None and not self._open_connections(link.id):
+            del self._links[peer]  # at once: should it come back while this is tidied up, that is a new link
+            link.gone.set()
+            link.scope.cancel()
+
+    def _open_connections(self, peer: ID) -> list[INetConn]:
+        return [conn for conn in self._swarm.get_connections(peer) if not conn.is_closed]
+
+    async def _keep_dialled(self, target: _Target) -> None:
+        delay = self._options.redial_first
+        while True:
+            began = trio.current_time()
+            if not self._open_connections(target.id):
+                target.attempts += 1
+                target.error = await self._dial(target)
+            link = self._links.get(target.id.to_bytes())
+            if link is not None:
+                await link.gone.wait()
+            if trio.current_time() - began > self._options.redial_most:
+                delay = self._options.redial_first
+            # spread: many nodes lose the same peer at the same moment
+            await trio.sleep(delay * random.uniform(0.75, 1.25))
+            delay = min(delay * 2, self._options.redial_most)
+
+    async def _dial(self, target: _Target) -> str:
+        """ "" or why no address answered."""
+        error = ""
+        for address in target.addresses:
+            try:
+                # not dial_peer: it dials one address of what identify said, and blocks a peer for 60 s after a failure
+                with trio.fail_after(self._options.dial_timeout):
+                    await self._swarm.dial_addr(address, target.id)
+                self.counters["dialled"] += 1
+                return ""
+            except trio.TooSlowError:
+                error = f"{address}: no answer in {self._options.dial_timeout:g} s"
+            except _BROKEN as failure:
+                error = f"{address}: {failure.__cause__ or failure}"
+            self.counters["dial_failed"] += 1
+        return error
+
+    async def _disconnect(self, peer: ID) -> None:
+        for conn in self._swarm.get_connections(peer):
+            await _hang_up(conn)
+
+    async def _accept(self, stream: INetStream) -> None:
+        """libp2p's handler of a new inbound pubsub stream; the stream lives as long as this runs."""
+        assert isinstance(stream, NetStream)
+        if self._closing:
+            return
+        link = self._connected(stream.muxed_conn.peer_id.to_bytes())
+        inbound = _Inbound(stream)
+        if link.offered is not None:
+            await self._drop_inbound(link.offered)
+        link.offered = inbound
+        link.offer.set()
+        if link.session is not None and link.session.inbound is not None:
+            # the newest stream counts: the peer has given up the other
+            self.counters["stream_replaced"] += 1
+            link.session.scope.cancel()
+        await inbound.done.wait()
+
+    async def _drop_inbound(self, inbound: _Inbound) -> None:
+        with _shielded(1):
+            await inbound.stream.reset()
+        inbound.done.set()
+
+    # ------------------------------------------------------------------ one peer
+
+    async def _serve(self, link: _Link) -> None:
+        """Hold a stream pair with a connected peer; a new one when it broke while the connection did not."""
+        delay, failures = 0.05, 0
+        try:
+            with link.scope:
+                while True:
+                    began = trio.current_time()
+                    error = await self._converse(link)
+                    failures = failures + 1 if error else 0
+                    if failures >= _OPEN_ATTEMPTS:
+                        await link.offer.wait()  # it may be no pubsub peer; if it is one, it will open a stream
+                        failures = 0
+                    if trio.current_time() - began > 10:
+                        delay = 0.05
+                    await trio.sleep(delay)
+                    delay = min(delay * 2, self._options.redial_most)
+        finally:
+            if self._links.get(link.peer) is link:
+                del self._links[link.peer]
+            link.gone.set()
+            if link.offered is not None:
+                await self._drop_inbound(link.offered)
+
+    async def _converse(self, link: _Link) -> bool:
+        """Open our stream, exchange frames until either stream ends. Whether it could not be opened."""
+        try:
+            with trio.fail_after(self._options.negotiate_timeout):
+                outbound, protocol = await self._open(link)
+        except _BROKEN:
+            self.counters["stream_not_opened"] += 1
+            return True
+        session = self._session(link, outbound, protocol)
+        link.session = session
+        try:
+            self._dispatch(self.router.add_peer(link.peer, protocol, session.dialled, trio.current_time()))
+            self._count_neighbours(session.ip)
+            with session.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, link, session)
+                    nursery.start_soon(self._watch, session)
+                    nursery.start_soon(self._read, link, session)
+        finally:
+            link.session = None
+            now = self._clock_ns()
+            for frame in session.connection.close(now):
+                self._sink.put(session.id, frame)
+            sends = self.router.remove_peer(link.peer, trio.current_time())
+            self._count_neighbours(session.ip)
+            if not self._closing:
+                self._dispatch(sends)
+                with _shielded(1):
+                    await outbound.reset()
+            if session.inbound is not None:
+                await self._drop_inbound(session.inbound)
+        return False
+
+    async def _open(self, link: _Link) -> tuple[NetStream, str]:
+        # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
+        offered = link.offered.stream.swarm_conn if link.offered is not None else None
+        connections = self._open_connections(link.id)
+        conn = offered if offered in connections else connections[-1] if connections else None
+        if not isinstance(conn, SwarmConn):
+            raise trio.ClosedResourceError("no connection")
+        stream = await conn.new_stream()
+        try:
+            protocol = await self._host.multiselect_client.select_one_of(
+                [TProtocol(p) for p in PROTOCOLS], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
+            )
+        except BaseException:
+            with _shielded(1):
+                await stream.reset()
+            raise
+        stream.set_protocol(protocol)
+        return stream, str(protocol)
+
+    def _session(self, link: _Link, outbound: NetStream, protocol: str) -> _Session:
+        conn = outbound.swarm_conn
+        assert conn is not None
+        remote = outbound.get_remote_address()
+        address = _socket_address(remote)
+        tap = Connection(
+            self._options.network,
+            os.urandom(CONNECTION_BYTES),
+            self.peer,
+            link.peer,
+            protocol,
+            address.to_bytes() if address else b"",
+        )
+        session = _Session(outbound, tap, protocol)
+        session.dialled = conn.direction == Direction.OUTBOUND
+        session.address = str(address) if address else ""
+        session.ip = remote[0] if remote else ""
+        return session
+
+    def _count_neighbours(self, ip: str) -> None:
+        """Tell the router how many peers share a public address: many are often one attacker."""
+        if not ip or not ipaddress.ip_address(ip).is_global:
+            return
+        there = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
+        for peer in there:
+            self.router.colocated(peer, len(there))
+
+    async def _watch(self, session: _Session) -> None:
+        """Notice that the peer reset our stream, though there be nothing to write. What it says there is not pubsub."""
+        try:
+            while True:
+                await session.outbound.muxed_stream.read(READ_BYTES)
+        except EOFError:
+            return  # some close the side they do not use
+        except _BROKEN:
+            session.scope.cancel()
+
+    async def _read(self, link: _Link, session: _Session) -> None:
+        while link.offered is None:
+            link.offer = trio.Event()
+            await link.offer.wait()
+        session.inbound, link.offered = link.offered, None
+        link.offer = trio.Event()
+        stream = session.inbound.stream.muxed_stream
+        splitter = Splitter(MAX_RPC, CUT_PAYLOAD)
+        done = 0
+        try:
+            while True:
+                if self._sink.full:
+                    await self._wait_for_room()
+                for payload in splitter.feed(await stream.read(READ_BYTES)):
+                    if isinstance(payload, Cut):
+                        self._incoming(link, session, payload.head, payload.declared_length)
+                    else:
+                        self._incoming(link, session, payload, 0)
+                    done += 1
+                    if not done % _FRAMES_BETWEEN_CHECKPOINTS:
+                        await trio.lowlevel.checkpoint()
+        except _BROKEN:
+            self.counters["stream_ended"] += 1
+        except WireError:
+            self.counters["stream_unreadable"] += 1
+        if splitter.pending:
+            self.counters["stream_broken_off"] += 1
+        session.scope.cancel()
+
+    def _incoming(self, link: _Link, session: _Session, payload: bytes, declared: int) -> None:
+        counters = self.counters
+        if not payload:
+            # an RPC of nothing: captured, it would read as the end of this direction
+            counters["rpc_empty"] += 1
+            return
+        observed_at = self._clock_ns()
+        counters["frames_in"] += 1
+        counters["bytes_in"] += declared or len(payload)
+        session.frames_in += 1
+        sends: list[Send] = []
+        delivers: list[Deliver] = []
+        verdicts = b""
+        try:
+            if declared:
+                counters["rpc_oversized"] += 1
+            elif isinstance(rpc := read_rpc(payload), Rejected):
+                counters["rpc_malformed"] += 1
+            else:
+                sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
+        finally:  # whatever happens to it, the frame is kept
+            self._sink.put(session.id, session.connection.frame("IN", payload, observed_at, verdicts, declared))
+        if sends:
+            self._dispatch(sends)
+        if delivers and self._on_message is not None:
+            for deliver in delivers:
+                self._on_message(deliver)
+
+    async def _write(self, link: _Link, session: _Session) -> None:
+        queue, stream = session.queue, session.outbound.muxed_stream
+        while True:
+            await queue.filled.wait()
+            if self._sink.full:
+                await self._wait_for_room()  # what cannot be captured is not sent
+            payloads = queue.take(_WRITE_BYTES)
+            now = self._clock_ns()
+            for payload in payloads:
+                self._sink.put(session.id, session.connection.frame("OUT", payload, now))
+            self.counters["frames_out"] += len(payloads)
+            session.frames_out += len(payloads)
+            data = b"".join([encode(payload) for payload in payloads])
+            self.counters["bytes_out"] += len(data)
+            try:
+                with trio.fail_after(self._options.stuck_after):
+                    await stream.write(data)
+            except trio.TooSlowError:
+                self.counters["peer_stuck"] += 1
+                # a part may be written: no more can be said on this connection
+                self._nursery.start_soon(self._disconnect, link.id)
+                session.scope.cancel()
+            except _BROKEN:
+                session.scope.cancel()
+
+    def _dispatch(self, sends: Iterable[Send]) -> int:
+        """Queue what the router wants sent. For how many peers there was room."""
+        queued: set[PeerID] = set()
+        last: RPC | None = None
+        payload = b""
+        most, control = self._options.queue_bytes, self._options.control_bytes
+        for send in sends:
+            link = self._links.get(send.peer)
+            session = link.session if link is not None else None
+            if link is None or session is None:
+                continue
+            if send.rpc is not last:
+                last = send.rpc
+                payload = last.SerializeToString()
+            if not payload:
+                continue
+            messages = bool(send.rpc.publish)
+            if session.queue.put(payload, send.priority, most if messages else most + control):
+                queued.add(send.peer)
+            elif send.priority and not messages:
+                # without these it would have a wrong picture of us: rather none
+                self.counters["peer_control_overflow"] += 1
+                self._nursery.start_soon(self._disconnect, link.id)
+                session.scope.cancel()
+            else:
+                self.counters["dropped"] += 1
+                session.dropped += 1
+                self.router.dropped(send.peer, send.rpc)
+        return len(queued)
+
+    # ------------------------------------------------------------------ clocks and room
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await trio.sleep(self._options.gossip.heartbeat)
+            self._dispatch(self.router.heartbeat(trio.current_time()))
+
+    async def _wait_for_room(self) -> None:
+        self.counters["paused"] += 1
+        while self._sink.full:
+            with trio.move_on_after(1):  # should a call get lost
+                await self._room.wait()
+
+    def _room_is_back(self) -> None:
+        self._room.set()
+        self._room = trio.Event()
+
+    def _agent_of(self, peer: ID) -> str:
+        try:
+            return str(self._host.get_peerstore().get(peer, AGENT))
+        except PeerStoreError:
+            return ""
+
+
+class _Notifee(INotifee):
+    """Connections that come and go. Called while libp2p waits, so nothing here does."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        if not self._node._closing:
+            self._node._connected(conn.muxed_conn.peer_id.to_bytes())
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._node._disconnected(conn.muxed_conn.peer_id.to_bytes())
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+
+async def _hang_up(conn: INetConn) -> None:
+    """Close a connection, also one in which writes are stuck."""
+    muxed = conn.muxed_conn
+    if isinstance(muxed, Yamux):
+        with _shielded(1):
+            # the socket first: yamux says good-bye under the lock that a stuck write holds
+            await muxed.secured_conn.close()
+    with _shielded(1):
+        await conn.close()
+
+
+def _shielded(seconds: float) -> trio.CancelScope:
+    """A scope for tidying up that outside cancellation does not reach, and time does."""
+    scope = trio.CancelScope(deadline=trio.current_time() + seconds)
+    scope.shield = True
+    return scope
+
+
+def _address(text: str, use: str) -> Multiaddr:
+    try:
+        address = Multiaddr(text)
+        names = [protocol.name for protocol in address.protocols()]
+    except _ADDRESS_ERRORS as error:
+        raise NodeError(f"{use} address {text!r}: not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {error}") from error
+    if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
+        raise NodeError(f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001")
+    return address
+
+
+def _targets(bootstrap: Iterable[str], own: bytes) -> list[_Target]:
+    """Addresses by peer: all of one peer's are tried in turn, and one connection is enough."""
+    targets: dict[str, _Target] = {}
+    for text in bootstrap:
+        address = _address(text, "bootstrap")
+        try:
+            peer = ID.from_base58(address.value_for_protocol("p2p"))
+        except _ADDRESS_ERRORS as error:
+            raise NodeError(
+                f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that we know who answers"
+            ) from error
+        if peer.to_bytes() != own:
+            targets.setdefault(str(peer), _Target(peer.to_bytes())).addresses.append(address)
+    return list(targets.values())
+
+
+def _free_to_listen(address: Multiaddr) -> None:
+    """NodeError if somebody listens there. libp2p sets SO_REUSEPORT: two nodes would share a port, and not notice."""
+    host, port = _host_port(address)
+    if not port or host is None:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise NodeError(f"cannot listen on {address}: {error.strerror}") from error
+
+
+def _host_port(address: Multiaddr) -> tuple[str | None, int]:
+    values = {protocol.name: value for protocol, value in address.items()}
+    return values.get("ip4") or values.get("ip6"), int(values["tcp"])
+
+
+def _socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:
+    if remote is None:
+        return None
+    host, port = remote
+    return Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}")
+
+
+def _from_any_thread(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
+    with suppress(trio.RunFinishedError):  # the node is gone, and its readers with it
+        token.run_sync_soon(call)

@@ -1,0 +1,522 @@
+"""Nodes of ours, and raw libp2p peers that misbehave, on 127.0.0.1."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
+
+from bridge.gossip.router import Deliver, Options
+from bridge.gossip.wire import encode
+from bridge.node.host import PROTOCOLS, Node, NodeError, NodeOptions
+from bridge.node.seqno import Seqno
+from bridge.node.streams import GossipStream, make_host, swarm_of
+from schemas.identity import Verdict, peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+
+TOPIC = "/ceramic/local-test"
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+OPTIONS = NodeOptions(network="local-test", listen=(LISTEN,), redial_first=0.05, redial_most=0.2)
+
+
+class Bell:
+    """Wakes whoever waits for something to become true, each time something happened."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+        self._rung = trio.Event()
+
+    async def until(self, true: Callable[[], bool], seconds: float = 30) -> None:
+        with trio.fail_after(seconds):
+            while not true():
+                with trio.move_on_after(0.05):  # not everything that can be asked for rings
+                    await self._rung.wait()
+
+
+class Tape:
+    """The sink: keeps every frame. `full` as the test says."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.frames: list[Frame] = []
+        self.full = False
+        self._bell = bell
+        self._callbacks: list[Callable[[], None]] = []
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        read = Frame.FromString(frame)
+        assert read.connection == connection
+        self.frames.append(read)
+        self._bell.ring()
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def make_room(self) -> None:
+        self.full = False
+        for callback in self._callbacks:
+            callback()
+
+    def payloads(self, direction: int) -> list[bytes]:
+        return [f.payload for f in self.frames if f.direction == direction and f.payload]
+
+
+@dataclass
+class Running:
+    """A node that runs, what it captured and what it delivered."""
+
+    node: Node
+    tape: Tape
+    heard: list[bytes]
+
+    @property
+    def address(self) -> str:
+        return self.node.addresses[0]
+
+
+class Town:
+    """Nodes and raw peers of one test."""
+
+    def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
+        self.nursery = nursery
+        self.folder = folder
+        self.bell = Bell()
+
+    async def node(self, options: NodeOptions = OPTIONS, key: Ed25519PrivateKey | None = None) -> Running:
+        key = key or Ed25519PrivateKey.generate()
+        tape, heard = Tape(self.bell), list[bytes]()
+
+        def hear(deliver: Deliver) -> None:
+            heard.append(deliver.message.data)
+            self.bell.ring()
+
+        seqno = Seqno(self.folder / peer_text(peer_of(key)), trio_clock_ns)
+        node = Node(options, key, seqno, tape, hear)
+        await self.nursery.start(node.run)
+        return Running(node, tape, heard)
+
+    async def pair(self, options: NodeOptions = OPTIONS) -> tuple[Running, Running]:
+        """Two nodes on TOPIC that know so of each other."""
+        a = await self.node(options)
+        b = await self.node(replace(options, bootstrap=(a.address,)))
+        for one in (a, b):
+            one.node.join(TOPIC)
+        await self.bell.until(lambda: subscribed(a, 1) and subscribed(b, 1))
+        return a, b
+
+
+def trio_clock_ns() -> int:
+    return int(trio.current_time() * 1e9)
+
+
+def subscribed(one: Running, peers: int) -> bool:
+    """Whether the node knows of so many peers that they are on TOPIC."""
+    return sum(TOPIC in view.topics for view in one.node.router.peers.values()) >= peers
+
+
+def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await test(Town(nursery, folder))
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@asynccontextmanager
+async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
+    """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say."""
+    host = make_host(Ed25519PrivateKey.generate(), "odd/1", 10)
+
+    async def handler(stream: INetStream) -> None:
+        if not reads:
+            await trio.sleep_forever()
+        try:
+            while True:
+                await stream.read(65536)
+        except Exception:  # noqa: BLE001  - whatever ends it, the peer under test is the other one
+            return
+
+    for protocol in PROTOCOLS:
+        host.set_stream_handler(TProtocol(protocol), handler)
+    async with host.run([]):
+        yield host
+
+
+async def call(host: BasicHost, node: Running, protocol: str = PROTOCOLS[0]) -> INetStream:
+    info = info_from_p2p_addr(Multiaddr(node.address))
+    await host.connect(info)
+    return await host.new_stream(info.peer_id, [TProtocol(protocol)])
+
+
+def subscription(topic: str = TOPIC) -> bytes:
+    rpc = RPC()
+    rpc.subscriptions.add(subscribe=True, topicid=topic)
+    return rpc.SerializeToString()
+
+
+def message(number: int, key: Ed25519PrivateKey, size: int = 300) -> bytes:
+    out = Message(topic=TOPIC, data=number.to_bytes(4, "big") * (size // 4), seqno=number.to_bytes(8, "big"))
+    sign(out, key)
+    return RPC(publish=[out]).SerializeToString()
+
+
+def check_sequences(tape: Tape, closed: bool) -> None:
+    """Contiguous from 1 in each direction of each connection; closing frames exactly at the ends."""
+    by_way: dict[tuple[bytes, int], list[Frame]] = {}
+    for frame in tape.frames:
+        by_way.setdefault((frame.connection, frame.direction), []).append(frame)
+    assert by_way
+    for frames in by_way.values():
+        assert [f.sequence for f in frames] == list(range(1, len(frames) + 1))
+        empty = [i for i, f in enumerate(frames) if not f.payload]
+        assert empty == ([len(frames) - 1] if closed else [])
+
+
+# ---------------------------------------------------------------- messages and frames
+
+
+@pytest.mark.parametrize("policy", ["strict", "none"])
+def test_all_messages_are_delivered_once_and_every_frame_is_captured_byte_for_byte(tmp_path: Path, policy: str) -> None:
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=Options(policy="strict" if policy == "strict" else "none")))
+        from_a = [b"a%d" % i * 60 for i in range(300)]
+        from_b = [b"b%d" % i * 60 for i in range(300)]
+        for i in range(300):
+            assert a.node.publish(TOPIC, from_a[i]) == 1
+            assert b.node.publish(TOPIC, from_b[i]) == 1
+            await trio.lowlevel.checkpoint()
+        await town.bell.until(lambda: len(a.heard) >= 300 and len(b.heard) >= 300)
+        a.node.close()
+        await town.bell.until(
+            lambda: all(any(not f.payload and f.direction == Frame.IN for f in one.tape.frames) for one in (a, b))
+        )
+        assert sorted(b.heard) == sorted(from_a)
+        assert sorted(a.heard) == sorted(from_b)
+        for one, other in ((a, b), (b, a)):
+            sent, came = one.tape.payloads(Frame.OUT), other.tape.payloads(Frame.IN)
+            assert came == sent[: len(came)]
+            assert sum(len(RPC.FromString(p).publish) for p in came) == 300
+            check_sequences(one.tape, closed=True)
+        fields = {
+            f.name for p in a.tape.payloads(Frame.IN) for m in RPC.FromString(p).publish for f, _ in m.ListFields()
+        }
+        assert fields == ({"from", "data", "seqno", "topic", "signature"} if policy == "strict" else {"data", "topic"})
+        verdict = Verdict.GOOD if policy == "strict" else Verdict.UNSIGNED
+        verdicts = b"".join(f.verdicts for f in a.tape.frames)
+        assert verdicts == bytes([verdict]) * 300
+
+    in_town(tmp_path, test)
+
+
+def test_a_node_in_the_middle_relays(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        middle = await town.node()
+        ends = [await town.node(replace(OPTIONS, bootstrap=(middle.address,))) for _ in range(2)]
+        for one in (middle, *ends):
+            one.node.join(TOPIC)
+        await town.bell.until(lambda: subscribed(middle, 2) and all(subscribed(end, 1) for end in ends))
+        ends[0].node.publish(TOPIC, b"through the middle")
+        await town.bell.until(lambda: bool(ends[1].heard))
+        assert ends[1].heard == middle.heard == [b"through the middle"]
+        assert ends[0].heard == []
+
+    in_town(tmp_path, test)
+
+
+def test_a_late_subscriber_hears_what_comes_after_and_one_that_left_nothing(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        b = await town.node(replace(OPTIONS, bootstrap=(a.address,)))
+        await town.bell.until(lambda: bool(a.node.view().peers) and bool(b.node.view().peers))
+        assert a.node.publish(TOPIC, b"too early") == 0
+        b.node.join(TOPIC)
+        await town.bell.until(lambda: subscribed(a, 1))
+        assert a.node.publish(TOPIC, b"in time") == 1
+        await town.bell.until(lambda: bool(b.heard))
+        b.node.leave(TOPIC)
+        await town.bell.until(lambda: not subscribed(a, 1))
+        assert a.node.publish(TOPIC, b"too late") == 0
+        assert b.heard == [b"in time"]
+
+    in_town(tmp_path, test)
+
+
+def test_the_view_says_who_is_there(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, agent="kiln/test"))
+        await town.bell.until(lambda: a.tape.payloads(Frame.IN) != [])
+        await town.bell.until(lambda: bool(a.node.view().peers[0].agent))
+        view = b.node.view()
+        (peer,) = view.peers
+        assert peer.peer == peer_text(a.node.peer)
+        assert peer.protocol == "/meshsub/1.3.0"
+        assert peer.outbound
+        assert not a.node.view().peers[0].outbound
+        assert a.address.startswith(peer.address)
+        assert a.node.view().peers[0].agent == "kiln/test"
+        assert view.topics == (TOPIC,)
+        assert view.frames_in == len(b.tape.payloads(Frame.IN)) > 0
+        assert view.bootstrap[0].connected
+        assert view.bootstrap[0].error == ""
+
+    in_town(tmp_path, test)
+
+
+# ---------------------------------------------------------------- odd peers
+
+
+def test_what_is_malformed_or_too_long_is_captured_and_the_rest_still_read(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        a.node.join(TOPIC)
+        key = Ed25519PrivateKey.generate()
+        unknown = subscription() + bytes.fromhex("9a0603616263")  # field 99: "abc"
+        garbage = b"\xff" * 50
+        long = b"\x0a" * (4 * 1024 * 1024 + 1)
+        good = message(7, key)
+        async with raw_peer() as host:
+            stream = await call(host, a)
+            for payload in (unknown, garbage, b"", long, good):
+                await stream.write(encode(payload))
+            await town.bell.until(lambda: bool(a.heard))
+        frames = [f for f in a.tape.frames if f.direction == Frame.IN][:4]
+        assert [f.payload for f in frames] == [unknown, garbage, long[: 64 * 1024], good]
+        assert [f.declared_length for f in frames] == [0, 0, len(long), 0]
+        assert [f.verdicts for f in frames] == [b"", b"", b"", bytes([Verdict.GOOD])]
+        counters = a.node.view().counters
+        assert (counters["rpc_malformed"], counters["rpc_oversized"], counters["rpc_empty"]) == (1, 1, 1)
+        assert frames[0].remote_peer == host.get_id().to_bytes()
+        assert frames[0].protocol == PROTOCOLS[0]
+
+    in_town(tmp_path, test)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_version_is_spoken(tmp_path: Path, protocol: str) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        a.node.join(TOPIC)
+        async with raw_peer() as host:
+            for other in PROTOCOLS:
+                if other != protocol:
+                    host.remove_stream_handler(TProtocol(other))
+            stream = await call(host, a, protocol)
+            await stream.write(encode(message(1, Ed25519PrivateKey.generate())))
+            await town.bell.until(lambda: bool(a.heard))
+            assert a.node.view().peers[0].protocol == protocol
+
+    in_town(tmp_path, test)
+
+
+def test_a_peer_that_never_reads_costs_bounded_memory_and_is_sent_away(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        options = replace(OPTIONS, queue_bytes=200_000, stuck_after=2.0)
+        a, b = await town.pair(options)
+        async with raw_peer(reads=False) as host:
+            stream = await call(host, a)
+            await stream.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            deaf = peer_text(host.get_id().to_bytes())
+            queued, dropped = 0, 0
+            for i in range(1000):
+                a.node.publish(TOPIC, b"%04d" % i * 250)
+                for peer in a.node.view().peers:
+                    if peer.peer == deaf:
+                        queued, dropped = max(queued, peer.queued), peer.dropped
+                await town.bell.until(lambda i=i: len(b.heard) > i)  # type: ignore[misc]  # bound at once
+            assert queued <= 200_000
+            assert dropped > 0
+            assert a.node.view().dropped == a.node.router.counters["dropped_rpcs"] >= dropped
+            await town.bell.until(lambda: not any(p.peer == deaf for p in a.node.view().peers))
+        assert a.node.view().counters["peer_stuck"] == 1
+        assert len(b.heard) == 1000
+        assert not any(p.dropped for p in a.node.view().peers)
+
+    in_town(tmp_path, test)
+
+
+def test_a_second_stream_of_a_peer_is_a_new_connection(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        a.node.join(TOPIC)
+        key = Ed25519PrivateKey.generate()
+        async with raw_peer() as host:
+            first = await call(host, a)
+            await first.write(encode(message(1, key)))
+            await town.bell.until(lambda: len(a.heard) == 1)
+            second = await call(host, a)
+            await second.write(encode(message(2, key)))
+            await town.bell.until(lambda: len(a.heard) == 2)
+        a.node.close()
+        await town.bell.until(lambda: sum(not f.payload for f in a.tape.frames) == 4)
+        assert len({f.connection for f in a.tape.frames}) == 2
+        check_sequences(a.tape, closed=True)
+
+    in_town(tmp_path, test)
+
+
+# ---------------------------------------------------------------- back-pressure
+
+
+def test_a_full_sink_stops_the_reading_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        a.node.join(TOPIC)
+        key = Ed25519PrivateKey.generate()
+        payloads = [message(i, key, 4000) for i in range(1, 501)]  # 2 MB; the window is 256 KiB
+        async with raw_peer() as host, trio.open_nursery() as nursery:
+            stream = await call(host, a)
+            await stream.write(encode(payloads[0]))
+            await town.bell.until(lambda: len(a.heard) == 1)
+            a.tape.full = True
+            written = [0]
+
+            async def write() -> None:
+                for payload in payloads[1:]:
+                    await stream.write(encode(payload))
+                    written[0] += 1
+
+            nursery.start_soon(write)
+            before = -1
+            while written[0] != before or not a.node.view().counters.get("paused"):  # the writer has come to a stop
+                before = written[0]
+                await trio.testing.wait_all_tasks_blocked(0.005)
+            assert written[0] < 300
+            assert len(a.heard) <= 100  # what one read had taken
+            a.tape.make_room()
+            await town.bell.until(lambda: len(a.heard) == 500)
+        assert a.tape.payloads(Frame.IN) == payloads
+
+    in_town(tmp_path, test)
+
+
+def test_a_peer_that_overruns_its_window_while_we_pause_is_cut_off(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        a.node.join(TOPIC)
+        key = Ed25519PrivateKey.generate()
+        async with raw_peer() as host, trio.open_nursery() as nursery:
+            stream = await call(host, a)
+            await stream.write(encode(message(1, key)))
+            await town.bell.until(lambda: len(a.heard) == 1)
+            a.tape.full = True
+            assert isinstance(stream, NetStream)
+            assert isinstance(stream.muxed_stream, GossipStream)
+            stream.muxed_stream.send_window = 1 << 30
+
+            async def flood() -> None:
+                with suppress(BaseLibp2pError):
+                    await stream.write(encode(bytes(4_000_000)))
+
+            nursery.start_soon(flood)
+            await town.bell.until(lambda: not a.node.view().connections)
+            nursery.cancel_scope.cancel()
+
+    in_town(tmp_path, test)
+
+
+# ---------------------------------------------------------------- coming and going
+
+
+def test_a_peer_that_restarts_is_dialled_again(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        key = Ed25519PrivateKey.generate()
+        first = await town.node(key=key)
+        port = Multiaddr(first.address).value_for_protocol("tcp")
+        a = await town.node(replace(OPTIONS, listen=(), bootstrap=(first.address,)))
+        a.node.join(TOPIC)
+        first.node.join(TOPIC)
+        await town.bell.until(lambda: subscribed(a, 1) and subscribed(first, 1))
+        first.node.close()
+        await town.bell.until(lambda: not a.node.view().peers)
+        with trio.fail_after(20):
+            while True:  # until the old one has let go of its port
+                try:
+                    again = await town.node(replace(OPTIONS, listen=(f"/ip4/127.0.0.1/tcp/{port}",)), key)
+                except* NodeError:
+                    await trio.sleep(0.05)
+                else:
+                    break
+        again.node.join(TOPIC)
+        await town.bell.until(lambda: subscribed(a, 1) and subscribed(again, 1))
+        again.node.publish(TOPIC, b"back")
+        await town.bell.until(lambda: a.heard == [b"back"])
+        assert len({f.connection for f in a.tape.frames}) == 2
+        assert a.node.view().bootstrap[0].attempts >= 2
+
+    in_town(tmp_path, test)
+
+
+def test_a_bootstrap_peer_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        nobody = peer_text(peer_of(Ed25519PrivateKey.generate()))
+        a = await town.node(replace(OPTIONS, bootstrap=(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}",)))
+        await town.bell.until(lambda: a.node.view().bootstrap[0].attempts >= 3)
+        assert "127.0.0.1/tcp/1" in a.node.view().bootstrap[0].error
+        assert not a.node.view().bootstrap[0].connected
+
+    in_town(tmp_path, test)
+
+
+def test_closing_takes_seconds_with_peers_that_read_and_one_that_does_not(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a, _ = await town.pair()
+        async with raw_peer(reads=False) as host:
+            stream = await call(host, a)
+            await stream.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            for _ in range(500):
+                a.node.publish(TOPIC, bytes(4000))
+            await trio.testing.wait_all_tasks_blocked(0.005)
+            began = trio.current_time()
+            a.node.close()
+            await town.bell.until(lambda: sum(not f.payload for f in a.tape.frames) == 4)
+            await town.bell.until(lambda: not swarm_of(a.node._host).manager.is_running)
+            assert trio.current_time() - began < 5
+
+    in_town(tmp_path, test)
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node()
+        port = Multiaddr(a.address).value_for_protocol("tcp")
+        with pytest.RaisesGroup(pytest.RaisesExc(NodeError, match=f"tcp/{port}")):
+            async with trio.open_nursery() as nursery:
+                await Town(nursery, town.folder).node(replace(OPTIONS, listen=(f"/ip4/127.0.0.1/tcp/{port}",)))
+
+    in_town(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("listen", "127.0.0.1:4001"),
+        ("listen", "/ip4/127.0.0.1/udp/4001/quic-v1"),
+        ("bootstrap", "/ip4/127.0.0.1/tcp/4001"),
+        ("bootstrap", "/ip4/127.0.0.1/tcp/4001/p2p/Qm"),
+        ("bootstrap", ""),
+    ],
+)
+def test_an_address_that_is_none_is_named(tmp_path: Path, field: str, text: str) -> None:
+    options = NodeOptions("local", listen=(text,)) if field == "listen" else NodeOptions("local", bootstrap=(text,))
+    with pytest.raises(NodeError, match=field):
+        Node(options, Ed25519PrivateKey.generate(), Seqno(tmp_path / "s", lambda: 1), Tape(Bell()))
