@@ -1,4 +1,4 @@
-"""What a bridge says of itself once a second: `status.json` in its folder, for the screen, `kiln status` and scripts."""
+"""What a bridge says of itself each second: `status.json` in its folder, for the screen, `kiln status` and scripts."""
 
 from __future__ import annotations
 

@@ -18,14 +18,13 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 
-from bridge.feed import Feed
-from bridge.frames_producer import FramesProducer, connect
 from conf.locks import held
 from conf.settings import JobName, Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_jars
 from deploy.embedded.topics import TOPICS
-from deploy.screen import QueryLine, QueryPhase, Snapshot, View
-from deploy.stack import launched_broker, traffic_options
+from deploy.live import LiveNetwork, Source
+from deploy.screen import BridgeLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
+from deploy.stack import launched_broker
 from deploy.watch import Watch
 from pipelines.application import READS, Application, GaveUpError
 from pipelines.progress import QueryProgress
@@ -33,6 +32,7 @@ from pipelines.session import create_session
 from pipelines.sinks import Lake, create_tables
 from schemas.tables import TABLES
 
+_MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
 _LOOK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
 
@@ -60,11 +60,12 @@ def run_application(
     names: Sequence[JobName] | None = None,
     duration: timedelta | None = None,
     catch_up: bool = False,
-    traffic: bool = False,
+    source: Source = "none",
 ) -> Outcome:
     """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
 
-    `names`: the queries, by default those of the settings. Raises KilnError for what a user can mend.
+    `names`: the queries, by default those of the settings; `source`: of frames. Raises KilnError for what a user can
+    mend.
     """
     started = time.monotonic()
     stop = threading.Event()
@@ -73,11 +74,15 @@ def run_application(
         for name in names or settings.jobs.run:
             stack.enter_context(held(settings.state, name))
         ready = stack.enter_context(launched_broker(settings, view.say))
+        live = LiveNetwork(settings, source)
+        stack.callback(live.stop)
+        live.launch()
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         ready()
         create_tables(Lake(str(settings.lake)), TABLES)
-        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, traffic, started)
+        live.start()
+        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, live, started)
         return run.go(stop)
 
 
@@ -90,7 +95,7 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
-        traffic: bool,
+        live: LiveNetwork,
         started: float,
     ) -> None:
         self._settings = settings
@@ -105,16 +110,12 @@ class _Run:
             settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
         )
         self._application = Application(spark, settings, names, self._count)
-        self._feed = Feed(traffic_options(settings), settings.traffic.rate, self._producer) if traffic else None
+        self._live = live
         self._ends: dict[str, dict[int, int]] = {}
         self._first_end: int | None = None
         self._shown: tuple[float, int] = (started, 0)
         self._rate: float | None = None
         self._outcome = Outcome()
-
-    def _producer(self) -> FramesProducer:
-        kafka = self._settings.kafka
-        return FramesProducer(connect(kafka.servers.split(","), kafka.security_options()), kafka.topic("frames"))
 
     def _count(self, query: str, counts: Mapping[str, int]) -> None:
         if query == "messages":
@@ -127,8 +128,6 @@ class _Run:
         offsets = _Ends(self._settings)
         self._watch.start()
         self._view.say("starting the queries")
-        if self._feed is not None:
-            self._feed.start()
         try:
             self._application.start()
             self._until_the_end(stop, offsets)
@@ -136,8 +135,7 @@ class _Run:
             self._outcome.error = str(error)
         finally:
             self._view.say("stopping")
-            if self._feed is not None:
-                self._feed.stop()
+            self._live.stop()
             self._application.stop()
             self._watch.stop()
             offsets.close()
@@ -156,6 +154,7 @@ class _Run:
             if self._outcome.first_batch is None and self._watch.first_batch.is_set():
                 self._outcome.first_batch = now - self._started
             self._application.check()
+            self._live.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:
@@ -177,14 +176,14 @@ class _Run:
         self._outcome.frames = frames - self._first_end
         progress = self._application.progress
         errors = [f"{name}: {text}" for name, text in self._application.errors.items()]
-        errors += [text for text in (broker_error, self._feed.error if self._feed else None) if text]
+        errors += [text for text in (broker_error, *self._live.errors) if text]
         seen = self._watch.seen
         with self._counting:
             messages = dict(self._messages)
         decoded = progress.get("messages")
         return Snapshot(
             network=self._settings.network,
-            mode="catching up" if self._catch_up else "made-up traffic" if self._feed else "no traffic",
+            mode="catching up" if self._catch_up else _MODES[self._live.source],
             elapsed=timedelta(seconds=now - self._started),
             duration=self._duration,
             frames=self._outcome.frames,
@@ -199,6 +198,7 @@ class _Run:
             late_p99=seen.percentile(0.99),
             quarantine=dict(seen.quarantine),
             queries=[self._line(name, progress.get(name)) for name in self._names],
+            bridge=_bridge_line(self._live),
             errors=errors,
         )
 
@@ -220,6 +220,27 @@ class _Run:
             restarts=restarts,
             error=error,
         )
+
+
+def _bridge_line(live: LiveNetwork) -> BridgeLine | None:
+    if live.source == "none":
+        return None
+    status = live.status
+    if status is None:
+        return BridgeLine("starting")
+    return BridgeLine(
+        state="reading has stopped: the spool is full" if status.spool.full else "listening",
+        address=status.addresses[0] if status.addresses else "",
+        peers=tuple(PeerLine(each.peer, each.agent, each.protocol, each.outbound) for each in status.peers),
+        topics=len(status.topics),
+        mesh=tuple(sorted(status.mesh.items())),
+        frames_in=status.frames_in,
+        frames_out=status.frames_out,
+        spooled=status.spool.disk_bytes,
+        published=status.publisher.published,
+        publishing=status.publisher.state,
+        heard=live.heard_batches,
+    )
 
 
 class _Ends:

@@ -22,6 +22,7 @@ from conf import KilnError
 
 if TYPE_CHECKING:
     from conf.settings import JobName, Loaded, Settings
+    from deploy.live import Source
 
 OK, FAILED, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -106,22 +107,35 @@ def run(
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Process all that Kafka holds, with no traffic, and stop.")
     ] = False,
-    no_traffic: Annotated[bool, typer.Option("--no-traffic", help="Do not feed it with made-up traffic.")] = False,
-    network: Annotated[str | None, typer.Option("--network", help="Network of the made-up traffic.")] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap", metavar="ADDR", help="Peer of a network to join (/ip4/…/tcp/…/p2p/…); may be repeated."
+        ),
+    ] = None,
+    no_network: Annotated[bool, typer.Option("--no-network", help="No bridge: process what comes into Kafka.")] = False,
+    network: Annotated[str | None, typer.Option("--network", help="Name of the network.")] = None,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run everything: the broker, the traffic and all queries, with a screen that shows how it goes."""
+    """Run everything: broker, bridge and all queries, with a screen that shows how it goes.
+
+    With no peer to dial it makes a network of its own on this machine, and publishes its batches there.
+    """
     if duration is not None and catch_up:
         raise UsageError("--for and --catch-up: choose one; catching up ends by itself")
     length = None if duration is None else _duration(duration)
     settings = _settings(config, state, network)
-    traffic = settings.traffic.enabled and not no_traffic and not catch_up
-    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, traffic))
+    if bootstrap:
+        settings = settings.model_copy(
+            update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
+        )
+    source: Source = "network" if settings.bridge.bootstrap else "demo" if settings.traffic.enabled else "none"
+    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, "none" if no_network or catch_up else source))
 
 
 def _run(
-    settings: "Settings", names: "Sequence[JobName]", length: timedelta | None, catch_up: bool, traffic: bool
+    settings: "Settings", names: "Sequence[JobName]", length: timedelta | None, catch_up: bool, source: "Source"
 ) -> int:
     from deploy.application import run_application
     from deploy.screen import open_view
@@ -130,7 +144,7 @@ def _run(
     console = _console()
     before = row_counts(settings.lake)
     with open_view(console) as view:
-        outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, traffic=traffic)
+        outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, source=source)
     summary = read_summary(
         settings.lake,
         elapsed=timedelta(seconds=outcome.seconds),
@@ -153,7 +167,7 @@ def job(
 ) -> None:
     """Run one query as a Spark application of its own, until Ctrl-C or SIGTERM."""
     query = _job_name(name)
-    raise typer.Exit(_run(_settings(config, state), (query,), length=None, catch_up=False, traffic=False))
+    raise typer.Exit(_run(_settings(config, state), (query,), length=None, catch_up=False, source="none"))
 
 
 @app.command()

@@ -64,6 +64,35 @@ class QueryLine:
 
 
 @dataclass(frozen=True)
+class PeerLine:
+    """A peer of the bridge; `outbound`: we dialled."""
+
+    peer: str
+    agent: str
+    protocol: str
+    outbound: bool
+
+
+@dataclass(frozen=True)
+class BridgeLine:
+    """The bridge on the screen; counts since it started. `heard`: BATCH_UPDATEs by node of the demo network."""
+
+    state: str
+    address: str = ""
+    peers: Sequence[PeerLine] = ()
+    topics: int = 0
+    mesh: Sequence[tuple[str, int]] = ()
+    """peers by topic"""
+    frames_in: int = 0
+    frames_out: int = 0
+    spooled: int = 0
+    """bytes on disk that Kafka has not taken"""
+    published: int = 0
+    publishing: str = ""
+    heard: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that the screen shows, at one moment. Counts are of this run; None: not known (yet). Newest batch first."""
 
@@ -89,6 +118,8 @@ class Snapshot:
     quarantine: Mapping[str, int] = field(default_factory=dict)
     """by reason"""
     queries: Sequence[QueryLine] = ()
+    bridge: BridgeLine | None = None
+    """None: there is none in this run"""
     errors: Sequence[str] = ()
     """in words, newest last"""
 
@@ -174,10 +205,23 @@ def line(snapshot: Snapshot) -> str:
         f"late p50 {seconds(snapshot.late_p50)} p99 {seconds(snapshot.late_p99)}",
         f"quarantine {count(sum(snapshot.quarantine.values()))}",
         f"behind: {', '.join(behind) or 'none'}",
+        *_bridge_words(snapshot.bridge),
         *troubled,
         *(f"error: {error}" for error in snapshot.errors[-1:]),
     ]
     return " | ".join(" ".join(part.split()) for part in parts)
+
+
+def _bridge_words(bridge: BridgeLine | None) -> list[str]:
+    if bridge is None:
+        return []
+    heard = (
+        f" (heard by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})" if bridge.heard else ""
+    )
+    return [
+        f"peers {len(bridge.peers)} topics {bridge.topics} in {count(bridge.frames_in)} out {count(bridge.frames_out)}",
+        f"published {count(bridge.published)}{heard}",
+    ]
 
 
 # ---------------------------------------------------------------- the picture
@@ -210,7 +254,9 @@ def _parts(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
     errors = _error_lines(snapshot.errors, width, 4 if roomy else 2)
     middle = 6 if roomy else 5
     queries = len(snapshot.queries)
-    fixed = 1 + 2 + 1 + middle + 2 + 2 + queries + 3 * len(gap) + len(gap) + (len(errors) + 1 if errors else 0)
+    network = _bridge(snapshot.bridge, width, 4 if roomy else 2)
+    fixed = 1 + 2 + 1 + middle + 2 + 2 + queries + 4 * len(gap) + (len(errors) + 1 if errors else 0)
+    fixed += len(network) + len(gap) if network else 0
     batches = max(2, min(8, height - fixed))
     return [
         _header(snapshot, width),
@@ -219,6 +265,7 @@ def _parts(snapshot: Snapshot, width: int, height: int) -> list[RenderableType]:
         *gap,
         _counts(snapshot, width, middle),
         *gap,
+        *([*network, *gap] if network else []),
         *_batches(snapshot, width, batches),
         *gap,
         *_queries(snapshot, width),
@@ -334,6 +381,37 @@ def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
     shown = min(rows, len(snapshot.newest_batches))
     filler = [Text("" if shown or number else "none yet", _LABEL) for number in range(rows - shown)]
     return [_title("batches", width, "newest first"), table, *filler]
+
+
+def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[RenderableType]:
+    """The title, a line of figures, and a line for each peer."""
+    if bridge is None:
+        return []
+    heard = ", ".join(f"{name} {count(number)}" for name, number in bridge.heard.items())
+    mesh = max((number for _, number in bridge.mesh), default=0)
+    figures = Text.assemble(
+        ("in ", _LABEL),
+        count(bridge.frames_in),
+        ("  out ", _LABEL),
+        count(bridge.frames_out),
+        ("  topics ", _LABEL),
+        count(bridge.topics),
+        ("  mesh ", _LABEL),
+        f"{mesh}",
+        ("  spool ", _LABEL),
+        f"{bridge.spooled / 1e6:.1f} MB" if bridge.spooled else "empty",
+        ("  published ", _LABEL),
+        count(bridge.published),
+        (f"  heard by {heard}" if heard else f"  {bridge.publishing}", _LABEL),
+    )
+    figures.truncate(width, overflow="ellipsis")
+    lines: list[RenderableType] = [_title("network", width, f"{bridge.state} {bridge.address}".strip()), figures]
+    for peer in list(bridge.peers)[:peers]:
+        arrow = "→" if peer.outbound else "←"
+        line = Text.assemble(f"{arrow} {short(peer.peer, 16)} ", (f"{peer.protocol} ", _LABEL), peer.agent)
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    return [*lines, *(Text("") for _ in range(peers - len(bridge.peers)))]
 
 
 def _queries(snapshot: Snapshot, width: int) -> list[RenderableType]:

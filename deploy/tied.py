@@ -17,7 +17,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command such that the process gets SIGTERM when the thread that starts it ends. Its program is a full path."""
+    """The command, changed so that it gets SIGTERM when the thread that starts it ends. It begins with a full path."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]

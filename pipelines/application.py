@@ -227,7 +227,8 @@ def in_words(error: BaseException | None) -> str:
     """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
     if error is None:
         return "it ended by itself"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     python = [
         line
         for line in lines

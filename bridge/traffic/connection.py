@@ -88,7 +88,8 @@ class Connection:
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
     ) -> GeneratedFrame:
         """The next frame of a direction."""
-        frame = self._frame
+        frame = Frame()  # one that is used again keeps every payload it ever had
+        frame.CopyFrom(self._frame)
         self.sequence[direction] += 1
         frame.direction = Frame.IN if direction == "IN" else Frame.OUT
         frame.sequence = self.sequence[direction]

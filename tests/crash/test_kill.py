@@ -48,7 +48,7 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
         # `updates` grows by ticks and updates from the first second on, `batches` once all is warm
         topic, most = random.choice((("updates", 400), ("batches", 60), ("batches", 60), ("quarantine", 40)))
         with new_records(servers, PREFIX + topic) as watched:
-            process = kiln.start("run", "--no-traffic")
+            process = kiln.start("run", "--no-network")
             try:
                 await_records(watched, random.randint(1, most))
             finally:

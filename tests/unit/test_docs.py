@@ -34,6 +34,7 @@ REASONS = [
     *topic_table.INDEX_REASONS,
     topic_table.TOPIC_MISSING,
     "against_policy",
+    "batch_malformed",
     "update_malformed",
     "record_malformed",
 ]

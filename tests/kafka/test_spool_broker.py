@@ -1,0 +1,196 @@
+"""The frame sink with a real broker that pauses and dies: all frames arrive, in order on each connection."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from bridge.capture.spool import FrameSink, KafkaFrames
+from bridge.capture.tap import Connection
+from deploy.embedded.broker import EmbeddedBroker, running
+from deploy.embedded.topics import TOPICS, ensure_topics
+from schemas.frames import read_frame
+from schemas.proto.kiln.frame_pb2 import Frame
+
+pytestmark = pytest.mark.kafka
+
+CONNECTIONS = 8
+
+
+class NewBroker(Protocol):
+    def __call__(self, state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker: ...
+
+
+def awaited(true: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
+    return FrameSink(partial(KafkaFrames, [address], {}), topic, folder, 256 << 20, 16 << 20)
+
+
+def more_spooled(sink: FrameSink) -> Callable[[], bool]:
+    """Whether more is spooled than now."""
+    before = sink.status().spooled
+    return lambda: sink.status().spooled > before
+
+
+class Peers:
+    """Sends frames on some connections, at a pace, in a thread of its own, until told to stop."""
+
+    def __init__(self, sink: FrameSink, rate: int) -> None:
+        self.sink = sink
+        self._rate = rate
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent: dict[bytes, int] = defaultdict(int)
+        self._thread.start()
+
+    def _run(self) -> None:
+        connections = [
+            Connection("local-test", bytes([number]) * 16, b"us", b"them", "/meshsub/1.2.0")
+            for number in range(CONNECTIONS)
+        ]
+        while not self._stop.wait(0.02):
+            for _ in range(self._rate // 50 // CONNECTIONS):
+                for connection in connections:
+                    self.sink.put(connection.id, connection.frame("IN", os.urandom(300), time.time_ns()))
+                    self.sent[connection.id] += 1
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return sum(self.sent.values())
+
+
+def firsts(address: str, topic: str) -> dict[bytes, list[int]]:
+    """The sequences of each connection in the topic, first copies only, in the order of the log."""
+    consumer = KafkaConsumer(bootstrap_servers=[address], consumer_timeout_ms=30_000)
+    parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
+    consumer.assign(parts)
+    consumer.seek_to_beginning(*parts)
+    ends = consumer.end_offsets(parts)
+    found: dict[bytes, dict[int, None]] = defaultdict(dict)
+    while any(consumer.position(part) < end for part, end in ends.items()):
+        for records in consumer.poll(timeout_ms=500).values():
+            for record in records:
+                frame = read_frame(record.value)
+                assert isinstance(frame, Frame)
+                assert record.key == frame.connection
+                found[frame.connection].setdefault(frame.sequence)
+    consumer.close()
+    return {connection: list(sequences) for connection, sequences in found.items()}
+
+
+def assert_complete(address: str, topic: str, peers: Peers) -> None:
+    found = firsts(address, topic)
+    assert {connection: len(sequences) for connection, sequences in found.items()} == peers.sent
+    for sequences in found.values():
+        assert sequences == list(range(1, len(sequences) + 1))
+
+
+def make_topics(broker: EmbeddedBroker, prefix: str) -> str:
+    ensure_topics(broker.address, prefix, {"frames": 2, "updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
+    return f"{prefix}frames"
+
+
+def test_broker_pauses(tmp_path: Path, new_broker: NewBroker) -> None:
+    broker = new_broker(tmp_path / "state")
+    broker.start()
+    topic = make_topics(broker, "kiln.")
+    assert broker.pid is not None
+    sink = new_sink(broker.address, topic, tmp_path / "spool")
+    peers = Peers(sink, 2_000)
+    assert awaited(lambda: sink.status().acknowledged > 1_000)
+    assert sink.error is None
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        assert awaited(lambda: sink.status().spooled > 5_000)
+        assert "frames wait for Kafka" in (sink.error or "")
+        assert sink.status().memory_bytes < 4_000_000
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    assert awaited(lambda: sink.status().waiting < 1_000)
+    put = peers.stop()
+    assert awaited(lambda: sink.status().waiting == 0)
+    assert sink.error is None
+    assert sink.close(10) == 0
+    assert put == sink.status().put
+    assert_complete(broker.address, topic, peers)
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) -> None:
+    broker = new_broker(tmp_path / "state")
+    broker.start()
+    topic = make_topics(broker, "kiln.")
+    sink = new_sink(broker.address, topic, tmp_path / "spool")
+    peers = Peers(sink, 2_000)
+    assert awaited(lambda: sink.status().acknowledged > 1_000)
+    for _ in range(2):
+        assert broker.pid is not None
+        spooling = more_spooled(sink)
+        os.kill(broker.pid, signal.SIGKILL)
+        assert awaited(lambda: running(tmp_path / "state") is None)
+        assert awaited(spooling)
+        again = new_broker(tmp_path / "state")
+        again.port, again.controller_port = broker.port, broker.controller_port
+        again.start()
+        broker = again
+        assert awaited(lambda: sink.status().waiting < 1_000)
+    peers.stop()
+    assert awaited(lambda: sink.status().waiting == 0)
+    assert sink.error is None
+    assert sink.close(10) == 0
+    assert_complete(broker.address, topic, peers)
+
+
+def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: NewBroker) -> None:
+    broker = new_broker(tmp_path / "state")
+    broker.start()
+    topic = make_topics(broker, "kiln.")
+    address = broker.address
+    broker.stop()
+    sink = new_sink(address, topic, tmp_path / "spool")
+    peers = Peers(sink, 2_000)
+    assert awaited(lambda: sink.status().spooled > 1_000)
+    peers.stop()
+    started = time.monotonic()
+    assert sink.close(10) == 0
+    assert time.monotonic() - started < 5
+
+    again = new_broker(tmp_path / "state")
+    again.port, again.controller_port = broker.port, broker.controller_port
+    again.start()
+    sink = new_sink(address, topic, tmp_path / "spool")
+    assert awaited(lambda: sink.status().waiting == 0)
+    assert sink.close(10) == 0
+    assert_complete(address, topic, peers)
+
+
+def test_topic_that_is_missing_is_told(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:
+    sink = new_sink(broker.address, f"{prefix}frames", tmp_path / "spool")
+    sink.put(b"a" * 16, Connection("n", b"a" * 16, b"", b"", "/meshsub/1.2.0").frame("IN", b"x", 1))
+    assert awaited(lambda: f"{prefix}frames" in (sink.error or ""))
+    assert awaited(lambda: sink.status().spooled == 1)
+    make_topics(broker, prefix)
+    assert awaited(lambda: sink.status().waiting == 0)
+    assert sink.error is None
+    assert sink.close(5) == 0
+    assert list(firsts(broker.address, f"{prefix}frames").values()) == [[1]]
