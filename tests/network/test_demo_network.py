@@ -1,0 +1,335 @@
+"""The demo network as a process: what it says, what it hears, and that nothing of it outlives whoever started it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bridge.node.host import Node, NodeOptions
+from bridge.node.seqno import Seqno
+from bridge.traffic.content import topics
+from bridge.traffic.options import TrafficOptions
+from schemas.frames import read_rpc
+from schemas.identity import judge, peer_text
+from schemas.proto.gossipsub.rpc_pb2 import Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import PubsubMessage, read_message, write_batch_update
+from schemas.reject import Rejected
+from schemas.topics import parse_topic
+
+PATIENCE = 60.0  # s; nothing takes so long, but the machine may be busy
+WORLD = TrafficOptions(seed=5, network="local-demo-test", separators=6, streams=60)
+ARGUMENTS = ["--network", WORLD.network, "--seed", "5", "--separators", "6", "--streams", "60"]
+MODULE = ["-m", "deploy.demo.network"]
+WITHOUT_KUBO = """
+from deploy.demo import network
+from deploy.demo.kubo_peer import KuboError
+
+def library_path():
+    raise KuboError("Kubo is not installed")
+
+network.library_path = library_path
+network.main()
+"""
+
+Event = dict[str, object]
+
+
+class DemoNetwork:
+    """A running demo network and what it has told so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.events: list[Event] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.events.append(json.loads(line))
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def all(self, name: str) -> list[Event]:
+        return [event for event in tuple(self.events) if event["event"] == name]
+
+    def wait_for(self, name: str, true: Callable[[Event], bool] = lambda event: True) -> Event:
+        """The first event of a name of which it is true."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or any(map(true, self.all(name))), PATIENCE)
+        for event in self.all(name):
+            if true(event):
+                return event
+        raise AssertionError(f"no such {name}; the last events were {self.events[-3:]}")
+
+
+@contextmanager
+def demo_network(folder: Path, *arguments: str, program: list[str] = MODULE) -> Iterator[DemoNetwork]:
+    command = [sys.executable, *program, "--folder", str(folder), *ARGUMENTS, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield DemoNetwork(process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+
+
+class Tape:
+    """A sink that keeps the messages of the frames that came in."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        read = Frame.FromString(frame)
+        if read.direction == Frame.IN and read.payload:
+            rpc = read_rpc(read.payload)
+            assert not isinstance(rpc, Rejected)
+            self.messages.extend(rpc.publish)
+
+    def subscribe(self, callback: Callable[[], None]) -> None: ...
+
+
+def author(message: Message) -> str:
+    return peer_text(getattr(message, "from"))
+
+
+async def until(true: Callable[[], bool], what: str) -> None:
+    with trio.move_on_after(PATIENCE):
+        while not true():
+            await trio.sleep(0.05)
+        return
+    raise AssertionError(f"not in {PATIENCE:g} s: {what}")
+
+
+def texts(value: object) -> list[str]:
+    assert isinstance(value, list)
+    return [str(each) for each in value]
+
+
+def counts(value: object) -> dict[str, int]:
+    assert isinstance(value, dict)
+    return {str(name): int(number) for name, number in value.items()}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a dead one that nobody has waited for does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def wait_gone(pids: list[int], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, f"still alive after {seconds:g} s: {[p for p in pids if is_alive(p)]}"
+        time.sleep(0.02)
+
+
+def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Path) -> None:
+    network_topic, *separator_topics = topics(WORLD)
+    on = parse_topic(separator_topics[0])
+    assert on is not None
+    assert on.separator is not None
+    batches = [
+        write_batch_update(on.separator, f"bafyreie2hqgcbvmp2hk5zcfxgxwkkswgetx3t5xvz2czdqr2wzrdd5wz{last}e")
+        for last in "aeim"
+    ]
+    assert all(isinstance(read_message(data), PubsubMessage) for data in batches)
+
+    async def listen_in(demo: DemoNetwork) -> None:
+        ready = demo.wait_for("ready")
+        assert isinstance(ready["peers"], dict)
+        peers = {str(name): str(peer) for name, peer in ready["peers"].items()}
+        assert list(peers) == ["kubo", "one", "two"]
+        addresses = texts(ready["addresses"])
+        assert [address.rpartition("/p2p/")[2] for address in addresses] == list(peers.values())
+        tape = Tape()
+        key = Ed25519PrivateKey.generate()
+        options = NodeOptions(network=WORLD.network, bootstrap=addresses, redial_first=0.05)
+        with Seqno(tmp_path / "seqno", time.time_ns) as seqno:
+            node = Node(options, key, seqno, tape)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(node.run)
+                for topic in (network_topic, *separator_topics):
+                    node.join(topic)
+
+                def met() -> bool:
+                    views = node.router.peers.values()
+                    return len(views) == 3 and all(separator_topics[0] in view.topics for view in views)
+
+                await until(met, "three peers on a separator topic")
+                # before "go" nobody says a thing
+                demo.wait_for("status")
+                assert tape.messages == []
+
+                for topic, data in zip((network_topic, *separator_topics), batches, strict=False):
+                    assert node.publish(topic, data) == 3
+                await until(lambda: len(demo.all("batch")) >= len(batches), "a batch event for each batch")
+                told = {(str(e["topic"]), base64.b64decode(str(e["data"]))) for e in demo.all("batch")}
+                assert told == set(zip((network_topic, *separator_topics), batches, strict=False))
+                for event in demo.all("batch"):
+                    assert (event["node"], event["from"]) == ("kubo", peer_text(node.peer))
+                    message = read_message(base64.b64decode(str(event["data"])))
+                    assert isinstance(message, PubsubMessage)
+                    assert event["cid"] == message.batch
+
+                demo.say('{"cmd":"go"}')
+
+                def heard_all() -> bool:
+                    authors = {author(m) for m in tape.messages}
+                    kinds = {
+                        read.type for m in tape.messages if isinstance(read := read_message(m.data), PubsubMessage)
+                    }
+                    places = {m.topic for m in tape.messages}
+                    return (
+                        authors == set(peers.values())
+                        and kinds == {"UPDATE", "QUERY", "RESPONSE", "KEEPALIVE"}
+                        and len(places) >= 4
+                        and network_topic in places
+                    )
+
+                await until(heard_all, "messages of all kinds from all three, on several topics")
+                assert all(judge(m, "strict")[1] == "" for m in tape.messages)
+                nursery.cancel_scope.cancel()
+
+    with demo_network(tmp_path / "demo", "--rate", "60") as demo:
+        trio.run(listen_in, demo)
+        expected = dict.fromkeys(("kubo", "one", "two"), len(batches))
+        status = demo.wait_for("status", lambda e: counts(e["heard_batches"]) == expected)
+        assert status["errors"] == []
+        speaking = demo.wait_for("status", lambda e: min(counts(e["published"]).values()) > 0)
+        assert speaking["failed"] == 0
+        assert demo.process.stdin is not None
+        kubo = children(demo.process.pid)
+        assert len(kubo) == 1
+        demo.process.stdin.close()
+        assert demo.process.wait(10) == 0
+        wait_gone(kubo)
+
+
+def test_the_rate_is_kept_and_shared(tmp_path: Path) -> None:
+    with demo_network(tmp_path / "demo", "--rate", "40") as demo:
+        demo.wait_for("ready")
+        demo.say('{"cmd":"go"}')
+        began = time.monotonic()
+        status = demo.wait_for("status", lambda e: sum(counts(e["published"]).values()) >= 120)
+        took = time.monotonic() - began
+        published = counts(status["published"])
+        # not faster than told; how much slower is the machine's matter
+        assert sum(published.values()) <= 40 * (took + 1) + 3 * 16
+        assert 0.2 < published["kubo"] / sum(published.values()) < 0.4
+        assert abs(published["one"] - published["two"]) <= 20
+
+
+def test_a_network_that_is_killed_leaves_no_kubo_behind_and_has_the_same_peers_again(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with demo_network(folder) as demo:
+        before = demo.wait_for("ready")["peers"]
+        kubo = children(demo.process.pid)
+        assert len(kubo) == 1
+        demo.process.kill()
+        demo.process.wait()
+        wait_gone(kubo)
+    with demo_network(folder) as demo:
+        assert demo.wait_for("ready")["peers"] == before
+        kubo = children(demo.process.pid)
+        demo.process.send_signal(signal.SIGTERM)
+        assert demo.process.wait(10) == 0
+        wait_gone(kubo)
+
+
+def test_kubo_that_dies_is_told_and_the_others_say_its_share(tmp_path: Path) -> None:
+    with demo_network(tmp_path / "demo", "--rate", "60") as demo:
+        demo.wait_for("ready")
+        demo.say('{"cmd":"go"}')
+        demo.wait_for("status", lambda e: counts(e["published"])["kubo"] > 0)
+        (kubo,) = children(demo.process.pid)
+        os.kill(kubo, signal.SIGKILL)
+        status = demo.wait_for("status", lambda e: "Kubo has ended" in " ".join(texts(e["errors"])))
+        then = counts(status["published"])
+        later = counts(
+            demo.wait_for("status", lambda e: counts(e["published"])["one"] >= then["one"] + 60)["published"]
+        )
+        assert later["kubo"] <= then["kubo"] + 1
+        assert later["two"] > then["two"]
+
+
+def test_without_kubo_two_go_on_and_say_so(tmp_path: Path) -> None:
+    with demo_network(tmp_path / "demo", "--rate", "60", program=["-c", WITHOUT_KUBO]) as demo:
+        peers = demo.wait_for("ready")["peers"]
+        assert isinstance(peers, dict)
+        assert list(peers) == ["one", "two"]
+        demo.say('{"cmd":"nonsense"}')
+        demo.say('{"cmd":"go"}')
+        status = demo.wait_for(
+            "status", lambda e: counts(e["published"])["one"] > 0 and "nonsense" in " ".join(texts(e["errors"]))
+        )
+        assert "there is no Kubo in this network: Kubo is not installed" in texts(status["errors"])
+        demo.say('{"cmd":"stop"}')
+        assert demo.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--network", "a/b"], "must be a name without a slash"),
+        (["--rate", "nan"], "no number of messages a second"),
+        (["--rate", "-1"], "no number of messages a second"),
+        (["--streams", "0"], "streams: 0 is not between"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(tmp_path: Path, arguments: list[str], words: str) -> None:
+    command = [sys.executable, *MODULE, "--folder", str(tmp_path), *ARGUMENTS, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_two_of_one_folder_are_refused(tmp_path: Path) -> None:
+    program = ["-c", WITHOUT_KUBO]
+    with demo_network(tmp_path, program=program) as demo:
+        demo.wait_for("ready")
+        command = [sys.executable, *program, "--folder", str(tmp_path), *ARGUMENTS]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 1
+        assert str(demo.process.pid) in done.stderr
+        assert "Traceback" not in done.stderr
