@@ -21,14 +21,16 @@ class DemoNetworkError(PrerequisiteError):
 
 
 class DemoNetwork:
-    """`launch()`, `addresses()` once it listens, `go()`, then `stop()`. Its log is `logs/demo.log`."""
+    """`launch()`, `addresses()` once it listens, `go()`, then `stop()`. Its log is `logs/demo.log`.
+
+    The BATCH_UPDATEs that its Kubo node heard are kept in `demo/heard.jsonl`, with their bytes.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
-        self.published = 0
         self.heard: dict[str, int] = {}
         """BATCH_UPDATEs that each node of it has heard"""
         self.errors: tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class DemoNetwork:
         """Starts it, and returns at once."""
         settings, traffic = self._settings, self._settings.traffic
         settings.logs.mkdir(parents=True, exist_ok=True)
+        (settings.state / "demo").mkdir(exist_ok=True)
         arguments = {
             "--folder": settings.state / "demo",
             "--network": settings.network,
@@ -90,16 +93,19 @@ class DemoNetwork:
             process.wait()
 
     def _listen(self, lines: IO[str]) -> None:
-        for line in lines:
-            event = json.loads(line)
-            match event["event"]:
-                case "ready":
-                    self._addresses = tuple(event["addresses"])
-                    self._ready.set()
-                case "status":
-                    self.published = sum(event["published"].values())
-                    self.heard = event["heard_batches"]
-                    self.errors = tuple(event["errors"])
+        with (self._settings.state / "demo" / "heard.jsonl").open("a") as heard:
+            for line in lines:
+                event = json.loads(line)
+                match event["event"]:
+                    case "ready":
+                        self._addresses = tuple(event["addresses"])
+                        self._ready.set()
+                    case "status":
+                        self.heard = event["heard_batches"]
+                        self.errors = tuple(event["errors"])
+                    case "batch":
+                        heard.write(line)
+                        heard.flush()
         if self._process is not None:
             self.errors = ("the demo network ended",)
         self._ready.set()
