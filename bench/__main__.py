@@ -1,0 +1,173 @@
+"""`python -m bench [NAME…]`, or `make bench ARGS="NAME…"`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from bench import batcher, decode, growth, hot_path, lateness
+from bench.ground import Ground, prepared
+from bench.report import Finding, Note, as_json, table
+from bench.runs import BenchError, Extent
+from bridge.frames_producer import FramesProducerError
+from conf import KilnError
+from deploy.embedded.broker import BrokerError
+from deploy.embedded.jars import JarsError
+from deploy.embedded.java import JavaError
+from deploy.embedded.topics import TopicsError
+from pipelines.application import GaveUpError
+
+ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
+    "decode": decode.measure,
+    "lateness": lateness.measure,
+    "batcher": batcher.measure,
+    "growth": growth.measure,
+}
+NAMES = ("hot-path", *ON_GROUND)
+
+_ENOUGH_RUNS = 5
+_IDLE = 0.5  # load a core
+# What a user can mend, or what went wrong in words.
+_SAID = (
+    BenchError,
+    BrokerError,
+    FramesProducerError,
+    GaveUpError,
+    JarsError,
+    JavaError,
+    KilnError,
+    TopicsError,
+)
+
+
+class Bench:
+    """Runs measurements, shows each when it is there, and writes all so far into `file` each time."""
+
+    def __init__(self, console: Console, extent: Extent, file: Path | None) -> None:
+        self._console = console
+        self._extent = extent
+        self._file = file
+        self._circumstances: dict[str, Note] = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "runs": extent.runs,
+            "scale": extent.scale,
+            "cores": os.cpu_count() or 0,
+            "load at the start": round(os.getloadavg()[0], 2),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
+        self._started = time.monotonic()
+        self._busy = os.getloadavg()[0] > _IDLE * (os.cpu_count() or 1)
+        self._findings: list[Finding] = []
+        self._failed: list[str] = []
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
+        self._console.print(f"[dim]{minutes:3}:{seconds:02}[/]  {text}", highlight=False, soft_wrap=True)
+
+    def measure(self, name: str, measurement: Callable[[], Finding]) -> None:
+        """Makes one measurement; one that fails does not keep the others from being made."""
+        self._console.rule(name, align="left")
+        try:
+            finding = measurement()
+        except _SAID as error:
+            self.fail(name, error)
+            return
+        self._findings.append(finding)
+        self._console.print(table(finding))
+        if self._file is not None:
+            content = as_json(self._findings, self._circumstances)
+            self._file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def fail(self, name: str, error: Exception) -> None:
+        self._failed.append(name)
+        self._console.print(f"{name}: {error}", style="red", markup=False)
+
+    def summary(self) -> int:
+        """All findings once more, and the exit status."""
+        if len(self._findings) > 1:
+            self._console.rule("in short", align="left")
+            for finding in self._findings:
+                self._console.print(table(finding))
+        if self._busy:
+            self._console.print("The machine had other work when this began: measure again when idle.", style="yellow")
+        if self._extent.runs < _ENOUGH_RUNS:
+            self._console.print(f"Medians of fewer than {_ENOUGH_RUNS} runs say little.", style="yellow")
+        if self._failed:
+            self._console.print(f"Not measured: {', '.join(self._failed)}", style="red")
+        return 1 if self._failed else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 when all was measured, be the aims met or not; 1 when something could not be."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        extent = Extent(options.runs, options.scale)
+    except ValueError as error:
+        parser.error(str(error))
+    names = [name for name in NAMES if not options.names or name in options.names]
+    bench = Bench(Console(), extent, options.json)
+    if "hot-path" in names:
+        bench.measure("hot-path", partial(hot_path.measure, extent, bench.say))
+    if on_ground := [name for name in names if name in ON_GROUND]:
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix="kiln-bench-", dir=options.folder) as folder,
+                prepared(Path(folder), bench.say) as ground,
+            ):
+                for name in on_ground:
+                    bench.measure(name, partial(ON_GROUND[name], ground, extent))
+                bench.say("stopping")
+        except _SAID as error:
+            bench.fail("broker and Spark", error)
+    return bench.summary()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure Kiln on this machine. What is compared runs in turn, in one go; nothing is asserted.",
+        epilog="The whole takes an hour or two and 20 GB of disk; --scale 0.02 --runs 1 shows that it works.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=f"of {', '.join(NAMES)}; none: all")
+    parser.add_argument("--runs", type=int, default=_ENOUGH_RUNS, help="of each side (default: %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the sizes (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there, too")
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="where the data goes while it runs (default: temporary)"
+    )
+    return parser
+
+
+def _name(text: str) -> str:
+    if text not in NAMES:  # `choices` would not let the list be empty
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(NAMES)}")
+    return text
+
+
+def _asked_to_end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _asked_to_end)
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)

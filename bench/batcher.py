@@ -1,0 +1,145 @@
+"""The batcher catching up with a long log of updates, over few separators and over many."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.catch_up import catch_up
+from bench.ground import Ends, Ground
+from bench.report import Finding, Note, Ratio
+from bench.runs import BenchError, Extent, Side, in_turn
+from conf.settings import Settings, micros
+from pipelines.rows import RowBuffer
+from pipelines.sinks import write_topic
+from pipelines.ticks import Ticker
+from schemas.cid import cid_text
+from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
+from schemas.streamid import MODEL, MODEL_INSTANCE, StreamID
+
+UPDATES = 1_000_000
+SEPARATORS = (200, 20_000)
+
+_STREAMS = 100_000
+_TASKS = 2
+_EPOCH = 20_000  # updates in a micro-batch of `updates`
+_DAG_CBOR = b"\x01\x71\x12\x20"
+_PATIENCE = 120.0  # s
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """The real query each time, from a fresh checkpoint; the time is that of all its micro-batches."""
+    count = extent.of(UPDATES)
+    notes: dict[str, Note] = {"updates": count}
+    sides: dict[str, Side] = {}
+    for separators in (extent.of(number, least=2) for number in SEPARATORS):
+        settings = ground.plot(f"batcher-{separators}")
+        ground.say(f"writing {count:,} updates over {separators:,} separators")
+        ends, span = _write_log(ground, settings, count, separators)
+        sides[f"{separators:,} separators"] = _catching_up(ground, settings, ends, count, notes, f"{separators:,}")
+        notes[f"s of log, {separators:,}"] = round(span, 1)
+    ground.say("warming up")
+    next(iter(sides.values()))(0)
+    few, many = in_turn(sides, extent.runs, "updates/s", ground.say)
+    return Finding(
+        "batcher", "updates into batches, catching up", (few, many), (Ratio("many over few", many, few),), notes
+    )
+
+
+def _catching_up(
+    ground: Ground, settings: Settings, ends: Ends, count: int, notes: dict[str, Note], label: str
+) -> Side:
+    def side(run: int) -> float:
+        ground.clear(settings)
+        before = sum(ground.ends(settings, "batches").values())
+        took = sum(each.seconds for each in catch_up(ground.spark, settings, "batch", {"updates": ends}))
+        notes[f"batches, {label}"] = sum(ground.ends(settings, "batches").values()) - before
+        ground.clear(settings, "batches")
+        return count / took
+
+    return side
+
+
+def _write_log(ground: Ground, settings: Settings, count: int, separators: int) -> tuple[Ends, float]:
+    """Updates, and the ticks that close their windows. Where the log ends, and how many s of its clock it spans."""
+    write_topic(updates(ground.spark, count, separators), ground.broker(settings), "updates")
+    updated = ground.ends(settings, "updates")
+    kafka, batch = settings.kafka, settings.batch
+    ticker = Ticker(
+        kafka.client_options(),
+        kafka.topic("updates"),
+        interval=batch.tick.total_seconds(),
+        window=micros(batch.window),
+    )
+    ticker.start()
+    try:
+        until = time.monotonic() + _PATIENCE
+        while not ticker.quiet:
+            if time.monotonic() > until:
+                raise BenchError(ticker.error or f"the ticks did not end within {_PATIENCE:g} s")
+            time.sleep(0.1)
+    finally:
+        ticker.stop()
+    stamps = [
+        record.stamp
+        for partition, end in updated.items()
+        for at in (0, end - 1)
+        for record in ground.read(settings, "updates", {partition: at}, {partition: at + 1})
+    ]
+    return ground.ends(settings, "updates"), (max(stamps) - min(stamps)) / 1000
+
+
+def updates(spark: SparkSession, count: int, separators: int) -> DataFrame:
+    """key, value of `count` records of `kiln.updates`, spread evenly over separators, and over streams of those."""
+    numbers = spark.range(count, numPartitions=_TASKS)
+    return numbers.mapInArrow(_update_rows(-(-count // _TASKS), separators), "key binary, value binary")
+
+
+def _update_rows(of_task: int, separators: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        buffer = RowBuffer(schema)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                # tasks write at the same time, so the epoch goes by the place within a task
+                if buffer.add(update(number, number % of_task * _TASKS // _EPOCH, separators)):
+                    yield from buffer.drain()
+        yield from buffer.drain()
+
+    return rows
+
+
+def update(number: int, epoch: int, separators: int) -> tuple[bytes, bytes]:
+    """Key and value of one record: a new tip of some stream, whose separator is one of so many."""
+    digest = _digest("update", number)
+    stream = int.from_bytes(digest[:8]) % _STREAMS
+    separator = SeparatorRecord("model", _stream(MODEL, stream % separators))
+    record = UpdateRecord(
+        network="local-bench",
+        origin="LIVE",
+        separator=separator,
+        separator_source="topic",
+        stream=_stream(MODEL_INSTANCE, stream),
+        tip=cid_text(_DAG_CBOR + digest),
+        from_="12D3KooWBench",
+        message=f"12D3KooWBench/{number:016x}",
+        epoch=Epoch("bench", epoch),
+        frame=Coordinates(0, number, 0),
+        observed_at=1_735_689_600_000_000 + number,
+    )
+    return update_key(record.network, separator, record.stream), encode(record)
+
+
+def _digest(kind: str, number: int) -> bytes:
+    return hashlib.sha256(f"{kind} {number}".encode()).digest()
+
+
+@lru_cache(maxsize=2 * _STREAMS)
+def _stream(kind: int, number: int) -> str:
+    return StreamID(kind, _DAG_CBOR + _digest(f"stream {kind}", number)).text

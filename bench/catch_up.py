@@ -1,0 +1,75 @@
+"""A query from a fresh checkpoint until it has read all there is, and what each of its micro-batches took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from bench.ground import Ends
+from bench.runs import BenchError
+from conf.settings import JobName, Settings
+from pipelines.application import READS, in_words, start_job
+from pipelines.progress import ProgressListener
+
+_PATIENCE = 300.0  # s without a micro-batch
+
+
+class MicroBatch(NamedTuple):
+    """`records` read, and `seconds` from trigger to commit."""
+
+    records: int
+    seconds: float
+
+
+class CaughtUp(ProgressListener):
+    """Keeps every micro-batch of one query, and knows when it has read up to `ends` (by full topic name)."""
+
+    def __init__(self, ends: Mapping[str, Ends]) -> None:
+        super().__init__()
+        self._ends = ends
+        self._left = sum(sum(partitions.values()) for partitions in ends.values())
+        self.micro_batches: list[MicroBatch] = []
+        self.reached = threading.Event()
+        self.moved = threading.Event()
+
+    def take(self, progress: StreamingQueryProgress) -> None:
+        super().take(progress)
+        known = self.snapshot().get(progress.name or "")
+        if known is None or not known.read:
+            return
+        # Spark counts a record anew each time a micro-batch looks at it; the offsets count it once
+        left = known.lag(self._ends)
+        if left < self._left:
+            seconds = progress.durationMs.get("triggerExecution", 0) / 1000
+            self.micro_batches.append(MicroBatch(self._left - left, seconds))
+            self._left = left
+            self.moved.set()
+        if not left:
+            self.reached.set()
+
+
+def catch_up(spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends]) -> list[MicroBatch]:
+    """Runs the query until it has read up to `ends` (by topic, without prefix), which begin at offset 0.
+
+    BenchError: it failed, or stood still for 5 minutes.
+    """
+    listener = CaughtUp({settings.kafka.topic(topic): ends[topic] for topic in READS[name]})
+    query = start_job(name, spark, settings, listener)
+    try:
+        moved = time.monotonic()
+        while not listener.reached.wait(0.1):
+            if not query.isActive:
+                raise BenchError(f"{name} stopped: {in_words(query.exception())}")
+            if listener.moved.is_set():
+                listener.moved.clear()
+                moved = time.monotonic()
+            if time.monotonic() - moved > _PATIENCE:
+                raise BenchError(f"{name} had no micro-batch for {_PATIENCE:g} s")
+    finally:
+        query.stop()
+    return listener.micro_batches

@@ -1,0 +1,126 @@
+"""What measurements stand on: one broker and one Spark session in a folder of their own, which is gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.admin import KafkaAdminClient
+from pyspark.sql import SparkSession
+
+from bench.runs import Say
+from bridge.frames_producer import FramesProducer, connect
+from conf.settings import Kafka, Settings
+from deploy.application import spark_session
+from deploy.embedded.broker import HOST
+from deploy.stack import broker, make_topics
+from pipelines.sources import Broker
+
+Ends = dict[int, int]
+"""Partition to the offset after its last record."""
+
+
+class LogRecord(NamedTuple):
+    """A record read back; `stamp`: the broker's, ms."""
+
+    stamp: int
+    key: bytes | None
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The broker at `servers`, the session, and `folder` to write in. `say` hears how it goes."""
+
+    spark: SparkSession
+    servers: str
+    folder: Path
+    say: Say
+
+    def plot(self, name: str) -> Settings:
+        """Default settings, with topics (made here), lake and checkpoints under a name that no other plot has."""
+        kafka = Kafka(bootstrap=self.servers, prefix=f"{name}.")
+        make_topics(kafka, self.servers)
+        return Settings(state=self.folder / name, network="local-bench", kafka=kafka)
+
+    def broker(self, settings: Settings) -> Broker:
+        return Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
+
+    def producer(self, settings: Settings, topic: str) -> FramesProducer:
+        """Takes records of any topic, not only Frames."""
+        return FramesProducer(connect(settings.kafka.server_list()), settings.kafka.topic(topic))
+
+    def ends(self, settings: Settings, topic: str) -> Ends:
+        consumer = KafkaConsumer(**settings.kafka.client_options())
+        try:
+            return _ends(consumer, settings.kafka.topic(topic))
+        finally:
+            consumer.close()
+
+    def read(self, settings: Settings, topic: str, first: Ends, last: Ends) -> list[LogRecord]:
+        """The records from `first` up to before `last`, by stamp and in the order of each partition."""
+        consumer = KafkaConsumer(**settings.kafka.client_options(), max_partition_fetch_bytes=16 << 20)
+        parts = {TopicPartition(settings.kafka.topic(topic), partition): end for partition, end in last.items()}
+        found: list[LogRecord] = []
+        try:
+            consumer.assign(list(parts))
+            for part in parts:
+                consumer.seek(part, first[part.partition])
+            while any(consumer.position(part) < end for part, end in parts.items()):
+                for part, records in consumer.poll(timeout_ms=1_000).items():
+                    found += [
+                        LogRecord(record.timestamp, record.key, record.value or b"")
+                        for record in records
+                        if record.offset < parts[part]
+                    ]
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda record: record.stamp)
+
+    def clear(self, settings: Settings, *topics: str) -> None:
+        """Empties what the queries wrote: their tables, their checkpoints, and these topics. Offsets go on."""
+        shutil.rmtree(settings.lake, ignore_errors=True)
+        shutil.rmtree(settings.checkpoints, ignore_errors=True)
+        upto = {
+            TopicPartition(settings.kafka.topic(topic), partition): end
+            for topic in topics
+            for partition, end in self.ends(settings, topic).items()
+        }
+        if upto:
+            with KafkaAdminClient(**settings.kafka.client_options()) as admin:
+                admin.delete_records(upto)
+
+
+def _ends(consumer: KafkaConsumer, topic: str) -> Ends:
+    parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic) or ()]
+    return {part.partition: end for part, end in consumer.end_offsets(parts).items()}
+
+
+@contextmanager
+def prepared(folder: Path, say: Say) -> Iterator[Ground]:
+    """Broker and session for as long as the context lasts, with default settings but for the ports.
+
+    JavaError, JarsError, BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
+    """
+    port, controller_port = _free_ports()
+    kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
+    settings = Settings(state=folder / "ground", kafka=kafka)
+    with broker(settings, say, die_with_parent=True) as servers:
+        say("starting Spark")
+        with spark_session(settings) as spark:
+            yield Ground(spark, servers, folder, say)
+
+
+def _free_ports() -> tuple[int, int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        first, second = (int(each.getsockname()[1]) for each in sockets)
+        return first, second

@@ -1,0 +1,92 @@
+"""What a frame costs as frames grow in number: the queries that read frames, catching up with short and long logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from statistics import median
+
+from bench.catch_up import MicroBatch, catch_up
+from bench.frames import GENERATED, append, generated, live_options, stamped_anew
+from bench.ground import Ends, Ground
+from bench.report import Aim, Finding, Ratio, Series, number
+from bench.runs import Extent
+from conf.settings import Job, JobName, Settings
+
+SIZES = (100_000, 1_000_000, 5_000_000)
+MICRO_BATCH = 100_000
+"""Records; the same at every size, so that what a commit costs is spread over as many frames."""
+QUERIES: tuple[JobName, ...] = ("archive", "messages", "updates")
+AIM = Aim(least=0.85, most=1.15)
+
+_Ran = Mapping[JobName, list[MicroBatch]]
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """Each query alone from a fresh checkpoint; the cost is the time of its micro-batches.
+
+    Its first one is extra and does not count: it also pays for the start, whatever the size.
+    """
+    micro_batch = extent.of(MICRO_BATCH, least=10_000)
+    frames = generated(extent.of(GENERATED), live_options())
+    plots: dict[int, tuple[Settings, Ends]] = {}
+    for size in (extent.of(size) for size in SIZES):
+        settings = _with_micro_batches(ground.plot(f"growth-{size}"), micro_batch)
+        ground.say(f"writing {size:,} frames, and {micro_batch:,} to begin with")
+        plots[size] = settings, append(ground, settings, stamped_anew(frames, size + micro_batch))
+    ground.say("warming up")
+    _catch_up(ground, *plots[min(plots)])
+    found: dict[int, list[_Ran]] = {size: [] for size in plots}
+    for run in range(1, extent.runs + 1):
+        for size, (settings, ends) in plots.items():
+            ran = _catch_up(ground, settings, ends)
+            found[size].append(ran)
+            shown = ", ".join(f"{name} {number(cost(ran[name]))}" for name in QUERIES)
+            ground.say(f"run {run} of {extent.runs}: {size:,} frames: {shown} µs a frame")
+    return _finding(found, micro_batch, plots[min(plots)][0].spark.master)
+
+
+def cost(micro_batches: list[MicroBatch]) -> float:
+    """µs a frame of all micro-batches but the first."""
+    counted = micro_batches[1:]
+    return 1e6 * sum(each.seconds for each in counted) / sum(each.records for each in counted)
+
+
+def _with_micro_batches(settings: Settings, records: int) -> Settings:
+    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=dict.fromkeys(QUERIES, job))})
+
+
+def _catch_up(ground: Ground, settings: Settings, ends: Ends) -> _Ran:
+    ran = {name: catch_up(ground.spark, settings, name, {"frames": ends}) for name in QUERIES}
+    ground.clear(settings, "updates", "quarantine")
+    return ran
+
+
+def _finding(found: Mapping[int, list[_Ran]], micro_batch: int, master: str) -> Finding:
+    series = {
+        (size, name): Series(f"{name}, {size:,} frames", "µs/frame", tuple(cost(ran[name]) for ran in runs))
+        for size, runs in found.items()
+        for name in QUERIES
+    }
+    whole = {
+        size: Series(
+            f"all three, {size:,} frames", "µs/frame", tuple(sum(cost(ran[name]) for name in QUERIES) for ran in runs)
+        )
+        for size, runs in found.items()
+    }
+    least, *larger = found
+    ratios = [
+        Ratio(f"{name}, {size:,} over {least:,} frames", series[size, name], series[least, name])
+        for size in larger
+        for name in QUERIES
+    ]
+    ratios += [Ratio(f"all, {size:,} over {least:,} frames", whole[size], whole[least], AIM) for size in larger]
+    starts = [ran[name][0].seconds for runs in found.values() for ran in runs for name in QUERIES]
+    return Finding(
+        "growth",
+        "the cost of a frame, by how many there are",
+        (*series.values(), *whole.values()),
+        tuple(ratios),
+        {"frames a micro-batch": micro_batch, "s of the first": round(median(starts), 1), "master": master},
+    )

@@ -1,0 +1,155 @@
+"""What is done for every message, in plain Python on one core: no Spark, no broker."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from bench.frames import generated, live_options
+from bench.report import Aim, Finding, Ratio
+from bench.runs import BenchError, Extent, Say, Side, in_turn
+from pipelines.decode import Decoding, decode
+from schemas.frames import gossip_messages
+from schemas.identity import judge
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import read_message
+from schemas.reject import Rejected
+from schemas.topic_table import Bundles, agreement, hello_bytes, message_topic
+
+FRAMES = 20_000
+AIM = Aim(most=1.05)
+_ED25519 = b"\x00\x24\x08\x01"  # how a peer id that holds such a key begins (libp2p specs, peer-ids/peer-ids.md)
+
+Published = Sequence[tuple[Frame, Sequence[Message]]]
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """CPU time over frames as a live bridge writes them; what goes by index are the same frames, rewritten so."""
+    say("making frames")
+    frames = list(with_messages(value for _, value in generated(extent.of(FRAMES, least=100), live_options())))
+    bundles = Bundles({"all": {message.topic for frame in frames for message in messages(frame)}})
+    named, indexed = [agreed(frame, bundles) for frame in frames], [by_index(frame, bundles) for frame in frames]
+    judged = [copied(frame, verdicts=b"") for frame in named]
+    by_name, by_number = published(named), published(indexed)
+    every = [message for _, found in by_name for message in found]
+    signed = [message for message in every if getattr(message, "from").startswith(_ED25519)]
+    how, count = Decoding(bundles=bundles), len(every)
+    sides: dict[str, Side] = {
+        "decode": _timed(partial(_decode_all, serialized(named), how), count),
+        "decode, topic by index": _timed(partial(_decode_all, serialized(indexed), how), count),
+        "decode, signature judged": _timed(partial(_decode_all, serialized(judged), how), count),
+        "topic by name": _timed(partial(_resolve_all, by_name, bundles), count),
+        "topic by index": _timed(partial(_resolve_all, by_number, bundles), count),
+        "read_message": _timed(partial(_read_all, [message.data for message in every]), count),
+        "judge, ed25519": _timed(partial(_judge_all, signed), len(signed)),
+    }
+    say("warming up")
+    for side in sides.values():
+        side(0)
+    series = {each.name: each for each in in_turn(sides, extent.runs, "µs/message", say)}
+    return Finding(
+        "hot-path",
+        "per message, on one core",
+        tuple(series.values()),
+        (Ratio("decode, index over name", series["decode, topic by index"], series["decode"], AIM),),
+        {
+            "messages": count,
+            "RPC bytes a message, by name": round(sum(len(frame.payload) for frame in named) / count, 1),
+            "by index": round(sum(len(frame.payload) for frame in indexed) / count, 1),
+        },
+    )
+
+
+# ---------------------------------------------------------------- frames
+
+
+def messages(frame: Frame) -> Sequence[Message]:
+    """The messages in a frame; none in one that is bad as a whole."""
+    found = gossip_messages(frame)
+    return () if isinstance(found, Rejected) else found
+
+
+def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
+    """The frames that came in with messages."""
+    for value in values:
+        frame = Frame.FromString(value)
+        if frame.direction == Frame.IN and messages(frame):
+            yield frame
+
+
+def copied(frame: Frame, *, verdicts: bytes) -> Frame:
+    """The frame with other verdicts."""
+    copy = Frame()
+    copy.CopyFrom(frame)
+    copy.verdicts = verdicts
+    return copy
+
+
+def agreed(frame: Frame, bundles: Bundles) -> Frame:
+    """The frame on a connection where both peers have all of `bundles`."""
+    copy = copied(frame, verdicts=frame.verdicts)
+    copy.hello_in = copy.hello_out = hello_bytes(bundles)
+    return copy
+
+
+def by_index(frame: Frame, bundles: Bundles) -> Frame:
+    """As `agreed`, with the index of each topic in place of its name. BenchError: a topic is in no bundle."""
+    copy = agreed(frame, bundles)
+    table = agreement(copy.hello_in, copy.hello_out, bundles).table
+    rpc = RPC.FromString(copy.payload)
+    for message in rpc.publish:
+        index = table.index_of(message.topic)
+        if index is None:
+            raise BenchError(f"no index for the topic {message.topic!r}")
+        message.ClearField("topic")
+        message.topicIndex = index
+    copy.payload = rpc.SerializeToString()
+    return copy
+
+
+def published(frames: Iterable[Frame]) -> Published:
+    """The frames, each with its messages parsed."""
+    return [(frame, messages(frame)) for frame in frames]
+
+
+def serialized(frames: Iterable[Frame]) -> list[bytes]:
+    return [frame.SerializeToString() for frame in frames]
+
+
+# ---------------------------------------------------------------- what is timed
+
+
+def _timed(work: Callable[[], None], count: int) -> Side:
+    def side(run: int) -> float:
+        gc.collect()  # what an earlier side left behind is not this one's
+        started = time.process_time()
+        work()
+        return 1e6 * (time.process_time() - started) / count
+
+    return side
+
+
+def _decode_all(values: Sequence[bytes], how: Decoding) -> None:
+    for offset, value in enumerate(values):
+        deque(decode(value, 0, offset, 0, how), maxlen=0)
+
+
+def _resolve_all(frames: Published, bundles: Bundles) -> None:
+    for frame, messages in frames:
+        table = agreement(frame.hello_in, frame.hello_out, bundles).table
+        for message in messages:
+            message_topic(message, table)
+
+
+def _read_all(data: Sequence[bytes]) -> None:
+    for each in data:
+        read_message(each)
+
+
+def _judge_all(messages: Sequence[Message]) -> None:
+    for message in messages:
+        judge(message, "strict")

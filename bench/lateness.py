@@ -1,0 +1,162 @@
+"""How late batches are beyond T: with all queries running, beside the window query alone on the same updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from bench.ground import Ends, Ground, LogRecord
+from bench.report import Aim, Finding, Ratio, Series
+from bench.runs import BenchError, Extent
+from bridge.feed import Feed
+from conf.settings import JOBS, JobName, Settings, duration_text
+from deploy.stack import traffic_options
+from pipelines.application import Application
+from schemas.records import TICK, decode_batch
+
+WARM = 20  # s of traffic after the first batch
+MEASURED = 40  # s
+AIM = Aim(most=1.2)
+
+_PATIENCE = 180.0  # s until the first batch
+_LOOK_EVERY = 0.25  # s
+_SHARES = ((0.5, "p50"), (0.99, "p99"))
+
+
+class Traffic(NamedTuple):
+    """What went through `kiln.updates` in a run, by stamp; measured between the stamps `since` and `until` (ms)."""
+
+    updates: Sequence[LogRecord]
+    since: float
+    until: float
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Of the batches of one run, in ms beyond the end of their window, ascending."""
+
+    late: tuple[float, ...]
+
+    def percentile(self, share: float) -> float:
+        """What this share of the batches keeps within."""
+        return self.late[min(len(self.late) - 1, int(share * len(self.late)))]
+
+
+def lateness(batches: Sequence[LogRecord]) -> Lateness:
+    """From records of `kiln.batches`: the broker's stamp of each less the end of its window. BenchError: none."""
+    if not batches:
+        raise BenchError("no batch came while measuring")
+    return Lateness(tuple(sorted(each.stamp - decode_batch(each.value).closed_at / 1000 for each in batches)))
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """In each run the one side hears made-up traffic; the other then gets the updates it made, at the same pace."""
+    whole, alone = ground.plot("lateness-all"), ground.plot("lateness-alone")
+    found: dict[str, list[Lateness]] = {"all queries": [], "window query alone": []}
+    for run in range(1, extent.runs + 1):
+        late, traffic = _with_all(ground, whole, extent)
+        for name, result in (("all queries", late), ("window query alone", _alone(ground, alone, traffic))):
+            found[name].append(result)
+            shown = ", ".join(f"{label} {result.percentile(share):.0f} ms" for share, label in _SHARES)
+            ground.say(f"run {run} of {extent.runs}: {name}: {shown} of {len(result.late):,} batches")
+    series = {
+        (name, label): Series(f"{label}, {name}", "ms", tuple(each.percentile(share) for each in results))
+        for name, results in found.items()
+        for share, label in _SHARES
+    }
+    ratios = (
+        Ratio(f"{label}, all over alone", series["all queries", label], series["window query alone", label], AIM)
+        for _, label in _SHARES
+    )
+    batch = whole.batch
+    return Finding(
+        "lateness",
+        "batches beyond the end of their window",
+        tuple(series.values()),
+        tuple(ratios),
+        {
+            "messages/s": whole.traffic.rate,
+            "copies": whole.traffic.copies,
+            "s a run": extent.of(MEASURED, least=5),
+            "batches, all": sum(len(each.late) for each in found["all queries"]),
+            "batches, alone": sum(len(each.late) for each in found["window query alone"]),
+            "T": duration_text(batch.window),
+            "tick": duration_text(batch.tick),
+            "master": whole.spark.master,
+        },
+    )
+
+
+def _with_all(ground: Ground, settings: Settings, extent: Extent) -> tuple[Lateness, Traffic]:
+    options = replace(traffic_options(settings), checked=1.0)  # as a live bridge would write them
+    feed = Feed(options, settings.traffic.rate, lambda: ground.producer(settings, "frames"))
+    before = ground.ends(settings, "updates")
+    with _Queries(ground, settings, JOBS) as queries:
+        feed.start()
+        try:
+            queries.await_batch()
+            queries.wait(extent.of(WARM, least=3))
+            first, since = ground.ends(settings, "batches"), time.time() * 1000
+            queries.wait(extent.of(MEASURED, least=5))
+            last, until = ground.ends(settings, "batches"), time.time() * 1000
+        finally:
+            feed.stop()
+    if feed.error is not None:
+        raise BenchError(feed.error)
+    log = ground.read(settings, "updates", before, ground.ends(settings, "updates"))
+    updates = [each for each in log if each.value != TICK and each.stamp < until]
+    return lateness(ground.read(settings, "batches", first, last)), Traffic(updates, since, until)
+
+
+def _alone(ground: Ground, settings: Settings, traffic: Traffic) -> Lateness:
+    first: Ends | None = None
+    with (
+        _Queries(ground, settings, ("batch",)) as queries,
+        ground.producer(settings, "updates") as producer,
+    ):
+        ahead = time.time() * 1000 - traffic.updates[0].stamp
+        for update in traffic.updates:
+            queries.wait((update.stamp + ahead) / 1000 - time.time())
+            if first is None and update.stamp >= traffic.since:
+                first = ground.ends(settings, "batches")
+            producer.send_record(update.key or b"", update.value)
+        queries.wait((traffic.until + ahead) / 1000 - time.time())
+        last = ground.ends(settings, "batches")
+    if first is None:
+        raise BenchError("no update came while measuring")
+    return lateness(ground.read(settings, "batches", first, last))
+
+
+class _Queries:
+    """Queries of one plot, from where their checkpoints stand, while the context lasts."""
+
+    def __init__(self, ground: Ground, settings: Settings, names: Sequence[JobName]) -> None:
+        self._batches: Callable[[], Ends] = lambda: ground.ends(settings, "batches")
+        self._application = Application(ground.spark, settings, names)
+
+    def __enter__(self) -> _Queries:
+        self._before = self._batches()
+        self._application.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._application.stop()
+
+    def wait(self, seconds: float) -> None:
+        """Lets them run, if `seconds` are left. BenchError if one failed: what it was late by then says nothing."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_EVERY))
+            self._application.check()
+            if self._application.errors:
+                raise BenchError("; ".join(f"{name}: {text}" for name, text in self._application.errors.items()))
+
+    def await_batch(self) -> None:
+        """Returns when a first batch has come."""
+        until = time.monotonic() + _PATIENCE
+        while self._batches() == self._before:
+            if time.monotonic() > until:
+                raise BenchError(f"no batch within {_PATIENCE:g} s")
+            self.wait(_LOOK_EVERY)

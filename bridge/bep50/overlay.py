@@ -1,0 +1,144 @@
+"""BEP 50, publish/subscribe over the BitTorrent DHT, as a state machine: datagrams and the time go in, datagrams and
+events come out. No clock, no socket: `bridge.bep50.socket` has both.
+
+BEP 50 modifies the DHT's protocol so that a mutable item (BEP 44) is pushed to whoever follows it. Those who follow one
+item, a topic, form an overlay of their own, found through the plain DHT. All nodes on one UDP port share an id; the key
+``c`` of a message says whose it is:
+
+    c absent            the plain DHT's                              bridge.bep50.plain
+    c = target          the topic's with this target                 bridge.bep50.topic
+    c = another         nobody's here: a query is refused, an answer dropped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from bridge.bep50.limits import RateLimits, WriteTokens
+from bridge.bep50.machine import Machine, Output, Settings
+from bridge.bep50.plain import PlainNode
+from bridge.bep50.topic import PublishError, Topic
+from schemas.dht.items import Item
+from schemas.dht.items import target as target_of
+from schemas.dht.krpc import (
+    MALFORMED,
+    UNKNOWN_TOPIC,
+    Address,
+    Error,
+    Malformed,
+    Query,
+    read_message,
+)
+
+
+class Overlay:
+    """All nodes of one UDP port.
+
+    ``now`` is the caller's monotonic clock, in seconds. ``random`` draws transactions and secrets: `SystemRandom` in
+    earnest, a seeded `Random` in a test. ``port`` is announced. ``bootstrap`` are nodes of the plain DHT; with none the
+    plain DHT is not used, and topics are joined by their contacts alone.
+    """
+
+    def __init__(
+        self,
+        node_id: bytes,
+        port: int,
+        random: Random,
+        now: float,
+        settings: Settings | None = None,
+        bootstrap: Iterable[Address] = (),
+    ) -> None:
+        self.settings = settings or Settings()
+        self.topics: dict[bytes, Topic] = {}
+        """By target."""
+        self._machine = Machine(node_id, port, random, self.settings, now)
+        self._tokens = WriteTokens(random.randbytes(32))
+        self._rates = RateLimits(self.settings.rate, self.settings.burst)
+        self.plain = PlainNode(self._machine, bootstrap, self._item)
+        self.dropped = self._machine.dropped
+        """Datagrams that were dropped or refused, by reason."""
+
+    @property
+    def node_id(self) -> bytes:
+        return self._machine.id
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` must be called at the latest; None: only a call or a datagram can change anything."""
+        return self._machine.deadline
+
+    def subscribe(
+        self, key: bytes, salt: bytes, now: float, stored: Item | None = None, contacts: Sequence[Address] = ()
+    ) -> Output:
+        """Join the topic of a key and a salt; nothing happens if it is joined already.
+
+        ``stored`` is the newest item of an earlier run, which is served at once; ``contacts`` are addresses to begin
+        with: those of an earlier run, or some given in the settings. Raises ValueError if ``stored`` is another
+        topic's.
+        """
+        if stored is not None and (stored.key, stored.salt) != (key, salt):
+            raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
+        self._machine.advance(now)
+        if target_of(key, salt) not in self.topics:
+            topic = Topic(self._machine, self.plain, self._tokens, key, salt, stored, contacts)
+            self.topics[topic.target] = topic
+        return self._machine.take()
+
+    def unsubscribe(self, target: bytes, now: float) -> Output:
+        """Leave a topic."""
+        self._machine.advance(now)
+        topic = self.topics.pop(target, None)
+        if topic is not None:
+            topic.close()
+        return self._machine.take()
+
+    def publish(self, item: Item, now: float) -> Output:
+        """Publish an item in its topic (BEP 50: a publisher "SHOULD also subscribe to the topic").
+
+        Raises PublishError if the topic is not joined, if the item is not newer than the topic's or not well signed, or
+        if another publisher of its key was seen.
+        """
+        self._machine.advance(now)
+        topic = self.topics.get(item.target)
+        if topic is None:
+            raise PublishError(f"topic {item.target.hex()} is not joined: subscribe to it first")
+        topic.publish(item)
+        return self._machine.take()
+
+    def advance(self, now: float) -> Output:
+        """Let time pass."""
+        self._machine.advance(now)
+        return self._machine.take()
+
+    def receive(self, datagram: bytes, source: Address, now: float) -> Output:
+        """Take in a datagram. Raises nothing, whatever is in it."""
+        self._machine.advance(now)
+        self._machine.datagram = datagram
+        message = read_message(datagram)
+        if not source.usable:
+            self.dropped["unusable_source"] += 1
+        elif isinstance(message, Malformed):
+            self._refuse_malformed(message, source)
+        elif not isinstance(message, Query):
+            taker = self.plain if message.topic is None else self.topics.get(message.topic)
+            if taker is None or not taker.answered(message, source):
+                self.dropped["not_asked_for"] += 1
+        elif not self._rates.allows(source.ip, self._machine.now):  # answers are bounded by what we ask
+            self.dropped["too_many_queries"] += 1
+        elif message.topic is None:
+            self.plain.asked(message, source)
+        elif message.topic in self.topics:
+            self.topics[message.topic].asked(message, source)
+        else:
+            self._machine.refuse(Error(message.transaction, UNKNOWN_TOPIC, message.topic), source)
+        return self._machine.take()
+
+    def _refuse_malformed(self, message: Malformed, source: Address) -> None:
+        self.dropped[message.reason] += 1
+        if message.transaction is not None and self._rates.allows(source.ip, self._machine.now):
+            self._machine.refuse(Error(message.transaction, MALFORMED, message.topic), source)
+
+    def _item(self, target: bytes) -> Item | None:
+        topic = self.topics.get(target)
+        return topic.item if topic is not None else None

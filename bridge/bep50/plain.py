@@ -1,0 +1,228 @@
+"""Our node in the plain DHT (BEP 5, BEP 44): by it topics are found, and items kept for those who are in no overlay.
+
+It asks much and keeps nothing: it answers ping, find_node, get_peers and get, but gives out no write token, so that
+nobody stores here. To answer at all matters: libtorrent enters in its table whoever has announced to it, even one that
+says it is read-only (BEP 43), and each of its lookups then waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from bridge.bep50.machine import Machine
+from bridge.bep50.table import GONE, RoutingTable
+from bridge.bep50.transactions import Answer, Transactions
+from schemas.dht.bencode import Value
+from schemas.dht.items import Item, item_fields, put_fields
+from schemas.dht.krpc import (
+    BAD_ARGUMENTS,
+    BAD_TOKEN,
+    ID_SIZE,
+    UNKNOWN_METHOD,
+    Address,
+    Error,
+    Family,
+    Node,
+    Query,
+    Refusal,
+    Response,
+    read_nodes,
+    write_nodes,
+)
+from schemas.dht.node_id import distance
+
+K: Final = 8
+ALPHA: Final = 4
+"""Queries of one lookup at a time."""
+MAX_QUERIES: Final = 64
+"""Queries of one lookup altogether."""
+
+LookupMethod = Literal[b"get_peers", b"get"]
+
+
+@dataclass
+class Found:
+    """A node that answered a lookup, and the write token it gave us."""
+
+    node: Node
+    token: bytes
+
+
+@dataclass
+class Lookup:
+    """An iterative lookup in one address family: the nearest known that was not asked is asked next, until the K
+    nearest have answered."""
+
+    method: LookupMethod
+    target: bytes
+    family: Family
+    on_response: Callable[[Response, Address], None]
+    on_end: Callable[[list[Found]], None]
+    candidates: list[Node] = field(default_factory=list)
+    unnamed: list[Address] = field(default_factory=list)
+    """Where to begin when there is nobody: addresses without a node id."""
+    asked: set[Address] = field(default_factory=set)
+    answered: dict[bytes, Found | None] = field(default_factory=dict)
+    """By node id; None without a token."""
+    waiting: int = 0
+    ended: bool = False
+
+    def hear(self, nodes: Iterable[Node]) -> None:
+        known = {each.address: each for each in nodes if each.address.family == self.family}
+        known |= {each.address: each for each in self.candidates}
+        self.candidates = sorted(known.values(), key=lambda each: distance(each.id, self.target))[:MAX_QUERIES]
+
+    def next(self) -> Node | None:
+        """Whom to ask now: one of the K nearest that have not failed us."""
+        if len(self.asked) >= MAX_QUERIES:
+            return None
+        nearest = [n for n in self.candidates if n.address not in self.asked or n.id in self.answered][:K]
+        for node in nearest:
+            if node.address not in self.asked:
+                return node
+        if self.unnamed and not self.answered:
+            return Node(b"", self.unnamed.pop())
+        return None
+
+    @property
+    def nearest(self) -> list[Found]:
+        """The nearest K of those that answered with a token."""
+        found = [each for each in self.answered.values() if each is not None]
+        return sorted(found, key=lambda each: distance(each.node.id, self.target))[:K]
+
+
+class PlainNode:
+    """Lookups in the plain DHT, and answers to it. ``bootstrap``: addresses to begin with; none is built in."""
+
+    def __init__(self, machine: Machine, bootstrap: Iterable[Address], items: Callable[[bytes], Item | None]) -> None:
+        self._machine = machine
+        self._bootstrap = list(bootstrap)
+        self._items = items
+        self._transactions = Transactions(machine, topic=None)
+        self.tables: dict[Family, RoutingTable] = {
+            4: RoutingTable(machine.id, far=K, per_ip=machine.settings.per_ip),
+            6: RoutingTable(machine.id, far=K, per_ip=machine.settings.per_ip),
+        }
+
+    # ---------------------------------------------------------------- asking
+
+    def look_up(
+        self,
+        method: LookupMethod,
+        target: bytes,
+        on_response: Callable[[Response, Address], None],
+        on_end: Callable[[list[Found]], None],
+    ) -> None:
+        """Ask the nodes near ``target``, in each family in which we know any; ``on_end`` is called once for each."""
+        for family, table in self.tables.items():
+            unnamed = [each for each in self._bootstrap if each.family == family]
+            lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
+            lookup.hear(table.closest(target, K))
+            self._go_on(lookup)
+
+    def announce(self, target: bytes, found: Iterable[Found]) -> None:
+        """Say at these nodes that we have the topic (BEP 50: "with the port they are listening for DHT messages on").
+
+        One socket carries everything, so ``implied_port`` names the same port also behind a NAT that has changed it.
+        """
+        for each in found:
+            arguments: dict[bytes, Value] = {
+                b"info_hash": target,
+                b"port": self._machine.port,
+                b"implied_port": 1,
+                b"token": each.token,
+            }
+            self._transactions.ask(each.node.address, b"announce_peer", arguments, lambda _: None)
+
+    def put(self, item: Item, found: Iterable[Found], done: Callable[[int], None]) -> None:
+        """Store an item at these nodes; ``done`` is told how many took it."""
+        nodes = list(found)
+        outcomes: list[bool] = []
+
+        def answered(answer: Answer) -> None:
+            outcomes.append(isinstance(answer, Response))
+            if len(outcomes) == len(nodes):
+                done(sum(outcomes))
+
+        for each in nodes:
+            self._transactions.ask(each.node.address, b"put", {**put_fields(item), b"token": each.token}, answered)
+
+    def answered(self, message: Response | Error, source: Address) -> bool:
+        """Take an answer; False if nobody had asked."""
+        done = self._transactions.take(message, source)
+        if done is not None:
+            done(message)
+        return done is not None
+
+    def _go_on(self, lookup: Lookup) -> None:
+        while lookup.waiting < ALPHA and (node := lookup.next()) is not None:
+            self._ask(lookup, node)
+        if not lookup.waiting and not lookup.ended:
+            lookup.ended = True
+            lookup.on_end(lookup.nearest)
+
+    def _ask(self, lookup: Lookup, node: Node) -> None:
+        def done(answer: Answer) -> None:
+            lookup.waiting -= 1
+            self._note(node.address, answer)
+            if isinstance(answer, Response):
+                token = answer.values.get(b"token")
+                who = Node(answer.sender, node.address)
+                if answer.sender != self._machine.id and answer.sender not in lookup.answered:
+                    lookup.answered[answer.sender] = Found(who, token) if isinstance(token, bytes) else None
+                lookup.hear(read_nodes(answer.values)[: 2 * K])
+                lookup.on_response(answer, node.address)
+            self._go_on(lookup)
+
+        lookup.asked.add(node.address)
+        lookup.waiting += 1
+        name = b"info_hash" if lookup.method == b"get_peers" else b"target"
+        self._transactions.ask(node.address, lookup.method, {name: lookup.target}, done)
+
+    def _note(self, address: Address, answer: Answer) -> None:
+        table = self.tables[address.family]
+        contact = table.find(address)
+        if isinstance(answer, Response):
+            if contact is None or contact.id != answer.sender:
+                if contact is not None:
+                    table.remove(contact)
+                table.insert(Node(answer.sender, address), self._machine.now)
+            else:
+                contact.answered, contact.failures = self._machine.now, 0
+        elif contact is not None:
+            contact.failures += 1
+            if contact.failures >= GONE:
+                table.remove(contact)
+
+    # ---------------------------------------------------------------- answering
+
+    def asked(self, query: Query, source: Address) -> None:
+        """Answer a query."""
+        answer = self._answer(query, source)
+        if isinstance(answer, Refusal):
+            self._machine.refuse(Error(query.transaction, answer), source)
+        else:
+            self._machine.send(Response(query.transaction, self._machine.id, answer), source)
+
+    def _answer(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+        method = query.method
+        if method == b"ping":
+            return {}
+        if method in (b"announce_peer", b"put"):
+            return BAD_TOKEN  # there is no good one
+        if method not in (b"find_node", b"get_peers", b"get"):
+            return UNKNOWN_METHOD
+        target = query.arguments.get(b"info_hash" if method == b"get_peers" else b"target")
+        if not isinstance(target, bytes) or len(target) != ID_SIZE:
+            return BAD_ARGUMENTS
+        values = write_nodes(self.tables[source.family].closest(target, K))
+        item = self._items(target) if method == b"get" else None
+        if item is not None:  # it is signed: whoever has it may show it
+            known = query.arguments.get(b"seq")
+            if isinstance(known, int) and known >= item.sequence:
+                values[b"seq"] = item.sequence
+            else:
+                values |= item_fields(item)
+        return values

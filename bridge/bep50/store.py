@@ -1,0 +1,121 @@
+"""What a topic needs after a restart: its newest item, and contacts to begin with; and the node id.
+
+BEP 50: "Clients SHOULD store the latest value of the mutable item associated with the topic at all times." One file a
+topic, ``<target>.item``: a bencoded dictionary of the item as in a put (k, salt, seq, sig, v) and ``contacts``, compact
+addresses. A file is replaced whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.dht import bencode
+from schemas.dht.bencode import BencodeError, Value
+from schemas.dht.items import Item, put_fields, read_item, refusal
+from schemas.dht.krpc import ID_SIZE, Address, Refusal, read_addresses
+
+
+class StoreError(Exception):
+    """A stored file that cannot be used, or a folder that another process holds."""
+
+
+class Stored(NamedTuple):
+    """What was kept of a topic."""
+
+    item: Item | None
+    contacts: list[Address]
+
+
+def write_stored(stored: Stored) -> bytes:
+    """The contents of a topic's file."""
+    fields = put_fields(stored.item) if stored.item is not None else {}
+    contacts: list[Value] = [each.compact for each in stored.contacts]
+    return bencode.encode(fields | {b"contacts": contacts})
+
+
+def read_stored(data: bytes) -> Stored:
+    """Read a topic's file; the item is verified. Raises ValueError."""
+    fields = bencode.decode(data)
+    if not isinstance(fields, dict):
+        raise BencodeError("not a dictionary")
+    item = read_item(fields) if b"v" in fields else None
+    wrong = refusal(item) if isinstance(item, Item) else item
+    if isinstance(item, Refusal) or wrong is not None:
+        raise ValueError(f"its item is not valid: {wrong.text.decode() if wrong else ''}")
+    return Stored(item, read_addresses(fields.get(b"contacts")))
+
+
+class Store:
+    """The files of all topics, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def node_id(self, new: bytes) -> bytes:
+        """The id of earlier runs; at the first start ``new``, which is kept. Raises StoreError."""
+        path = self._folder / "node.id"
+        if not path.exists():
+            self._replace(path, new)
+        kept = path.read_bytes()
+        if len(kept) != ID_SIZE:
+            raise StoreError(
+                f"{path} has {len(kept)} bytes, not the {ID_SIZE} of a node id: delete it, a new one is made"
+            )
+        return kept
+
+    def load(self, target: bytes) -> Stored:
+        """What is kept of a topic: nothing, of a new one. Raises StoreError."""
+        path = self._path(target)
+        if not path.exists():
+            return Stored(None, [])
+        try:
+            stored = read_stored(path.read_bytes())
+            if stored.item is not None and stored.item.target != target:
+                raise ValueError(f"its item is of {stored.item.target.hex()}")
+        except ValueError as error:
+            raise StoreError(f"{path} is damaged ({error}): delete it, the item is learned anew from others") from error
+        return stored
+
+    def save(self, target: bytes, item: Item | None, contacts: Sequence[Address]) -> None:
+        """Keep a topic's newest item and its contacts. It is on the disk when this returns."""
+        self._replace(self._path(target), write_stored(Stored(item, list(contacts))))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this process: two publishers with one key would work against each other.
+
+        Raises StoreError, which names the process that holds it. The lock ends with the process.
+        """
+        with open(self._folder / "lock", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise StoreError(
+                    f"{self._folder} is in use by the process {holder}: stop it, or use another"
+                ) from error
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def _path(self, target: bytes) -> Path:
+        return self._folder / f"{target.hex()}.item"
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        new = path.with_suffix(".new")
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)

@@ -1,0 +1,554 @@
+"""One topic: a node of its own in the overlay of those who follow one item (BEP 50).
+
+"Clients MUST treat each topic as a separate node with its own routing table and transaction state." What it does:
+
+* join: find others by get_peers in the plain DHT, probe each with a get, and ask each that answers for nodes near us;
+* hold the newest item, and answer ping, find_node, get and put, each with the topic's ``c``;
+* push each new item to every contact that is not known to have it, as queries of our own;
+* ask every contact for the item now and then: it renews the write token, and heals what was lost.
+
+A contact is entered only once it has answered. Whoever names a node can lie about it, and get_peers names no ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from bridge.bep50.limits import WriteTokens
+from bridge.bep50.machine import (
+    Acknowledged,
+    Carried,
+    Conflict,
+    Connected,
+    Machine,
+    PlainStored,
+    Updated,
+    Via,
+)
+from bridge.bep50.plain import Found, PlainNode
+from bridge.bep50.table import GONE, Contact, RoutingTable
+from bridge.bep50.transactions import Answer, Transactions
+from schemas.dht.bencode import Value
+from schemas.dht.items import Item, is_signed, item_fields, limit, put_fields, read_item, target
+from schemas.dht.krpc import (
+    BAD_ARGUMENTS,
+    BAD_SIGNATURE,
+    BAD_TOKEN,
+    CAS_MISMATCH,
+    ID_SIZE,
+    OLD_SEQUENCE,
+    OTHER_ITEM,
+    PROHIBITED,
+    UNKNOWN_METHOD,
+    Address,
+    Error,
+    Family,
+    Node,
+    Query,
+    Refusal,
+    Response,
+    read_addresses,
+    read_nodes,
+    write_message,
+    write_nodes,
+)
+
+MAX_REFUSALS: Final = 3
+"""A contact that has refused our newest item so often is sent it no more."""
+MAX_SILENT: Final = 1024
+FIRST_RETRY: Final = 2.0
+LAST_RETRY: Final = 60.0
+"""Seconds between two attempts to join, while there is nobody: doubled each time, up to this."""
+# The largest UDP payload in an Ethernet frame: 1500 bytes without the headers of IP and UDP.
+_ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
+
+
+class PublishError(ValueError):
+    """An item that this topic cannot publish, and why."""
+
+
+class Topic:
+    """The overlay node of one topic."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        plain: PlainNode,
+        tokens: WriteTokens,
+        key: bytes,
+        salt: bytes,
+        stored: Item | None,
+        contacts: Sequence[Address],
+    ) -> None:
+        self.key = key
+        self.salt = salt
+        self.target = target(key, salt)
+        self.item = stored
+        """The newest item (BEP 50: "SHOULD store the latest value of the mutable item ... at all times")."""
+        self.published: Item | None = None
+        """The last item published here."""
+        self.rival: Item | None = None
+        """An item that somebody else has published under the key that we publish under."""
+        self.closed = False
+        per_ip, bound_ids = machine.settings.per_ip, machine.settings.bound_ids
+        self.tables: dict[Family, RoutingTable] = {  # two DHTs (BEP 32), one item: it crosses where a node is in both
+            4: RoutingTable(machine.id, per_ip=per_ip, bound_ids=bound_ids),
+            6: RoutingTable(machine.id, per_ip=per_ip, bound_ids=bound_ids),
+        }
+        self._machine = machine
+        self._plain = plain
+        self._tokens = tokens
+        self._transactions = Transactions(machine, self.target)
+        self._first_contacts = list(contacts)
+        self._probing: dict[Address, int] = {}
+        """How often each was asked."""
+        self._silent: dict[Address, float] = {}
+        self._connected = False
+        self._join_count = 0
+        self._looking = 0
+        self._retry = FIRST_RETRY
+        self._announced: float | None = None
+        self._stored_plain: float | None = None
+        self._join()
+        self._refresh_in(FIRST_RETRY)
+
+    @property
+    def contacts(self) -> list[Contact]:
+        """All contacts of both families."""
+        return [contact for table in self.tables.values() for contact in table]
+
+    @property
+    def waiting(self) -> int:
+        """How many queries wait for their answer."""
+        return len(self._transactions)
+
+    def close(self) -> None:
+        """Leave. BEP 50 has no word of farewell: others notice that we no longer answer."""
+        self.closed = True
+        self._transactions.forget()
+
+    # ---------------------------------------------------------------- joining
+
+    def hear(self, address: Address, node_id: bytes | None = None, *, insist: bool = False) -> None:
+        """Probe a node that we were told of, if the table would take it in. An id is known unless it comes from
+        get_peers. One that did not answer is left alone for a while, unless we ``insist``."""
+        machine, table = self._machine, self.tables[address.family]
+        if self.closed or address in self._probing or table.find(address) or not address.usable:
+            return
+        if not insist and self._silent.get(address, machine.now) > machine.now:
+            return
+        if node_id is not None and not table.has_room(Node(node_id, address)):
+            return
+        if len(self._probing) < machine.settings.probes:
+            self._silent.pop(address, None)
+            self._probing[address] = 1
+            self._get(address)
+
+    def _join(self) -> None:
+        """Find others, and be found: again and again while there is nobody, later as often as we are announced."""
+        if self.closed:
+            return
+        machine = self._machine
+        since = None if self._announced is None else machine.now - self._announced
+        if not self._connected:
+            for address in self._first_contacts:
+                self.hear(address, insist=True)
+        if self._connected and since is not None and since < machine.settings.announce:
+            self._retry = FIRST_RETRY
+            self._join_in(machine.settings.announce - since)
+            return
+        if not self._looking:
+            self._looking = len(self.tables)  # a lookup in each family
+            self._plain.look_up(b"get_peers", self.target, self._found_peers, self._announce)
+        self._join_in(self._retry)
+        self._retry = min(2 * self._retry, LAST_RETRY)
+
+    def _join_in(self, delay: float) -> None:
+        self._join_count += 1  # only the timer set last counts
+        count = self._join_count
+        self._machine.after(self._machine.around(delay), lambda: self._join() if count == self._join_count else None)
+
+    def _found_peers(self, response: Response, _: Address) -> None:
+        for address in read_addresses(response.values.get(b"values")):
+            self.hear(address)
+
+    def _announce(self, found: list[Found]) -> None:
+        """BEP 50: "Clients SHOULD also announce themselves to this infohash". The item is looked up too: who cut us off
+        from the overlay has not also cut us off from the plain DHT."""
+        self._looking -= 1
+        if found and not self.closed:
+            self._announced = self._machine.now
+            self._plain.announce(self.target, found)
+            # Now, when nodes near the target are known: npm's names no others beside a value, and its may be old.
+            self._plain.look_up(b"get", self.target, self._found_plain, lambda _: None)
+
+    def _refresh(self, delay: float) -> None:
+        """Ask every contact for the item; soon after the start, then ever more seldom: what a table lacks, it lacks
+        after losses in the first seconds."""
+        if self.closed:
+            return
+        machine = self._machine
+        contacts = self.contacts
+        for contact in contacts:
+            self._get(contact.address)
+        for address in self._first_contacts:  # also those that did not answer: else two islands would never know
+            self.hear(address, insist=True)
+        if contacts:
+            self._find(machine.random.choice(contacts).node, machine.id)
+            self._find(machine.random.choice(contacts).node, machine.random.randbytes(ID_SIZE))
+        due = self._stored_plain is None or machine.now - self._stored_plain >= machine.settings.plain_put
+        if self.published is not None and due:
+            self._put_plain()
+        self._refresh_in(min(2 * delay, machine.settings.refresh))
+
+    def _refresh_in(self, delay: float) -> None:
+        self._machine.after(self._machine.around(delay), lambda: self._refresh(delay))
+
+    # ---------------------------------------------------------------- asking
+
+    def _get(self, address: Address) -> None:
+        """Ask for the item. BEP 50: ``seq`` SHOULD always be there, unless one joins and has no value yet."""
+        arguments: dict[bytes, Value] = {b"target": self.target}
+        if self.item is not None:
+            arguments[b"seq"] = self.item.sequence
+        contact = self.tables[address.family].find(address)
+        if contact is not None:
+            if contact.asking:
+                return
+            contact.asking = True
+        self._transactions.ask(
+            address, b"get", arguments, lambda answer: self._got(address, answer), contact.id if contact else b""
+        )
+
+    def _got(self, address: Address, answer: Answer) -> None:
+        tries = self._probing.pop(address, 0)
+        table = self.tables[address.family]
+        contact = table.find(address)
+        if contact is not None:
+            contact.asking = False
+        if answer is None and contact is None and tries < GONE:
+            self._probing[address] = tries + 1
+            self._get(address)
+            return
+        if not isinstance(answer, Response):
+            if not self._failed(address, contact, is_gone=answer is not None):
+                self._get(address)
+            return
+        if answer.sender == self._machine.id:  # get_peers also names us
+            self._leave_alone(address, self._machine.settings.announce)
+            return
+        if contact is not None and contact.id != answer.sender:  # started anew, with a new id
+            table.remove(contact)
+            contact = None
+        is_new = contact is None
+        contact = contact or table.insert(Node(answer.sender, address), self._machine.now)
+        self._note_connected()
+        if not self._take_from_get(answer, address, contact):
+            return
+        for node in read_nodes(answer.values)[: 2 * self._machine.settings.nodes]:
+            self.hear(node.address, node.id)
+        if is_new:
+            # Also if there is no room for it: with K = 1 two islands can each have all the far nodes they take. Then it
+            # is the nodes near us, for which there is room, that join them.
+            self._find(Node(answer.sender, address), self._machine.id)
+        if contact is None:
+            return
+        contact.answered, contact.failures = self._machine.now, 0
+        token = answer.values.get(b"token")
+        if isinstance(token, bytes):
+            contact.token, contact.token_at = token, self._machine.now
+        else:
+            contact.refused += 1
+        self._push(contact)
+
+    def _take_from_get(self, response: Response, address: Address, contact: Contact | None) -> bool:
+        """Take the item out of a get response, if it has one; False if it is not what a node of this topic answers."""
+        sequence = response.values.get(b"seq")
+        if b"v" in response.values:
+            self._machine.tell(Carried(self.target, "in", self._machine.datagram, address, response.sender))
+            item = read_item(response.values, self.salt)
+            if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "get", address, contact):
+                self._machine.dropped["bad_item"] += 1
+                self._failed(address, contact, is_gone=True)
+                return False
+        if contact is not None and isinstance(sequence, int):
+            contact.sequence = sequence
+        return True
+
+    def _find(self, node: Node, wanted: bytes, tries: int = 1) -> None:
+        """Ask a node for those near ``wanted``. Failures are not counted: those of the gets are."""
+
+        def done(answer: Answer) -> None:
+            if isinstance(answer, Response) and answer.sender == node.id:
+                for each in read_nodes(answer.values)[: 2 * self._machine.settings.nodes]:
+                    self.hear(each.address, each.id)
+            elif answer is None and tries < GONE:
+                self._find(node, wanted, tries + 1)
+
+        self._transactions.ask(node.address, b"find_node", {b"target": wanted}, done, node.id)
+
+    def _failed(self, address: Address, contact: Contact | None, *, is_gone: bool = False) -> bool:
+        """A query was not answered, or (``is_gone``) answered as no node of this topic does. True if that was one time
+        too many, and the address is no contact any more."""
+        if contact is not None:
+            contact.failures += 1
+            if not is_gone and contact.failures < GONE:
+                return False
+            self.tables[address.family].remove(contact)
+            self._note_connected()
+        self._leave_alone(address, self._machine.settings.silence)
+        return True
+
+    def _leave_alone(self, address: Address, time: float) -> None:
+        self._silent.pop(address, None)
+        self._silent[address] = self._machine.now + time
+        if len(self._silent) > MAX_SILENT:
+            del self._silent[next(iter(self._silent))]
+
+    def _note_connected(self) -> None:
+        connected = any(len(table) for table in self.tables.values())
+        if connected != self._connected:
+            self._connected = connected
+            self._machine.tell(Connected(self.target, connected))
+            if not connected:
+                self._join_in(0.0)
+
+    # ---------------------------------------------------------------- the item
+
+    def publish(self, item: Item) -> None:
+        """Send a new item to all contacts (BEP 50, Publishing messages); the plain DHT has it hourly.
+
+        Raises PublishError if it is no newer item of this topic, well signed, or if our publishing has stopped.
+        """
+        if self.rival is not None:
+            raise PublishError(
+                f"another publisher uses the key of topic {self.target.hex()}: it has sent sequence "
+                f"{self.rival.sequence}, signed {self.rival.signature.hex()[:16]}...; stop it, or use another key"
+            )
+        if (item.key, item.salt) != (self.key, self.salt):
+            raise PublishError(f"an item of {item.target.hex()} cannot be published in topic {self.target.hex()}")
+        refusal = limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
+        if refusal is not None:
+            raise PublishError(f"the item would be refused: {refusal.text.decode()}")
+        if self.item is not None and item.sequence <= self.item.sequence:
+            raise PublishError(f"sequence {item.sequence} is not above {self.item.sequence}, which the topic is at")
+        is_first = self.published is None
+        self.published = item
+        self._accept(item, "publish", None)
+        if is_first:
+            self._put_plain()
+
+    def _offer(self, item: Item, via: Via, source: Address, contact: Contact | None) -> bool:
+        """Take an item that a get has brought, if it is newer; False if it is not well signed."""
+        held = self.item
+        if limit(item) is not None:
+            return False
+        if held is not None and (item.sequence < held.sequence or item == held):
+            return True
+        if not is_signed(item):
+            return False
+        if held is not None and item.sequence == held.sequence:
+            self._compare(held, item, source)
+            return True
+        if contact is not None:
+            contact.sequence = item.sequence
+        self._accept(item, via, source)
+        return True
+
+    def _compare(self, held: Item, other: Item, source: Address | None) -> None:
+        """A well signed item with the sequence number of ours: one number should have one value."""
+        if other.value != held.value:
+            self._report(held, other, source)
+
+    def _report(self, held: Item, other: Item, source: Address | None) -> None:
+        ours = self.published is not None
+        if ours and self.rival is None:
+            self.rival = other
+        self._machine.tell(Conflict(self.target, held, other, ours, source))
+
+    def _accept(self, item: Item, via: Via, source: Address | None) -> None:
+        """A verified newer item: keep it, tell, and push it on. From wherever it came: BEP 50 forwards puts, but what a
+        get has brought is as new to our contacts."""
+        held = self.item
+        self.item = item
+        self._machine.tell(Updated(self.target, item, via, source))
+        if self.published is not None and self.published is not item and held is not None:
+            self._report(held, item, source)
+        for contact in self.contacts:
+            contact.refused = 0
+            self._push(contact)
+
+    def _push(self, contact: Contact) -> None:
+        """Put our newest item to a contact that is not known to have it: "by generating new queries as if the client
+        originated the request", with the token that this contact gave us."""
+        item = self.item
+        if item is None or contact.sequence >= item.sequence or contact.putting or contact.refused >= MAX_REFUSALS:
+            return
+        machine = self._machine
+        if contact.token is None or machine.now - contact.token_at > machine.settings.token_use:
+            self._get(contact.address)  # its answer brings us back here
+            return
+        contact.putting = True
+        self._transactions.ask(
+            contact.address,
+            b"put",
+            {**put_fields(item), b"token": contact.token},
+            lambda answer: self._was_put(contact, item, answer),
+            contact.id,
+        )
+
+    def _was_put(self, contact: Contact, item: Item, answer: Answer) -> None:
+        contact.putting = False
+        if self.tables[contact.address.family].find(contact.address) is not contact:
+            return
+        match answer:
+            case Response():
+                contact.failures = 0
+                contact.answered = self._machine.now
+                contact.sequence = max(contact.sequence, item.sequence)
+                if item is self.published:
+                    self._machine.tell(Acknowledged(self.target, item.sequence, contact.address))
+            case Error():
+                contact.refused += 1
+                if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # it is ahead of us
+                    self._get(contact.address)
+                    return
+                if answer.refusal.code != BAD_TOKEN.code:
+                    contact.refused = MAX_REFUSALS
+                contact.token = None
+            case None:
+                if self._failed(contact.address, contact):
+                    return
+        self._push(contact)
+
+    # ---------------------------------------------------------------- the item in the plain DHT
+
+    def _put_plain(self) -> None:
+        self._stored_plain = self._machine.now
+        self._plain.look_up(b"get", self.target, self._found_plain, self._store_plain)
+
+    def _found_plain(self, response: Response, source: Address) -> None:
+        if b"v" in response.values and not self.closed:
+            self._machine.tell(Carried(self.target, "in", self._machine.datagram, source, response.sender))
+            item = read_item(response.values, self.salt)
+            if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "plain", source, None):
+                self._machine.dropped["bad_item"] += 1
+
+    def _store_plain(self, found: list[Found]) -> None:
+        item = self.item
+        if item is not None and found and not self.closed:
+            told = self._machine.tell
+            self._plain.put(item, found, lambda nodes: told(PlainStored(self.target, item.sequence, nodes)))
+
+    # ---------------------------------------------------------------- answering
+
+    def answered(self, message: Response | Error, source: Address) -> bool:
+        """Take an answer; False if nobody had asked."""
+        done = self._transactions.take(message, source)
+        if done is not None:
+            done(message)
+        return done is not None
+
+    def asked(self, query: Query, source: Address) -> None:
+        """Answer a query that has this topic's ``c``."""
+        if query.method == b"put" and b"v" in query.arguments:
+            self._machine.tell(Carried(self.target, "in", self._machine.datagram, source, query.sender))
+        answer = self._answer(query, source)
+        if isinstance(answer, Refusal):
+            self._machine.refuse(Error(query.transaction, answer, self.target), source)
+        else:
+            self._respond(query, answer, source)
+        if not query.read_only and query.sender != self._machine.id:
+            self.hear(source, query.sender, insist=True)
+
+    def _answer(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+        match query.method:
+            case b"ping":
+                return {}
+            case b"find_node":
+                wanted = query.arguments.get(b"target")
+                if not isinstance(wanted, bytes) or len(wanted) != ID_SIZE:
+                    return BAD_ARGUMENTS
+                return self._nodes(wanted, source)
+            case b"get":
+                return self._answer_get(query, source)
+            case b"put":
+                return self._answer_put(query, source) or {}
+            case b"get_peers" | b"announce_peer":
+                return PROHIBITED
+            case _:
+                return UNKNOWN_METHOD
+
+    def _answer_get(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+        if query.arguments.get(b"target") != self.target:
+            return OTHER_ITEM
+        known = query.arguments.get(b"seq")
+        if known is not None and not isinstance(known, int):
+            return BAD_ARGUMENTS
+        values = self._nodes(self.target, source)
+        values[b"token"] = self._tokens.give(source.ip, self.target, self._machine.now)
+        contact = self._contact(query, source)
+        if contact is not None and known is not None:
+            contact.sequence = max(contact.sequence, known)
+        if self.item is not None:
+            if known is None or known < self.item.sequence:
+                values |= item_fields(self.item)
+            else:
+                values[b"seq"] = self.item.sequence
+        return values
+
+    def _answer_put(self, query: Query, source: Address) -> Refusal | None:
+        """BEP 44's rules in BEP 50's bounds; None if we have the item now."""
+        token, cas = query.arguments.get(b"token"), query.arguments.get(b"cas")
+        if not isinstance(token, bytes) or not self._tokens.takes(token, source.ip, self.target, self._machine.now):
+            return BAD_TOKEN
+        item = read_item(query.arguments)
+        if isinstance(item, Refusal):
+            return item
+        beyond = limit(item)
+        if beyond is not None:
+            return beyond
+        if (item.key, item.salt) != (self.key, self.salt):
+            return OTHER_ITEM
+        held, contact = self.item, self._contact(query, source)
+        if cas is not None and held is not None and cas != held.sequence:
+            return CAS_MISMATCH
+        if item != held:  # what floods in again needs no second look
+            if held is not None and item.sequence < held.sequence:
+                return OLD_SEQUENCE
+            if not is_signed(item):
+                return BAD_SIGNATURE
+            if held is not None and item.sequence == held.sequence and item.value != held.value:
+                self._compare(held, item, source)
+                return OLD_SEQUENCE
+        if contact is not None:
+            contact.sequence = max(contact.sequence, item.sequence)
+        if held is None or item.sequence > held.sequence:
+            self._accept(item, "put", source)
+        return None
+
+    def _contact(self, query: Query, source: Address) -> Contact | None:
+        contact = self.tables[source.family].find(source)
+        return contact if contact is not None and contact.id == query.sender else None
+
+    def _nodes(self, wanted: bytes, source: Address) -> dict[bytes, Value]:
+        nodes = self.tables[source.family].closest(wanted, self._machine.settings.nodes + 1)
+        others = [node for node in nodes if node.address != source]
+        return write_nodes(others[: self._machine.settings.nodes])
+
+    def _respond(self, query: Query, values: dict[bytes, Value], source: Address) -> None:
+        """Answer in one datagram: where a large value leaves no room for all nodes, some are left out."""
+        response = Response(query.transaction, self._machine.id, values, self.target)
+        excess = len(write_message(response)) - _ROOM[source.family]
+        if excess > 0:
+            key, size = (b"nodes", 26) if source.family == 4 else (b"nodes6", 38)
+            nodes = values.get(key)
+            if isinstance(nodes, bytes):
+                values[key] = nodes[: max(0, len(nodes) // size - -(-excess // size)) * size]
+        self._machine.send(response, source, query.sender)
+
+
+def addresses(contacts: Iterable[Contact]) -> list[Address]:
+    """Where the contacts are reached, those that answered last first: what to keep for the next start."""
+    return [each.address for each in sorted(contacts, key=lambda each: -each.answered)]

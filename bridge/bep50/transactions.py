@@ -1,0 +1,61 @@
+"""Queries that wait for their answer.
+
+Each topic has its own (BEP 50: "its own routing table and transaction state"), and the plain DHT has. An answer is
+taken from the address that was asked, for the transaction that was asked, in the topic that was asked, and once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from bridge.bep50.machine import Machine
+from schemas.dht.bencode import Value
+from schemas.dht.krpc import Address, Error, Query, Response
+
+Answer: TypeAlias = Response | Error | None
+"""None: nothing came in time."""
+
+
+class Transactions:
+    """The unanswered queries of one topic; ``topic`` None: of the plain DHT."""
+
+    def __init__(self, machine: Machine, topic: bytes | None) -> None:
+        self._machine = machine
+        self._topic = topic
+        self._waiting: dict[tuple[Address, bytes], Callable[[Answer], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def ask(
+        self,
+        address: Address,
+        method: bytes,
+        arguments: dict[bytes, Value],
+        done: Callable[[Answer], None],
+        node: bytes = b"",
+    ) -> None:
+        """Send a query; ``done`` is called once, with the answer or with None after the timeout."""
+        machine = self._machine
+        # Four bytes, of chance: the crate mainline answers no others, and nobody off the path shall guess them.
+        transaction = machine.random.randbytes(4)
+        while (address, transaction) in self._waiting:
+            transaction = machine.random.randbytes(4)
+        waiting = (address, transaction)
+        self._waiting[waiting] = done
+        machine.after(machine.settings.timeout, lambda: self._expire(waiting, done))
+        machine.send(Query(transaction, method, machine.id, arguments, self._topic), address, node)
+
+    def take(self, message: Response | Error, source: Address) -> Callable[[Answer], None] | None:
+        """Whoever waits for this answer, or None if nobody asked."""
+        return self._waiting.pop((source, message.transaction), None)
+
+    def forget(self) -> None:
+        """Wait for nothing any more."""
+        self._waiting.clear()
+
+    def _expire(self, waiting: tuple[Address, bytes], done: Callable[[Answer], None]) -> None:
+        if self._waiting.get(waiting) is done:
+            del self._waiting[waiting]
+            done(None)

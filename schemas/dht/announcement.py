@@ -1,0 +1,215 @@
+"""The value of an item that announces a batch: CIP-123's BATCH_UPDATE as a bencoded dictionary.
+
+There is no standard for it; this layout is Kiln's::
+
+    batch   CID of the batch, bytes
+    n       how many tips it holds (optional, a hint)
+    prev    CIDs of the batches announced before it under this topic, newest first, one after the other (optional)
+    sep     "<key>/<value in base36>", as in BATCH_UPDATE
+    ts      when it was announced, ms since the epoch
+    typ     BATCH_UPDATE's number, 3
+
+An item is the *latest* value, not a log: ``prev`` lets a reader who missed some find them, up to 22 CIDs of the usual
+36 bytes in MAX_ANNOUNCEMENT bytes. The salt is the sha2-256 of the separator's topic name, which CIP-120 already uses
+as the topic's key in a DHT; a topic name can be longer than the 64 bytes of a salt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from schemas.cid import CidError, cid_end, is_cid
+from schemas.dht import bencode
+from schemas.dht.bencode import BencodeError, Value
+from schemas.dht.items import Item, is_signed, limit, read_item
+from schemas.dht.krpc import Malformed, Query, Response, read_message
+from schemas.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
+from schemas.reject import Rejected
+from schemas.topics import Separator, TopicError, parse_separator_text, separator_text, topic_name
+
+MAX_ANNOUNCEMENT: Final = 990
+"""Largest value written, in bencoded bytes: under BEP 44's 1000, and small enough that a get response which also names
+eight nodes is one datagram."""
+
+REASONS: Final = (
+    "not_bencoded",  # not one canonical value
+    "not_an_announcement",  # no dictionary, or another `typ`
+    "bad_batch",  # `batch` is not one CID
+    "bad_prev",  # `prev` is not CIDs one after the other
+    "bad_separator",  # `sep` is not "<key>/<value in base36>"
+    "bad_ts",  # `ts` is not a number of ms, 0 to 2^63 - 1
+    "bad_n",  # `n` is not a number, 0 to 2^63 - 1
+    "wrong_salt",  # the item's salt is not that of the separator which it claims
+    # Of a datagram only:
+    "not_krpc",  # no message of the DHT
+    "no_item",  # a message without a mutable item: `k`, `seq`, `sig` and `v`
+    "wrong_topic",  # `c` is not the target of the item's key and salt
+    "beyond_limits",  # salt, value or sequence number that no node may store
+    "bad_signature",  # not signed by its key under its salt
+)
+
+
+class Announcement(Struct, frozen=True):
+    """A batch, announced. CIDs are bytes; ``previous`` is newest first."""
+
+    separator: Separator
+    batch: bytes
+    time_ms: int
+    previous: tuple[bytes, ...] = ()
+    count: int | None = None
+
+
+def topic_salt(network: str, separator: Separator) -> bytes:
+    """The salt of a separator's items: sha2-256 of its topic name, 32 bytes. Raises TopicError."""
+    return hashlib.sha256(topic_name(network, separator).encode()).digest()
+
+
+def next_sequence(now_ms: int, last: int | None) -> int:
+    """The sequence number of the next item: rises over restarts and with a clock put back, without a counter."""
+    return now_ms if last is None else max(now_ms, last + 1)
+
+
+def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> bytes:
+    """The bencoded value; of ``previous`` the newest that fit. Raises TopicError and CidError, and ValueError for a
+    separator so long that the value does not fit even without them."""
+    for cid in (announcement.batch, *announcement.previous):
+        if not is_cid(cid):
+            raise CidError(f"{cid[:40].hex()} is not a CID")
+    sep = separator_text(announcement.separator).encode()
+    fields: dict[bytes, Value] = {
+        b"batch": announcement.batch,
+        b"sep": sep,
+        b"ts": announcement.time_ms,
+        b"typ": typ,
+    }
+    if announcement.count is not None:
+        fields[b"n"] = announcement.count
+    best = bencode.encode(fields)
+    if len(best) > MAX_ANNOUNCEMENT:
+        raise ValueError(f"a separator of {len(sep)} bytes leaves no room to announce a batch")
+    for end in range(1, len(announcement.previous) + 1):
+        longer = bencode.encode(fields | {b"prev": b"".join(announcement.previous[:end])})
+        if len(longer) > MAX_ANNOUNCEMENT:
+            break
+        best = longer
+    return best
+
+
+def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_UPDATE) -> Announcement | Rejected:
+    """Read the bencoded value of an item that was stored under ``salt``.
+
+    A byte string that holds the same dictionary is read too: libtorrent's Python binding and the crate mainline can put
+    nothing else. Unknown keys are passed over. The reasons are REASONS. Raises TopicError for a network that no topic
+    name can hold.
+    """
+    found = _read_value(value, typ)
+    if isinstance(found, Rejected):
+        return found
+    claimed = topic_salt(network, found.separator)
+    if claimed != salt:
+        return Rejected("wrong_salt", f"of {separator_text(found.separator)[:80]}: {claimed.hex()}")
+    return found
+
+
+class Announced(NamedTuple):
+    """A verified item and what it announces. ``(item.target, item.sequence)`` names it: a key signs one value for a
+    number, or equivocates."""
+
+    item: Item
+    announcement: Announcement
+
+
+def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Announced | Rejected:
+    """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
+
+    A get response has no salt. It is then that of the separator which the value claims; another's value does not bear
+    that out by its signature, nor by ``c``. Whether the sequence number is the newest is not for one datagram to tell.
+    Raises TopicError for a network that no topic name can hold.
+    """
+    message = read_message(datagram)
+    if not isinstance(message, Query | Response):
+        return Rejected("not_krpc", message.reason if isinstance(message, Malformed) else "an error")
+    fields = message.arguments if isinstance(message, Query) else message.values
+    unsalted = isinstance(message, Response)
+    item = read_item(fields, b"" if unsalted else None)
+    if not isinstance(item, Item):
+        return Rejected("no_item", item.text.decode())
+    found = _read_value(item.value, typ)
+    if isinstance(found, Rejected):
+        return found
+    salt = topic_salt(network, found.separator)
+    if unsalted:
+        item = Item(item.key, salt, item.sequence, item.value, item.signature)
+    elif item.salt != salt:
+        return Rejected("wrong_salt", f"of {separator_text(found.separator)[:80]}: {salt.hex()}")
+    if message.topic is not None and message.topic != item.target:
+        return Rejected("wrong_topic", f"{message.topic.hex()}, not {item.target.hex()}")
+    beyond = limit(item)
+    if beyond is not None:
+        return Rejected("beyond_limits", beyond.text.decode())
+    return Announced(item, found) if is_signed(item) else Rejected("bad_signature")
+
+
+def _read_value(value: bytes, typ: int) -> Announcement | Rejected:
+    try:
+        fields = bencode.decode(value)
+        if isinstance(fields, bytes):
+            fields = bencode.decode(fields)
+    except BencodeError as error:
+        return Rejected("not_bencoded", str(error))
+    if not isinstance(fields, dict) or fields.get(b"typ") not in (BATCH_UPDATE, BATCH_UPDATE_OTHER, typ):
+        return Rejected("not_an_announcement")
+    batch, prev, sep = fields.get(b"batch"), fields.get(b"prev", b""), fields.get(b"sep")
+    time_ms, count = fields.get(b"ts"), fields.get(b"n")
+    if not isinstance(batch, bytes) or not is_cid(batch):
+        return Rejected("bad_batch")
+    previous = _read_cids(prev) if isinstance(prev, bytes) else None
+    if previous is None:
+        return Rejected("bad_prev")
+    if not isinstance(time_ms, int) or not 0 <= time_ms < 2**63:
+        return Rejected("bad_ts")
+    if count is not None and (not isinstance(count, int) or not 0 <= count < 2**63):
+        return Rejected("bad_n")
+    try:
+        separator = parse_separator_text(sep.decode() if isinstance(sep, bytes) else "")
+    except (TopicError, UnicodeDecodeError) as error:
+        return Rejected("bad_separator", str(error))
+    return Announcement(separator, batch, time_ms, previous, count)
+
+
+def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
+    cids = []
+    at = 0
+    try:
+        while at < len(joined):
+            end = cid_end(joined, at)
+            cids.append(joined[at:end])
+            at = end
+    except CidError:
+        return None
+    return tuple(cids)
+
+
+class Missed(NamedTuple):
+    """What a reader has not seen: batches to fetch, oldest first, and whether there were more than ``prev`` names."""
+
+    batches: tuple[bytes, ...]
+    gap: bool
+
+
+def missed(announcement: Announcement, last: bytes | None) -> Missed:
+    """The batches announced after ``last``, the newest one the reader has; the announced one is among them.
+
+    A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than
+    they are: a gap.
+    """
+    if last == announcement.batch:
+        return Missed((), False)
+    newer = announcement.previous
+    gap = last is not None
+    if last in newer:
+        newer, gap = newer[: newer.index(last)], False
+    return Missed((*reversed(newer), announcement.batch), gap)

@@ -1,0 +1,74 @@
+"""Strict bencoding (BEP 3, Bencoding): one value has one encoding, and nothing else is read.
+
+The codec is the library ``bencode2``: it refuses keys out of order or repeated, leading zeros, ``-0``, and bytes after
+the value. So ``encode(decode(data)) == data`` for all data that is read, and a signature made over a bencoded value can
+be checked after decoding it. Added here: one error for all that it refuses, and `fields`, which finds one's way in a
+message that is *not* canonical, so that its sender can be told.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import bencode2
+
+Value: TypeAlias = "int | bytes | list[Value] | dict[bytes, Value]"
+
+
+class BencodeError(ValueError):
+    """Bytes that are not one canonically bencoded value."""
+
+
+def decode(data: bytes) -> Value:
+    """Read exactly one canonical value. Raises BencodeError.
+
+    Nesting is bounded by the size of ``data`` alone, which the caller bounds; compare decoded values by their encoding,
+    since Python's ``==`` is recursive.
+    """
+    try:
+        value: Value = bencode2.bdecode(data)
+    except (ValueError, RecursionError) as error:  # ValueError is also raised for an integer of over 4,300 digits
+        raise BencodeError(str(error)) from error
+    return value
+
+
+def encode(value: Value) -> bytes:
+    """Write a value, keys of dictionaries in bytewise order."""
+    return bencode2.bencode(value)
+
+
+def fields(data: bytes) -> dict[bytes, bytes]:
+    """The entries of a dictionary, each value as its bytes, whatever their order; of equal keys the first one.
+
+    Only the frame is checked, not what is in the values. Raises BencodeError where even that does not hold.
+    """
+    if data[:1] != b"d":
+        raise BencodeError("not a dictionary")
+    found: dict[bytes, bytes] = {}
+    at = 1
+    while data[at : at + 1] != b"e":
+        start, after_key = at, _end(data, at)
+        at = _end(data, after_key)
+        found.setdefault(data[start:after_key].partition(b":")[2], data[after_key:at])
+    return found
+
+
+def _end(data: bytes, at: int) -> int:
+    """The index after the value that starts at ``at``."""
+    depth = 0
+    while True:
+        kind = data[at : at + 1]
+        if kind in (b"l", b"d"):
+            depth, at = depth + 1, at + 1
+        elif kind == b"e" and depth:
+            depth, at = depth - 1, at + 1
+        elif kind == b"i":
+            at = data.find(b"e", at) + 1
+        elif kind.isdigit() and (colon := data.find(b":", at, at + 6)) > 0 and data[at:colon].isdigit():
+            at = colon + 1 + int(data[at:colon])
+        else:
+            raise BencodeError(f"no value at byte {at}")
+        if not 0 < at <= len(data):
+            raise BencodeError("cut short")
+        if not depth:
+            return at

@@ -1,0 +1,142 @@
+"""Mutable items of the DHT (BEP 44, Mutable items; Signature Verification).
+
+An item is the latest value that the holder of a key has signed under a salt. Its target, the place in the DHT where it
+is kept and in BEP 50 the name of its topic, is ``sha1(key || salt)``. What is signed is a piece of bencoding::
+
+    ["4:salt" <length> ":" <salt>] "3:seqi" <sequence> "e1:v" <the bencoded value>         salt only if not empty
+
+The value is held here as it was signed: bencoded bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from msgspec import Struct
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+
+from schemas.dht import bencode
+from schemas.dht.bencode import Value
+from schemas.dht.krpc import (
+    BAD_ARGUMENTS,
+    BAD_SEQUENCE,
+    BAD_SIGNATURE,
+    SALT_TOO_BIG,
+    VALUE_TOO_BIG,
+    Refusal,
+)
+
+KEY_SIZE: Final = 32
+SIGNATURE_SIZE: Final = 64
+MAX_SALT: Final = 64
+MAX_VALUE: Final = 1000
+"""Largest bencoded value that may be stored. BEP 44 also says "less than 1000 bytes" of a put, and npm's client refuses
+a value of 1000: write at most 999."""
+MAX_SEQUENCE: Final = 2**63 - 1
+
+
+class ItemError(ValueError):
+    """Something that no item can hold; ``refusal`` is the error a node would answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.text.decode()} (error {refusal.code})")
+        self.refusal = refusal
+
+
+class Item(Struct, frozen=True):
+    """A mutable item; ``value`` is bencoded. Not verified: see `refusal`."""
+
+    key: bytes
+    salt: bytes
+    sequence: int
+    value: bytes
+    signature: bytes
+
+    @property
+    def target(self) -> bytes:
+        return target(self.key, self.salt)
+
+
+def target(key: bytes, salt: bytes = b"") -> bytes:
+    """Where the items of ``key`` under ``salt`` are kept: 20 bytes."""
+    return hashlib.sha1(key + salt, usedforsecurity=False).digest()
+
+
+def signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
+    """The bytes that are signed; ``value`` is bencoded."""
+    prefix = b"4:salt%d:%b" % (len(salt), salt) if salt else b""
+    return b"%b3:seqi%de1:v%b" % (prefix, sequence, value)
+
+
+def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
+    """Make an item of a bencoded value. Raises ItemError if it could not be stored, BencodeError if not canonical."""
+    bencode.decode(value)
+    signature = key.sign(signed_bytes(salt, sequence, value)).signature
+    item = Item(key.verify_key.encode(), salt, sequence, value, signature)
+    beyond = limit(item)
+    if beyond is not None:
+        raise ItemError(beyond)
+    return item
+
+
+def limit(item: Item) -> Refusal | None:
+    """Which limit the item is beyond: size of salt or value, range of the sequence. None: within all."""
+    if len(item.salt) > MAX_SALT:
+        return SALT_TOO_BIG
+    if len(item.value) > MAX_VALUE:
+        return VALUE_TOO_BIG
+    if not 0 <= item.sequence <= MAX_SEQUENCE:  # BEP 44 lets a node refuse what is not in this range; libtorrent does
+        return BAD_SEQUENCE
+    return None
+
+
+def is_signed(item: Item) -> bool:
+    """Whether the signature is that of the item's key (45 µs)."""
+    try:
+        VerifyKey(item.key).verify(signed_bytes(item.salt, item.sequence, item.value), item.signature)
+    except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size
+        return False
+    return True
+
+
+def refusal(item: Item) -> Refusal | None:
+    """Why a node must not store the item; None if it may."""
+    return limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
+
+
+def item_fields(item: Item) -> dict[bytes, Value]:
+    """``k``, ``seq``, ``sig``, ``v``, as in a get response; a put also has ``salt`` (see `put_fields`)."""
+    return {
+        b"k": item.key,
+        b"seq": item.sequence,
+        b"sig": item.signature,
+        b"v": bencode.decode(item.value),
+    }
+
+
+def put_fields(item: Item) -> dict[bytes, Value]:
+    """The fields of an item in the arguments of a put. An empty salt is left out."""
+    return item_fields(item) | ({b"salt": item.salt} if item.salt else {})
+
+
+def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | Refusal:
+    """Read an item, unverified, out of a put's arguments or a get's values.
+
+    ``salt`` is given for a get response, which has none on the wire.
+    """
+    key, sequence, signature = fields.get(b"k"), fields.get(b"seq"), fields.get(b"sig")
+    found_salt = fields.get(b"salt", b"") if salt is None else salt
+    if (
+        not isinstance(key, bytes)
+        or len(key) != KEY_SIZE
+        or not isinstance(sequence, int)
+        or not isinstance(signature, bytes)
+        or len(signature) != SIGNATURE_SIZE
+        or not isinstance(found_salt, bytes)
+        or b"v" not in fields
+    ):
+        return BAD_ARGUMENTS
+    # Decoding is strict, so encoding gives back the very bytes that were received, and signed.
+    return Item(key, found_salt, sequence, bencode.encode(fields[b"v"]), signature)

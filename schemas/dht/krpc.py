@@ -1,0 +1,266 @@
+"""KRPC: the messages of the BitTorrent DHT (BEP 5, KRPC Protocol), with BEP 50's topic key ``c``.
+
+A message is one bencoded dictionary in one UDP datagram::
+
+    t   transaction, chosen by the asker, echoed in the answer
+    y   q: a query, r: a response, e: an error
+    q   method      a   its arguments, among them "id": the asker's node id, 20 bytes       (queries)
+    r   values, among them "id": the answerer's node id                                     (responses)
+    e   [code, text]                                                                        (errors)
+    c   the topic, 20 bytes: the target of its item         (BEP 50: in *every* message of a topic's overlay)
+    ro  1: the asker answers no queries (BEP 43)
+
+``c`` stands beside ``t`` and ``y``, not among the arguments: so in the source of BEP 50, whose printed examples have
+lost the lines ``"a": {`` and ``"r": {``. Errors have it too, for the text says "all messages".
+
+Addresses are compact, as on the wire (BEP 5, Contact Encoding; BEP 32 for IPv6): 4 or 16 bytes of IP, 2 of port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from schemas.dht import bencode
+from schemas.dht.bencode import BencodeError, Value
+
+ID_SIZE: Final = 20
+MAX_TRANSACTION: Final = 20
+"""Longest transaction echoed, in bytes; common clients use 2 or 4."""
+MAX_DATAGRAM: Final = 2048
+"""Largest datagram read. Those of this protocol fit an Ethernet frame."""
+
+Family = Literal[4, 6]
+
+# The unspecified address, and IPv4 in the dress of IPv6: no node is to be known under two addresses that are one.
+_NOT_IPV6: Final = (bytes(10) + b"\xff\xff", bytes(15) + b"\x00")
+
+
+class Refusal(NamedTuple):
+    """Code and text of an error. Codes: BEP 5, Errors; BEP 44, Errors."""
+
+    code: int
+    text: bytes
+
+
+MALFORMED: Final = Refusal(203, b"malformed message")
+BAD_ARGUMENTS: Final = Refusal(203, b"invalid arguments")
+BAD_TOKEN: Final = Refusal(203, b"bad token")
+UNKNOWN_TOPIC: Final = Refusal(203, b"unknown topic")
+OTHER_ITEM: Final = Refusal(203, b"only the item of the topic")
+BAD_SEQUENCE: Final = Refusal(203, b"invalid sequence number")
+PROHIBITED: Final = Refusal(204, b"prohibited on a topic")
+UNKNOWN_METHOD: Final = Refusal(204, b"method unknown")
+VALUE_TOO_BIG: Final = Refusal(205, b"value too big")
+BAD_SIGNATURE: Final = Refusal(206, b"invalid signature")
+SALT_TOO_BIG: Final = Refusal(207, b"salt too big")
+CAS_MISMATCH: Final = Refusal(301, b"cas mismatch")
+OLD_SEQUENCE: Final = Refusal(302, b"sequence number less than current")
+
+
+class Address(NamedTuple):
+    """Where a node is reached: packed IP, 4 or 16 bytes, and UDP port."""
+
+    ip: bytes
+    port: int
+
+    @classmethod
+    def parse(cls, host: str, port: int) -> Address:
+        """From the text of an IP address (no names). Raises ValueError."""
+        ip = ipaddress.ip_address(host)
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port {port} of {host} is not between 0 and 65535")
+        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+        return cls((mapped or ip).packed, port)
+
+    @property
+    def host(self) -> str:
+        """The IP as text."""
+        return str(ipaddress.ip_address(self.ip))
+
+    @property
+    def text(self) -> str:
+        """``host:port``, IPv6 in brackets."""
+        return f"{self.host}:{self.port}" if self.family == 4 else f"[{self.host}]:{self.port}"
+
+    @property
+    def family(self) -> Family:
+        return 4 if len(self.ip) == 4 else 6
+
+    @property
+    def compact(self) -> bytes:
+        return self.ip + self.port.to_bytes(2, "big")
+
+    @property
+    def usable(self) -> bool:
+        """Whether a datagram to it can reach one node: no port 0, no group, no broadcast, and not nowhere."""
+        if self.family == 4:
+            return self.port > 0 and 0 < self.ip[0] < 224
+        return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)
+
+
+class Node(NamedTuple):
+    """A node as others name it: id and address."""
+
+    id: bytes
+    address: Address
+
+
+class Query(Struct, frozen=True):
+    """A question: ``q`` and ``a``. ``sender`` is ``a.id``."""
+
+    transaction: bytes
+    method: bytes
+    sender: bytes
+    arguments: dict[bytes, Value]
+    topic: bytes | None = None
+    read_only: bool = False
+
+
+class Response(Struct, frozen=True):
+    """An answer: ``r``. ``sender`` is ``r.id``."""
+
+    transaction: bytes
+    sender: bytes
+    values: dict[bytes, Value]
+    topic: bytes | None = None
+
+
+class Error(Struct, frozen=True):
+    """A refusal: ``e``."""
+
+    transaction: bytes
+    refusal: Refusal
+    topic: bytes | None = None
+
+
+class Malformed(Struct, frozen=True):
+    """A datagram that is none of the three. ``transaction`` is set where it is a query that can still be answered (BEP
+    5: with error 203), ``topic`` where that can be read too. ``reason`` is one of REASONS."""
+
+    reason: str
+    transaction: bytes | None = None
+    topic: bytes | None = None
+
+
+REASONS: Final = (
+    "too_big",  # more than MAX_DATAGRAM bytes
+    "not_bencoded",  # not one canonical dictionary
+    "bad_transaction",  # `t` absent, not a string, or longer than MAX_TRANSACTION
+    "bad_topic",  # `c` present and not 20 bytes
+    "bad_message",  # unknown `y`, or what it promises is absent
+    "bad_id",  # no node id of 20 bytes
+)
+
+Message: TypeAlias = Query | Response | Error
+
+
+def read_message(data: bytes) -> Message | Malformed:
+    """Read a datagram. Raises nothing."""
+    if len(data) > MAX_DATAGRAM:
+        return Malformed("too_big")
+    try:
+        message = bencode.decode(data)
+    except BencodeError:
+        return _unreadable(data)
+    if not isinstance(message, dict):
+        return Malformed("not_bencoded")
+    transaction, topic, kind = message.get(b"t"), message.get(b"c"), message.get(b"y")
+    if not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
+        return Malformed("bad_transaction")
+    answerable = transaction if kind == b"q" else None
+    if topic is not None and (not isinstance(topic, bytes) or len(topic) != ID_SIZE):
+        return Malformed("bad_topic", answerable)
+    if kind == b"q":
+        method, arguments = message.get(b"q"), message.get(b"a")
+        if not isinstance(method, bytes) or not isinstance(arguments, dict):
+            return Malformed("bad_message", answerable, topic)
+        sender = arguments.get(b"id")
+        if isinstance(sender, bytes) and len(sender) == ID_SIZE:
+            return Query(transaction, method, sender, arguments, topic, message.get(b"ro") == 1)
+        return Malformed("bad_id", answerable, topic)
+    if kind == b"r":
+        values = message.get(b"r")
+        if not isinstance(values, dict):
+            return Malformed("bad_message")
+        sender = values.get(b"id")
+        if isinstance(sender, bytes) and len(sender) == ID_SIZE:
+            return Response(transaction, sender, values, topic)
+        return Malformed("bad_id")
+    if kind == b"e":
+        match message.get(b"e"):
+            case [int(code), bytes(text), *_]:
+                return Error(transaction, Refusal(code, text), topic)
+    return Malformed("bad_message")
+
+
+def _unreadable(data: bytes) -> Malformed:
+    """A query whose bencoding is not canonical anywhere must be refused (BEP 44), and should be told so."""
+    try:
+        fields = bencode.fields(data)
+        transaction = bencode.decode(fields.get(b"t", b""))
+        topic = bencode.decode(fields[b"c"]) if b"c" in fields else None
+    except BencodeError:
+        return Malformed("not_bencoded")
+    if fields.get(b"y") != b"1:q" or not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
+        return Malformed("not_bencoded")
+    known = topic if isinstance(topic, bytes) and len(topic) == ID_SIZE else None
+    return Malformed("not_bencoded", transaction, known)
+
+
+def write_message(message: Message) -> bytes:
+    """Write a datagram. ``sender`` takes the place of an ``id`` in the arguments or values."""
+    out: dict[bytes, Value] = {b"t": message.transaction}
+    if message.topic is not None:
+        out[b"c"] = message.topic
+    match message:
+        case Query():
+            out |= {b"y": b"q", b"q": message.method, b"a": {**message.arguments, b"id": message.sender}}
+            if message.read_only:
+                out[b"ro"] = 1
+        case Response():
+            out |= {b"y": b"r", b"r": {**message.values, b"id": message.sender}}
+        case Error():
+            out |= {b"y": b"e", b"e": [message.refusal.code, message.refusal.text]}
+    return bencode.encode(out)
+
+
+def read_address(compact: bytes) -> Address | None:
+    """Read a compact address of either family; None if it is none, or none that a datagram can be sent to."""
+    if len(compact) not in (6, 18):
+        return None
+    address = Address(compact[:-2], int.from_bytes(compact[-2:], "big"))
+    return address if address.usable else None
+
+
+def read_addresses(values: Value | None) -> list[Address]:
+    """Read ``values`` of a get_peers response: a list of compact addresses. What is none is passed over."""
+    entries = values if isinstance(values, list) else []
+    return [found for entry in entries if isinstance(entry, bytes) and (found := read_address(entry))]
+
+
+def read_nodes(values: dict[bytes, Value]) -> list[Node]:
+    """Read ``nodes`` and ``nodes6`` of a response. A string of a wrong length is passed over whole, and so is a node
+    that no datagram can be sent to."""
+    found = []
+    for key, size in ((b"nodes", 26), (b"nodes6", 38)):
+        compact = values.get(key)
+        if isinstance(compact, bytes) and len(compact) % size == 0:
+            for at in range(0, len(compact), size):
+                address = read_address(compact[at + ID_SIZE : at + size])
+                if address is not None:
+                    found.append(Node(compact[at : at + ID_SIZE], address))
+    return found
+
+
+def write_nodes(nodes: Iterable[Node]) -> dict[bytes, Value]:
+    """Write ``nodes`` and ``nodes6``; a family of which there are none has no key."""
+    out: dict[bytes, Value] = {}
+    for key, family in ((b"nodes", 4), (b"nodes6", 6)):
+        compact = b"".join(node.id + node.address.compact for node in nodes if node.address.family == family)
+        if compact:
+            out[key] = compact
+    return out

@@ -1,0 +1,77 @@
+"""Node ids: distance (BEP 5, Overview), and ids bound to the node's IP (BEP 42).
+
+The first 21 bits of an id are those of a CRC-32C over the masked IP and a number of three bits, which the id's last
+byte repeats. So one address can have few ids, and nobody can choose where in the id space to stand.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from schemas.dht.krpc import ID_SIZE
+
+# BEP 42, Node ID restriction: the address loses what its holder could vary at will.
+_MASKS: Final = {4: bytes.fromhex("030f3fff"), 16: bytes.fromhex("0103070f1f3f7fff")}
+
+# BEP 42, Overview: addresses of no global scope may have any id.
+_EXEMPT: Final = [
+    ipaddress.ip_network(net)
+    for net in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "127.0.0.0/8"),
+        *("::1/128", "fe80::/10", "fc00::/7"),
+    )
+]
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC: Final = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli), RFC 3720, appendix B.4."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def bound_id(ip: bytes, entropy: bytes) -> bytes:
+    """The id that BEP 42 allows the packed IP (4 or 16 bytes), its free bits from ``entropy`` (20 bytes).
+
+    Of the entropy's last byte the lowest three bits pick one of the eight prefixes.
+    """
+    mask = _MASKS[len(ip)]
+    masked = bytearray(a & b for a, b in zip(ip, mask, strict=False))
+    masked[0] |= (entropy[-1] & 7) << 5
+    prefix = crc32c(bytes(masked)).to_bytes(4, "big")
+    return prefix[:2] + bytes([prefix[2] & 0xF8 | entropy[2] & 7]) + entropy[3:]
+
+
+def is_bound(node: bytes, ip: bytes) -> bool:
+    """Whether BEP 42 allows the packed IP this node id."""
+    return is_exempt(ip) or bound_id(ip, node) == node
+
+
+def is_exempt(ip: bytes) -> bool:
+    """Whether the packed IP may have any id: a loopback, private or link-local one."""
+    address = ipaddress.ip_address(ip)
+    return any(address in net for net in _EXEMPT if net.version == address.version)
+
+
+def distance(one: bytes, other: bytes) -> int:
+    """XOR distance of two ids."""
+    return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
+
+
+def shared_bits(one: bytes, other: bytes) -> int:
+    """How many leading bits two ids have in common: 0 to 160."""
+    return ID_SIZE * 8 - distance(one, other).bit_length()

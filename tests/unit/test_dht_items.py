@@ -1,0 +1,402 @@
+"""Mutable items (BEP 44), node ids (BEP 42), and the value that announces a batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import nacl.bindings
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nacl.signing import SigningKey
+
+from schemas.cid import CidError, block_cid, cid_bytes
+from schemas.dht import bencode
+from schemas.dht.announcement import (
+    MAX_ANNOUNCEMENT,
+    REASONS,
+    Announced,
+    Announcement,
+    missed,
+    next_sequence,
+    read_announcement,
+    read_datagram,
+    topic_salt,
+    write_announcement,
+)
+from schemas.dht.bencode import BencodeError, Value
+from schemas.dht.items import (
+    MAX_SEQUENCE,
+    Item,
+    ItemError,
+    is_signed,
+    item_fields,
+    put_fields,
+    read_item,
+    refusal,
+    sign,
+    signed_bytes,
+    target,
+)
+from schemas.dht.krpc import (
+    BAD_ARGUMENTS,
+    BAD_SEQUENCE,
+    BAD_SIGNATURE,
+    SALT_TOO_BIG,
+    VALUE_TOO_BIG,
+    Error,
+    Query,
+    Refusal,
+    Response,
+    write_message,
+)
+from schemas.dht.node_id import bound_id, crc32c, distance, is_bound, is_exempt, shared_bits
+from schemas.reject import Rejected
+from schemas.topics import Separator
+
+KEY = SigningKey(b"\x01" * 32)
+
+
+def sign_expanded(expanded: bytes, message: bytes) -> bytes:
+    """Ed25519 with the expanded private key (scalar, then prefix), as BEP 44's vectors give it (RFC 8032, 5.1.6)."""
+    scalar, prefix = expanded[:32], expanded[32:]
+    public = nacl.bindings.crypto_scalarmult_ed25519_base_noclamp(scalar)
+    reduce_ = nacl.bindings.crypto_core_ed25519_scalar_reduce
+    r = reduce_(hashlib.sha512(prefix + message).digest())
+    point = nacl.bindings.crypto_scalarmult_ed25519_base_noclamp(r)
+    h = reduce_(hashlib.sha512(point + public + message).digest())
+    # The scalar is clamped, not reduced: the product takes either.
+    product = nacl.bindings.crypto_core_ed25519_scalar_mul(h, scalar)
+    return point + nacl.bindings.crypto_core_ed25519_scalar_add(r, product)
+
+
+# ---------------------------------------------------------------- items
+
+
+@pytest.mark.parametrize("name", ["mutable", "mutable_salt"])
+def test_bep44_vectors(name: str, shared: Path) -> None:
+    vectors = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]
+    vector, key = vectors[name], bytes.fromhex(vectors["public_key"])
+    salt, value, signature = vector["salt"].encode(), vector["value"].encode(), bytes.fromhex(vector["signature"])
+    assert signed_bytes(salt, vector["seq"], value) == vector["signed"].encode()
+    assert target(key, salt).hex() == vector["target"]
+    item = Item(key, salt, vector["seq"], value, signature)
+    assert refusal(item) is None
+    assert sign_expanded(bytes.fromhex(vectors["private_key"]), vector["signed"].encode()) == signature
+    assert refusal(Item(key, salt + b"x", vector["seq"], value, signature)) == BAD_SIGNATURE
+    assert refusal(Item(key, salt, vector["seq"] + 1, value, signature)) == BAD_SIGNATURE
+    assert refusal(Item(key, salt, vector["seq"], b"12:Hello world!", signature)) == BAD_SIGNATURE
+
+
+def test_bep44_error_codes(shared: Path) -> None:
+    codes = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]["errors"]
+    ours = {BAD_ARGUMENTS: 203, VALUE_TOO_BIG: 205, BAD_SIGNATURE: 206, SALT_TOO_BIG: 207}
+    assert {each.code for each in ours} <= set(map(int, codes))
+    assert all(each.code == code for each, code in ours.items())
+
+
+def test_bep50_batch_vector(shared: Path) -> None:
+    """The value layout, its salt, target and signature, byte for byte."""
+    vector = json.loads((shared / "vectors/bittorrent/vectors_bep50.json").read_text())["batch_announcement"]
+    bep44 = json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep44"]
+    key, value, salt = bytes.fromhex(bep44["public_key"]), bytes.fromhex(vector["v"]), bytes.fromhex(vector["salt"])
+    fields = bencode.decode(value)
+    assert isinstance(fields, dict)
+    name = bytes(fields[b"sep"]) if isinstance(fields[b"sep"], bytes) else b""
+    separator = Separator(*name.decode().rsplit("/", 1))
+    networks = [
+        each for each in ("mainnet", "testnet-clay", "local", "dev-unstable") if topic_salt(each, separator) == salt
+    ]
+    assert len(networks) == 1
+    read = read_announcement(value, networks[0], salt)
+    assert isinstance(read, Announcement)
+    assert (read.time_ms, read.count, len(read.previous)) == (1_700_000_000_000, 250, 2)
+    assert write_announcement(read) == value
+    signed = signed_bytes(salt, vector["seq"], value)
+    assert signed.hex() == vector["signed"]
+    assert sign_expanded(bytes.fromhex(bep44["private_key"]), signed).hex() == vector["sig"]
+    item = Item(key, salt, vector["seq"], value, bytes.fromhex(vector["sig"]))
+    assert refusal(item) is None
+    assert item.target.hex() == vector["c"]
+
+
+values: st.SearchStrategy[Value] = st.recursive(
+    st.integers() | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.binary(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(values, st.binary(max_size=64), st.integers(0, MAX_SEQUENCE))
+def test_a_signed_item_survives_the_wire(value: Value, salt: bytes, sequence: int) -> None:
+    written = bencode.encode(value)
+    if len(written) > 1000:
+        return
+    item = sign(KEY, salt, sequence, written)
+    sent = bencode.encode(put_fields(item))
+    received = bencode.decode(sent)
+    assert isinstance(received, dict)
+    assert read_item(received) == item
+    assert refusal(item) is None
+    assert (b"salt" in received) == bool(salt)
+
+
+@given(st.integers(0, 63), st.integers(1, 255))
+def test_no_other_signature_is_taken(at: int, flip: int) -> None:
+    item = sign(KEY, b"s", 1, b"i1e")
+    other = bytearray(item.signature)
+    other[at] ^= flip
+    assert not is_signed(Item(item.key, item.salt, item.sequence, item.value, bytes(other)))
+
+
+def test_limits_are_told_before_the_signature() -> None:
+    good = sign(KEY, b"s" * 64, 7, b"996:" + b"x" * 996)
+    assert len(good.value) == 1000
+    assert refusal(good) is None
+    zeros = b"\x00" * 64
+    assert refusal(Item(good.key, b"s" * 65, 7, good.value, zeros)) == SALT_TOO_BIG
+    assert refusal(Item(good.key, b"s", 7, b"997:" + b"x" * 997, zeros)) == VALUE_TOO_BIG
+    assert refusal(Item(good.key, b"s", -1, b"i1e", zeros)) == BAD_SEQUENCE
+    assert refusal(Item(good.key, b"s", MAX_SEQUENCE + 1, b"i1e", zeros)) == BAD_SEQUENCE
+    assert refusal(Item(good.key, b"s", MAX_SEQUENCE, b"i1e", zeros)) == BAD_SIGNATURE
+    assert refusal(Item(b"\xff" * 32, b"s", 7, b"i1e", zeros)) == BAD_SIGNATURE
+    with pytest.raises(ItemError, match="value too big") as error:
+        sign(KEY, b"s", 1, b"997:" + b"x" * 997)
+    assert error.value.refusal == VALUE_TOO_BIG
+    with pytest.raises(BencodeError):
+        sign(KEY, b"s", 1, b"i01e")
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("k", b"x" * 31),
+        ("k", 1),
+        ("sig", b"x" * 63),
+        ("sig", None),
+        ("seq", b"1"),
+        ("seq", None),
+        ("salt", 1),
+        ("v", None),
+    ],
+)
+def test_a_field_that_is_wrong_is_an_argument_error(key: str, wrong: Value | None) -> None:
+    fields = put_fields(sign(KEY, b"s", 1, b"i1e"))
+    if wrong is None:
+        del fields[key.encode()]
+    else:
+        fields[key.encode()] = wrong
+    found = read_item(fields)
+    assert isinstance(found, Refusal)
+    assert found.code == 203
+
+
+# ---------------------------------------------------------------- node ids
+
+
+def test_bep42_vectors(shared: Path) -> None:
+    for host, last, expected in json.loads((shared / "vectors/bittorrent/vectors.json").read_text())["bep42"]:
+        ip, node = bytes(map(int, host.split("."))), bytes.fromhex(expected)
+        assert node[-1] == last
+        assert bound_id(ip, node) == node
+        assert is_bound(node, ip)
+        assert not is_bound(bytes([node[0] ^ 1]) + node[1:], ip)
+        assert not is_bound(node[:-1] + bytes([node[-1] ^ 1]), ip)
+
+
+@given(st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16), st.binary(min_size=20, max_size=20))
+def test_a_bound_id_is_bound_and_keeps_the_rest_of_its_chance(ip: bytes, entropy: bytes) -> None:
+    node = bound_id(ip, entropy)
+    assert is_bound(node, ip)
+    assert node[3:] == entropy[3:]
+    assert node[2] & 7 == entropy[2] & 7
+
+
+def test_addresses_without_global_scope_are_exempt() -> None:
+    for ip in [[127, 0, 0, 1], [10, 1, 2, 3], [192, 168, 1, 1], [172, 31, 0, 1], [169, 254, 1, 1]]:
+        assert is_exempt(bytes(ip))
+        assert is_bound(b"\x00" * 20, bytes(ip))
+    assert is_exempt(b"\x00" * 15 + b"\x01")
+    assert not is_exempt(bytes([172, 32, 0, 1]))
+    assert not is_exempt(bytes.fromhex("20010db8000000000000000000000001"))
+
+
+def test_crc32c_of_the_check_string() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, appendix B.4, and every catalogue of CRCs
+
+
+def test_distance_is_xor() -> None:
+    one, other = b"\xff" * 20, b"\xff" * 19 + b"\xf0"
+    assert distance(one, other) == distance(other, one) == 15
+    assert shared_bits(one, other) == 156
+    assert shared_bits(one, one) == 160
+    assert shared_bits(one, b"\x00" * 20) == 0
+
+
+# ---------------------------------------------------------------- announcements
+
+SEPARATOR = Separator("model", "kh4q0ozorrgaq2mezktnrmdwleo1d")
+SALT = topic_salt("testnet", SEPARATOR)
+
+
+def cid(number: int) -> bytes:
+    return block_cid(number.to_bytes(4, "big"))
+
+
+cids = st.integers(0, 10_000).map(cid) | st.sampled_from([cid_bytes("QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG")])
+announcements = st.builds(
+    Announcement,
+    st.just(SEPARATOR),
+    cids,
+    st.integers(0, 2**63 - 1),
+    st.lists(cids, max_size=15).map(tuple),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+
+
+@given(announcements, st.booleans())
+def test_an_announcement_is_read_as_written(announcement: Announcement, in_a_string: bool) -> None:
+    value = write_announcement(announcement)
+    if in_a_string:  # all that libtorrent's Python binding and the crate mainline can put
+        value = bencode.encode(value)
+    assert read_announcement(value, "testnet", SALT) == announcement
+
+
+def test_as_many_earlier_batches_as_fit_are_named_the_newest_first() -> None:
+    long = Separator("model", "k" + "1" * 62)
+    announcement = Announcement(long, cid(100), 1_700_000_000_000, tuple(map(cid, range(99, 0, -1))), 250)
+    value = write_announcement(announcement)
+    read = read_announcement(value, "testnet", topic_salt("testnet", long))
+    assert isinstance(read, Announcement)
+    assert read.previous == tuple(map(cid, range(99, 77, -1)))  # 22
+    assert MAX_ANNOUNCEMENT - 36 < len(value) <= MAX_ANNOUNCEMENT
+    with pytest.raises(ValueError, match="no room"):
+        write_announcement(Announcement(Separator("k" * 990, "k1"), cid(1), 0))
+    with pytest.raises(CidError):
+        write_announcement(Announcement(SEPARATOR, b"no cid", 0))
+
+
+def changed(**fields: Value | None) -> bytes:
+    base: dict[bytes, Value] = {b"batch": cid(1), b"sep": f"model/{SEPARATOR.value}".encode(), b"ts": 1, b"typ": 3}
+    for key, value in fields.items():
+        if value is None:
+            del base[key.encode()]
+        else:
+            base[key.encode()] = value
+    return bencode.encode(base)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"i01e", "not_bencoded"),
+        (b"5:i01ee", "not_bencoded"),
+        (b"i1e", "not_an_announcement"),
+        (changed(typ=0), "not_an_announcement"),
+        (changed(typ=None), "not_an_announcement"),
+        (changed(batch=b"x"), "bad_batch"),
+        (changed(batch=cid(1) + b"x"), "bad_batch"),
+        (changed(batch=None), "bad_batch"),
+        (changed(prev=cid(1)[:-1]), "bad_prev"),
+        (changed(prev=[cid(1)]), "bad_prev"),
+        (changed(ts=-1), "bad_ts"),
+        (changed(ts=None), "bad_ts"),
+        (changed(n=b"1"), "bad_n"),
+        (changed(sep=b"model"), "bad_separator"),
+        (changed(sep=b"\xff/k1"), "bad_separator"),
+        (changed(sep=1), "bad_separator"),
+        (changed(sep=b"model/kother"), "wrong_salt"),
+    ],
+)
+def test_what_is_no_announcement_has_a_reason(value: bytes, reason: str) -> None:
+    found = read_announcement(value, "testnet", SALT)
+    assert isinstance(found, Rejected)
+    assert found.reason == reason
+    assert reason in REASONS
+
+
+def test_a_value_cannot_claim_another_separator_or_network() -> None:
+    value = write_announcement(Announcement(SEPARATOR, cid(1), 1))
+    for network, salt in [("mainnet", SALT), ("testnet", topic_salt("testnet", Separator("model", "k1")))]:
+        found = read_announcement(value, network, salt)
+        assert isinstance(found, Rejected)
+        assert found.reason == "wrong_salt"
+
+
+def test_the_number_of_a_network_is_read_beside_the_usual_ones() -> None:
+    for typ in (3, 4, 9):
+        value = write_announcement(Announcement(SEPARATOR, cid(1), 1), typ)
+        assert isinstance(read_announcement(value, "testnet", SALT, typ=9), Announcement)
+    assert isinstance(read_announcement(value, "testnet", SALT), Rejected)
+
+
+@given(st.binary(max_size=100))
+def test_no_value_raises(value: bytes) -> None:
+    read_announcement(value, "testnet", SALT)
+
+
+def datagram(item: Item, *, put: bool = True, topic: bytes | None = None) -> bytes:
+    if put:
+        return write_message(Query(b"tt", b"put", b"i" * 20, {**put_fields(item), b"token": b"t"}, topic))
+    return write_message(Response(b"tt", b"i" * 20, {**item_fields(item), b"token": b"t"}, topic))
+
+
+@pytest.mark.parametrize("put", [True, False])
+@pytest.mark.parametrize("with_topic", [True, False])
+def test_a_captured_datagram_is_read_and_verified(put: bool, with_topic: bool) -> None:
+    announcement = Announcement(SEPARATOR, cid(5), 1, (cid(4),))
+    value = write_announcement(announcement)
+    item = sign(KEY, SALT, 7, value)
+    topic = item.target if with_topic else None
+    assert read_datagram(datagram(item, put=put, topic=topic), "testnet") == Announced(item, announcement)
+
+    def reason(other: Item, topic: bytes | None, network: str = "testnet") -> str:
+        found = read_datagram(datagram(other, put=put, topic=topic), network)
+        assert isinstance(found, Rejected)
+        assert found.reason in REASONS
+        return found.reason
+
+    unsigned = Item(item.key, SALT, 7, value, b"\x00" * 64)
+    assert reason(unsigned, topic) == "bad_signature"
+    assert reason(Item(item.key, SALT, -1, value, item.signature), topic) == "beyond_limits"
+    assert reason(sign(KEY, SALT, 7, b"i1e"), topic) == "not_an_announcement"
+    # An announcement of this separator, well signed but under the salt of another, or of another network:
+    elsewhere = sign(KEY, topic_salt("testnet", Separator("model", "k1")), 7, value)
+    expected = "wrong_salt" if put else "wrong_topic" if with_topic else "bad_signature"
+    assert reason(elsewhere, elsewhere.target if with_topic else None) == expected
+    assert reason(item, topic, "mainnet") == expected
+    if with_topic:
+        assert reason(item, b"\x07" * 20) == "wrong_topic"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not_krpc"),
+        (write_message(Error(b"tt", BAD_ARGUMENTS)), "not_krpc"),
+        (write_message(Response(b"tt", b"i" * 20, {b"seq": 7})), "no_item"),
+        (write_message(Query(b"tt", b"put", b"i" * 20, {b"v": b"immutable"})), "no_item"),
+    ],
+)
+def test_a_datagram_without_an_announcement_has_a_reason(data: bytes, reason: str) -> None:
+    found = read_datagram(data, "testnet")
+    assert isinstance(found, Rejected)
+    assert found.reason == reason
+
+
+def test_a_reader_sees_what_it_missed() -> None:
+    newest = Announcement(SEPARATOR, cid(5), 1, (cid(4), cid(3), cid(2)))
+    assert missed(newest, cid(5)) == ((), False)
+    assert missed(newest, cid(4)) == ((cid(5),), False)
+    assert missed(newest, cid(2)) == ((cid(3), cid(4), cid(5)), False)
+    assert missed(newest, cid(1)) == ((cid(2), cid(3), cid(4), cid(5)), True)
+    assert missed(newest, None) == ((cid(2), cid(3), cid(4), cid(5)), False)
+
+
+def test_sequences_rise_over_restarts_and_clocks_put_back() -> None:
+    assert next_sequence(1_700_000_000_000, None) == 1_700_000_000_000
+    assert next_sequence(1_700_000_000_000, 5) == 1_700_000_000_000
+    assert next_sequence(5, 1_700_000_000_000) == 1_700_000_000_001
+    assert next_sequence(7, 7) == 8
