@@ -10,27 +10,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from heapq import nlargest
 
 import trio
 
 from bridge.capture.spool import FrameSink, KafkaFrames, SinkError
 from bridge.gossip.router import Options
 from bridge.interests import InterestsFile, wanted_topics
-from bridge.node.host import Node, NodeError, NodeOptions, NodeView
+from bridge.node.host import Node, NodeError, NodeOptions, NodeView, TopicSaving
 from bridge.node.keys import KeyFileError, load_or_create
 from bridge.node.seqno import Seqno, SeqnoError
 from bridge.publisher import Options as Publishing
 from bridge.publisher import Publisher, PublishError
-from bridge.status import BridgeStatus, PeerStatus, PublisherStatus, SpoolStatus, write_status
+from bridge.status import BridgeStatus, PeerStatus, PublisherStatus, SavingStatus, SpoolStatus, write_status
 from conf import KilnError, PrerequisiteError
 from conf.locks import held
 from conf.settings import Settings, load_settings, micros
+from schemas.topic_table import Bundles
 from schemas.topics import parse_interest
 
 _EVERY = 1.0  # s between two looks at interests and statuses
 _PATIENCE = 4.0  # s that frames still on their way get at the end; what is left is in the spool
+_MOST_SAVINGS = 50  # topics, and topics of each peer, whose savings are told
 
 
 class BridgeError(PrerequisiteError):
@@ -85,6 +88,8 @@ class _Bridge:
             listen=settings.bridge.listen,
             bootstrap=settings.bridge.bootstrap,
             gossip=Options(policy=settings.policy.of(settings.network)),
+            bundles=Bundles(settings.topic_table.bundles),
+            send_indices=settings.topic_table.send,
             agent="kiln/0.1.0",
         )
         self.node = Node(options, load_or_create(folder / "key"), seqno, self._sink)
@@ -156,6 +161,7 @@ class _Bridge:
                     each.frames_in,
                     each.frames_out,
                     each.dropped,
+                    _savings(each.savings),
                 )
                 for each in view.peers
             ),
@@ -168,8 +174,17 @@ class _Bridge:
             ),
             publisher=publisher,
             counters=dict(view.counters),
+            savings=_savings(view.savings),
             errors=tuple(errors),
         )
+
+
+def _savings(savings: Iterable[TopicSaving]) -> tuple[SavingStatus, ...]:
+    """Those of most use, so that the status stays small with many peers on many topics."""
+    most = nlargest(_MOST_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices)
+    return tuple(
+        SavingStatus(each.topic, each.direction, each.references, each.as_names, each.as_indices) for each in most
+    )
 
 
 @contextmanager

@@ -8,8 +8,18 @@ import msgspec
 from msgspec import Struct
 
 
+class SavingStatus(Struct, frozen=True):
+    """References to a topic by index, received or sent: how many, and the bytes they took and would have as names."""
+
+    topic: str
+    direction: str
+    references: int
+    as_names: int
+    as_indices: int
+
+
 class PeerStatus(Struct, frozen=True):
-    """A peer with which pubsub is spoken; `outbound`: we dialled."""
+    """A peer with which pubsub is spoken; `outbound`: we dialled; `savings` since its stream opened."""
 
     peer: str
     agent: str
@@ -20,6 +30,7 @@ class PeerStatus(Struct, frozen=True):
     frames_in: int
     frames_out: int
     dropped: int
+    savings: tuple[SavingStatus, ...] = ()
 
 
 class SpoolStatus(Struct, frozen=True):
@@ -61,6 +72,7 @@ class BridgeStatus(Struct, frozen=True):
     publisher: PublisherStatus
     counters: dict[str, int]
     errors: tuple[str, ...] = ()
+    savings: tuple[SavingStatus, ...] = ()
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:

@@ -205,7 +205,7 @@ class _Run:
     def _line(self, name: JobName, progress: QueryProgress | None) -> QueryLine:
         error = self._application.errors.get(name, "")
         restarts = self._application.restarts.get(name, 0)
-        if progress is None or not progress.read:
+        if progress is None or not (progress.read or progress.idle):
             return QueryLine(name, "restarting" if error else "starting", restarts=restarts, error=error)
         topics = {full: self._ends.get(full, {}) for full in map(self._settings.kafka.topic, READS[name])}
         phase: QueryPhase = "restarting" if error else "running" if progress.input_rate else "idle"

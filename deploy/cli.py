@@ -38,6 +38,10 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="Look at the settings, and check them.", rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+quarantine_app = typer.Typer(
+    no_args_is_help=True, help="Look at what could not be used, and bring it back.", rich_markup_mode=None
+)
+app.add_typer(quarantine_app, name="quarantine")
 
 # kiln.toml and KILN_STATE, KILN_CONFIG are read by conf.settings, so they are no `envvar` here
 StateOption = Annotated[
@@ -346,6 +350,62 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
     else:
         _console().print(render_checks(checks))
     raise typer.Exit(ENVIRONMENT if failed(checks) else OK)
+
+
+@quarantine_app.command("list")
+def quarantine_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Count what is in quarantine, by stage and reason."""
+    settings = _settings(config, state)
+    from deploy.sql import ask, print_table, write_json
+
+    answer = ask(
+        settings.lake,
+        "SELECT stage, reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
+        "GROUP BY stage, reason ORDER BY rows DESC, stage, reason",
+    )
+    if as_json:
+        write_json(answer, sys.stdout)
+    else:
+        print_table(answer, _console(), 1_000)
+
+
+@quarantine_app.command("replay")
+def quarantine_replay(
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="REASON", help="Such as 'unknown bundle hash'; see kiln quarantine list.")
+    ],
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put messages into Kafka again that were refused for a reason and can be read now. Then: kiln run --catch-up.
+
+    They come as origin REPLAY, so nothing of them is published. What is in the tables already is left out: doing it
+    again changes nothing.
+    """
+    settings = _settings(config, state)
+    from bridge.frames_producer import FramesProducer, connect
+    from deploy.requeue import Requeue, in_words
+    from deploy.stack import broker
+    from pipelines.application import decoding
+    from schemas.topic_table import BundleError
+
+    try:
+        how = decoding(settings)
+    except BundleError as error:
+        raise UsageError(f"topic_table.bundles: {error}") from error
+    requeue = Requeue(settings.lake, reason, how)
+    notes = _notes()
+    found = requeue.find()
+    if found.back:
+        with broker(settings, _sayer(notes)) as servers:
+            topic = settings.kafka.topic("frames")
+            with FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic) as producer:
+                for frame in requeue.frames():
+                    producer.send(frame)
+                producer.flush()
+    notes.print(f"{reason}: {in_words(found)}", soft_wrap=True)
+    if found.back:
+        notes.print("next: kiln run --catch-up; a kiln run that began before the settings changed, anew", style="dim")
 
 
 @config_app.command("show")

@@ -16,6 +16,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from bridge.status import BridgeStatus
+from bridge.status import read_status as read_bridge_status
 from conf.settings import JOBS, Kafka, Settings
 from deploy.lake import LakeError, open_table, tables_in
 from schemas.tables import TABLES
@@ -83,13 +85,35 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """What topics by index took on the wire one way, and what their names would have, in bytes."""
+
+    name: str
+    """a topic, or a peer id"""
+    direction: str
+    references: int
+    as_names: int
+    as_indices: int
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What the bridge said last of its topic tables; `by_peer`: of the peers that are connected, over all topics."""
+
+    said_at: datetime
+    by_topic: tuple[Saving, ...]
+    by_peer: tuple[Saving, ...]
+
+
+@dataclass(frozen=True)
 class Status:
-    """All of it."""
+    """All of it; `savings` is None where no topic went by index."""
 
     state: str
     broker: BrokerStatus
     queries: tuple[QueryStatus, ...]
     tables: tuple[TableStatus, ...]
+    savings: Savings | None = None
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -253,6 +277,30 @@ def lake_status(lake: Path) -> tuple[TableStatus, ...]:
     return tuple(table_status(lake, name) for name in names)
 
 
+# ---------------------------------------------------------------- topics by index
+
+
+def savings_of(bridge: BridgeStatus | None) -> Savings | None:
+    """What a bridge's status says of topics by index."""
+    if bridge is None or not bridge.savings:
+        return None
+    by_topic = tuple(
+        Saving(each.topic, each.direction, each.references, each.as_names, each.as_indices) for each in bridge.savings
+    )
+    by_peer: dict[tuple[str, str], Saving] = {}
+    for peer in bridge.peers:
+        for each in peer.savings:
+            before = by_peer.get((peer.peer, each.direction), Saving(peer.peer, each.direction, 0, 0, 0))
+            by_peer[peer.peer, each.direction] = Saving(
+                peer.peer,
+                each.direction,
+                before.references + each.references,
+                before.as_names + each.as_names,
+                before.as_indices + each.as_indices,
+            )
+    return Savings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
+
+
 # ---------------------------------------------------------------- together
 
 
@@ -262,7 +310,8 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     topics = {topic.name: topic for topic in broker.topics}
     names = [*JOBS, *_other_checkpoints(settings.checkpoints)]
     queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
-    return Status(str(settings.state), broker, queries, lake_status(settings.lake))
+    savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
+    return Status(str(settings.state), broker, queries, lake_status(settings.lake), savings)
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:
@@ -323,6 +372,14 @@ def render_status(status: Status, now: datetime) -> RenderableType:
         parts.append(tables)
     else:
         parts.append(Text("no tables in the lake yet", "dim"))
+    if status.savings is not None:
+        for what, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
+            by_index = _table(f"{what} by index", "way", "references", "as names", "as indices")
+            for each in savings:
+                sizes = megabytes(each.as_names), megabytes(each.as_indices)
+                by_index.add_row(each.name, each.direction, f"{each.references:,}", *sizes)
+            parts += ["", by_index]
+        parts.append(Text(f"as the bridge said {ago(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
 
 

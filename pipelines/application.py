@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -13,15 +14,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.settings import Job, JobName, Settings, micros, spark_interval
 from pipelines.batcher import Batching
 from pipelines.breaker import Breaker, DecodingBrokenError
+from pipelines.bundles import read_bundles, remember_bundles
 from pipelines.decode import Decoding
 from pipelines.jobs import archive, batch, messages, sink, updates
 from pipelines.plan import Plan, Report
 from pipelines.progress import ProgressListener, QueryProgress
-from pipelines.sinks import Lake, has_rows
+from pipelines.sinks import Lake, create_tables, has_rows
 from pipelines.sources import Broker
 from pipelines.ticks import Ticker
 from pipelines.transforms.sink import FILLED
-from schemas.topic_table import Bundles
+from schemas.topic_table import BundleError, Bundles
 
 READS: Mapping[JobName, tuple[str, ...]] = {
     "archive": ("frames",),
@@ -45,18 +47,12 @@ def start_job(
     listener: StreamingQueryListener | None = None,
     report: Report | None = None,
 ) -> StreamingQuery:
-    """Starts one query as the settings say."""
+    """Starts one query as the settings say. BundleError: those of the settings contradict what was once known."""
     plan = _plan(spark, settings, settings.jobs.of(name), listener)
     if report is not None:
         plan = replace(plan, report=report)
     remembered = spark_interval(settings.dedupe.signed)
-    how = Decoding(
-        default_policy=settings.policy.default,
-        policies=settings.policy.networks,
-        batch_typ=settings.batch.typ,
-        unsigned_horizon=micros(settings.dedupe.unsigned),
-        bundles=Bundles(settings.topic_table.bundles),
-    )
+    how = decoding(settings, remember=name == "messages")
     match name:
         case "archive":
             return archive.start(plan, how.bundles)
@@ -69,6 +65,27 @@ def start_job(
             return batch.start(plan, Batching(micros(settings.batch.window), settings.batch.block_limit))
         case "sink":
             return sink.start(plan, remembered)
+
+
+def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
+    """How to decode as the settings say, with all topic bundles that are known: theirs, and those of the table.
+
+    `remember`: those of the settings go into the table. BundleError: the two contradict each other.
+    """
+    lake = Lake(str(settings.lake))
+    given, path = Bundles(settings.topic_table.bundles), lake.table("bundles")
+    if remember:
+        create_tables(lake, ("bundles",))
+        bundles = remember_bundles(path, given, datetime.now(UTC))
+    else:
+        bundles = given.joined(read_bundles(path))
+    return Decoding(
+        default_policy=settings.policy.default,
+        policies=settings.policy.networks,
+        batch_typ=settings.batch.typ,
+        unsigned_horizon=micros(settings.dedupe.unsigned),
+        bundles=bundles,
+    )
 
 
 def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:
@@ -156,7 +173,7 @@ class Application:
     def _start(self, name: JobName) -> StreamingQuery:
         try:
             return start_job(name, self._spark, self._settings, self._listener, self._report)
-        except DecodingBrokenError as error:
+        except (DecodingBrokenError, BundleError) as error:
             raise GaveUpError(f"{name} stopped: {error}") from error
 
     def check(self) -> None:

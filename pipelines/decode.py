@@ -178,12 +178,20 @@ def identities(decoded: Decoded, scope: str, horizon: int) -> tuple[bytes, bytes
     cut into spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share
     a span in one way or the other; a repeat after a whole horizon shares none. `scope` keeps apart what must not meet.
     """
-    start = f"{scope}\n{decoded.network}\n{decoded.message}"
-    if decoded.verdict is Verdict.GOOD:
+    signed = decoded.verdict is Verdict.GOOD
+    return identities_of(decoded.network, decoded.message, signed, decoded.observed_at, scope, horizon)
+
+
+def identities_of(
+    network: str, message: str, signed: bool, observed_at: int, scope: str, horizon: int
+) -> tuple[bytes, bytes]:
+    """As `identities`, from columns of the table `messages`; `observed_at` in µs."""
+    start = f"{scope}\n{network}\n{message}"
+    if signed:
         digest = blake2b(start.encode(), digest_size=16).digest()
         return digest, digest
-    early = decoded.observed_at // horizon
-    late = (decoded.observed_at + horizon // 2) // horizon
+    early = observed_at // horizon
+    late = (observed_at + horizon // 2) // horizon
     return (
         blake2b(f"{start}\n{early}".encode(), digest_size=16).digest(),
         blake2b(f"{start}\n{late}".encode(), digest_size=16).digest(),

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -34,9 +35,13 @@ class QueryProgress:
     duplicates: int = 0
     """Rows dropped as copies."""
     state_rows: int = 0
+    idle: bool = False
+    """Whether its last look found nothing to read. One that starts with nothing to read says no offsets, only this."""
 
     def lag(self, ends: Mapping[str, Mapping[int, int]]) -> int:
         """Records that are in the topics this query reads and not yet behind it; `ends`: those topics' end offsets."""
+        if self.idle and not self.read:
+            return 0
         return sum(
             max(0, end - self.read.get(topic, {}).get(partition, 0))
             for topic, partitions in ends.items()
@@ -50,6 +55,7 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
+        self._names: dict[UUID, str] = {}  # by run
 
     def snapshot(self) -> dict[str, QueryProgress]:
         with self._lock:
@@ -59,14 +65,21 @@ class ProgressListener(StreamingQueryListener):
         """What was known of an earlier run of the query no longer holds, but for its sums."""
         with self._lock:
             if event.name is not None:
+                self._names[event.runId] = event.name
                 before = self._queries.get(event.name, QueryProgress(event.name, {}))
-                self._queries[event.name] = replace(before, read={}, batch_ms=0, input_rate=0.0, processed_rate=0.0)
+                self._queries[event.name] = replace(
+                    before, read={}, batch_ms=0, input_rate=0.0, processed_rate=0.0, idle=False
+                )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         self.take(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing to read: what was last said still holds."""
+        """Nothing to read: what was last said of offsets still holds."""
+        with self._lock:
+            name = self._names.get(event.runId)
+            if name is not None:
+                self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """The application asks the query itself what ended it."""
@@ -89,6 +102,7 @@ class ProgressListener(StreamingQueryListener):
                 records=before.records + progress.numInputRows,
                 duplicates=before.duplicates + dropped,
                 state_rows=sum(operator.numRowsTotal for operator in operators),
+                idle=progress.numInputRows == 0,
             )
 
 

@@ -10,10 +10,14 @@ from collections import deque
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from schemas.identity import peer_bytes, peer_text
 from schemas.proto.gossipsub import rpc_pb2
 
 _GRAIN: Final = 1.0  # seconds; what was seen within it expires together
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
+_SHA256: Final = b"\x12\x20"  # how the multihash begins
+_TEXT_ENDS: Final = ((b"12D3KooW", 52), (b"Qm", 46), (b"16Uiu2HA", 53))  # where a peer id in base58 ends, by its start
+_SEQNO_BYTES: Final = 8
 
 
 def gossip_id(message: rpc_pb2.Message) -> bytes:
@@ -28,17 +32,18 @@ def gossip_id(message: rpc_pb2.Message) -> bytes:
 
 
 def canonical_id(raw: bytes) -> bytes:
-    """The id as `gossip_id` makes it, from either form that peers use.
+    """The id as `gossip_id` makes it, from any form that peers use.
 
-    js-libp2p puts the author's PublicKey where others put the peer id made of that key: key ‖ seqno.
+    js-libp2p puts the author's PublicKey where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes
+    both as text: the peer id in base58, the seqno in decimal.
     """
     end = _key_end(raw)
     if not end:
-        return raw
+        return _from_text(raw) or raw
     key = raw[:end]
     if end <= _IDENTITY_LIMIT:
         return bytes((0, end)) + raw
-    return b"\x12\x20" + sha256(key).digest() + raw[end:]
+    return _SHA256 + sha256(key).digest() + raw[end:]
 
 
 def is_key_form(raw: bytes) -> bool:
@@ -51,6 +56,37 @@ def key_form(canonical: bytes) -> bytes:
     if len(canonical) > 2 and canonical[0] == 0 and _key_end(canonical[2:]) == canonical[1]:
         return canonical[2:]
     return canonical
+
+
+def is_text_form(raw: bytes) -> bool:
+    """Whether an id is rust-libp2p's base58 ‖ decimal."""
+    return _from_text(raw) is not None
+
+
+def text_form(canonical: bytes) -> bytes:
+    """An id as rust-libp2p makes it, where it is a peer id and a seqno of 8 bytes; else as it is."""
+    peer, seqno = canonical[:-_SEQNO_BYTES], canonical[-_SEQNO_BYTES:]
+    text = b"%b%d" % (peer_text(peer).encode(), int.from_bytes(seqno, "big"))
+    return text if _from_text(text) == canonical else canonical
+
+
+def _from_text(raw: bytes) -> bytes | None:
+    if len(raw) < 47 or raw[0] not in b"1Q":
+        return None
+    for start, end in _TEXT_ENDS:
+        if raw.startswith(start):
+            number = raw[end:]
+            # one spelling only: as `int` would write it
+            if not number.isdigit() or len(number) > 20 or (number[0] == 0x30 and len(number) > 1):
+                return None
+            seqno = int(number)
+            if seqno >> 8 * _SEQNO_BYTES:
+                return None
+            try:
+                return peer_bytes(raw[:end].decode("ascii")) + seqno.to_bytes(_SEQNO_BYTES, "big")
+            except ValueError:
+                return None
+    return None
 
 
 def _key_end(raw: bytes) -> int:

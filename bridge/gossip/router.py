@@ -7,7 +7,7 @@ does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
   can never stand in the way of the true one;
 * peers given in PRUNE (peer exchange) are neither used nor sent: who is dialled is the host's business;
 * a peer that comes onto a topic whose mesh is too small is grafted at once, not at the next heartbeat;
-* ids of js-libp2p (key ‖ seqno) are understood, and spoken to a peer that uses them.
+* ids of js-libp2p (key ‖ seqno) and rust-libp2p (both as text) are understood, and spoken to a peer that uses them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,30 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from bridge.gossip.cache import MessageCache, SeenSet, canonical_id, gossip_id, is_key_form, key_form
+from bridge.gossip.cache import (
+    MessageCache,
+    SeenSet,
+    canonical_id,
+    gossip_id,
+    is_key_form,
+    is_text_form,
+    key_form,
+    text_form,
+)
 from bridge.gossip.score import Score, ScoreOptions
+from bridge.gossip.table_side import Direction, Item, Saving, Savings, TableSide
 from schemas.identity import Policy, Verdict, judge
 from schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
-    ControlGraft,
     ControlIHave,
     ControlMessage,
-    ControlPrune,
     Message,
 )
+from schemas.topic_table import Bundles
 
 PeerID = bytes  # multihash bytes
 Verify = Callable[[Message], Verdict]
-Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 
 # 0 is floodsub; the others count gossipsub versions: 10 is 1.0
 PROTOCOLS: Final[Mapping[str, int]] = MappingProxyType(
@@ -162,7 +170,7 @@ class _Peer:
     meshes: int = 0
     foreign: int = 0  # topics we are not on
     silent: bool = True  # no RPC has come yet
-    key_ids: bool = False  # it calls messages key ‖ seqno
+    spell: Callable[[bytes], bytes] | None = None  # our id of a message to what it calls it; None: the same
     dont: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
     # since the last heartbeat
     ihaves: int = 0
@@ -192,18 +200,19 @@ class Router:
     """One node's gossipsub state.
 
     `verify` is asked once per message of a topic we are on, unless a copy of the very same bytes has been found good.
-    `hello`: sent in the first RPC to each /meshsub/1.3.0 peer. `now`: seconds of any clock that does not go back.
-    Methods return what is to be sent, in order per peer; nothing is kept of what they return.
+    `table`: the topic tables with the peers; without it no topic goes or is understood by index. Topics are names in
+    here: `_topic_of` is where they come in, `_for_peer` where they go out. `now`: seconds of any clock that does not go
+    back. Methods return what is to be sent, in order per peer; nothing is kept of what they return.
     """
 
     def __init__(
-        self, own: PeerID, options: Options, rng: Random, verify: Verify, hello: ControlExtensions | None = None
+        self, own: PeerID, options: Options, rng: Random, verify: Verify, table: TableSide | None = None
     ) -> None:
         self._own = own
         self._options = options
         self._rng = rng
         self._verify = verify
-        self._hello = hello
+        self._table = TableSide(Bundles()) if table is None else table
         self._peers: dict[PeerID, _Peer] = {}
         self._floodsub = 0  # peers that speak only that
         # dicts in place of sets: their order is that of insertion, so a seeded rng always chooses the same
@@ -226,6 +235,7 @@ class Router:
         """How often what happened, by kind, since the start. A live view: look again, it has moved on."""
         self._counters["seen_evicted"] = self._seen.evicted
         self._counters["mcache_evicted"] = self._cache.evicted
+        self._counters.update(self._table.counters)
         return MappingProxyType(self._counters)
 
     @property
@@ -256,10 +266,20 @@ class Router:
             "retained": len(self._retained),
         }
 
+    @property
+    def savings(self) -> Savings:
+        """What references by index took, and would have taken as names, by direction and topic, over all peers."""
+        return self._table.savings()
+
+    def savings_of(self, peer: PeerID) -> Mapping[tuple[Direction, str], Saving]:
+        """The same of one connected peer."""
+        return self._table.savings_of(peer)
+
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float) -> list[Send]:
-        """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and `hello` where it is due.
+        """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and the hello of the
+        topic table where it is due.
 
         A peer that is there already begins anew. ValueError for a protocol that is not in PROTOCOLS.
         """
@@ -274,8 +294,9 @@ class Router:
         state = self._peers[peer] = _Peer(peer, protocol, version, outbound, score)
         self._floodsub += version == 0
         rpc = RPC()
-        if self._hello is not None and version >= _EXTENSIONS_VERSION:
-            rpc.control.extensions.CopyFrom(self._hello)
+        hello = self._table.add(peer, protocol)
+        if hello is not None:
+            rpc.control.extensions.CopyFrom(hello)
         for topic in self._mesh:
             rpc.subscriptions.add(subscribe=True, topicid=topic)
         sends: list[Send] = []
@@ -289,6 +310,7 @@ class Router:
         if state is None:
             return []
         self._floodsub -= state.version == 0
+        self._table.remove(peer)
         for topic in state.topics:
             self._unlist(topic, peer)
         for mesh in self._mesh.values():
@@ -309,6 +331,10 @@ class Router:
         many may share, such as loopback."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
+
+    def identified(self, peer: PeerID, agent: str) -> None:
+        """The agent version that a connected peer gave of itself."""
+        self._table.agent(peer, agent)
 
     def join(self, topic: str, now: float) -> list[Send]:
         """Subscribe to a topic: told to all peers, GRAFT to up to D of those on it. Nothing if we are on it."""
@@ -360,7 +386,7 @@ class Router:
         To all peers on the topic with `flood_publish`, else to the mesh (filled up to D), or the fanout of a topic we
         are not on; floodsub peers always. The same message may be published again. ValueError without a topic.
         """
-        topic = self._topic_of(None, message)
+        topic = message.topic
         if not topic:
             raise ValueError("a message to publish needs a topic")
         key = gossip_id(message)
@@ -375,7 +401,10 @@ class Router:
         return [Send(state.peer, self._for_peer(state, rpc), True) for state in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it."""
+        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it.
+
+        One that could not be read is to be given as an empty one: it may have been the peer's first.
+        """
         sends: list[Send] = []
         delivered: list[Deliver] = []
         publish = rpc.publish
@@ -384,6 +413,7 @@ class Router:
             self._counters["unknown_peer"] += 1
             return sends, delivered, bytes(len(publish))
         control = rpc.control if rpc.HasField("control") else None
+        self._table.received(peer, rpc)
         if control is not None and control.HasField("extensions"):
             self._take_hello(state, control.extensions)
         state.silent = False
@@ -445,27 +475,21 @@ class Router:
 
     # ---------------------------------------------------------------- the two doors of the topic table
 
-    def _topic_of(self, peer: _Peer | None, item: Item) -> str | None:
-        """The topic that an item of a peer's RPC is about; None where it has no name, or one that is not UTF-8.
+    def _topic_of(self, peer: _Peer, item: Item) -> str | None:
+        """The topic that an item of a peer's RPC is about; None where it has no name, or one that is not UTF-8, or an
+        index that does not resolve.
 
         A name always wins: an index beside it is not looked at (SubOpts field 3 is also `requestsPartial`).
         """
-        name: str | bytes
-        if isinstance(item, Message):
-            name = item.topic
-        elif isinstance(item, RPC.SubOpts):
-            name = item.topicid
-        else:
-            name = item.topicID
-        return name if name and type(name) is str else None  # upb hands out bytes where it is not UTF-8
+        return self._table.topic_of(peer.peer, item) or None
 
     def _for_peer(self, peer: _Peer, rpc: RPC) -> RPC:
         """The RPC as this peer is to get it; `rpc` itself may be going to others, too, and is never changed."""
-        return rpc
+        return self._table.for_peer(peer.peer, rpc)
 
     def _take_hello(self, state: _Peer, extensions: ControlExtensions) -> None:
-        """Extensions that a peer offers: they count in its first RPC only, and none is known yet. Which are unknown is
-        ignored, testExtension asks for nothing (gossipsub-v1.3.md, Extensions Control Message)."""
+        """Extensions that a peer offers: they count in its first RPC only. The topic table is `TableSide.received`'s;
+        which are unknown is ignored, testExtension asks for nothing (gossipsub-v1.3.md, Extensions Control Message)."""
         if not state.silent:
             self._counters["extensions_repeated"] += 1
         elif state.version >= _EXTENSIONS_VERSION:
@@ -532,13 +556,15 @@ class Router:
         counters = self._counters
         joined = self._mesh
         seen = self._seen
+        named = self._table.named  # from here on no message has an index: it is of one connection's table
         verdicts = bytearray(len(publish))
         fresh: list[tuple[Message, str, bytes]] = []
-        for index, message in enumerate(publish):
-            topic = self._topic_of(state, message)
+        for index, wired in enumerate(publish):
+            topic = self._topic_of(state, wired)
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
+            message = named(wired, topic)
             key = gossip_id(message)
             data = message.SerializeToString()
             known = seen.get(key)
@@ -587,7 +613,7 @@ class Router:
                 continue
             for peer, state in self._mesh[topic].items():
                 if state is not source and state.version >= _IDONTWANT_VERSION:
-                    wanted_not.setdefault(peer, []).append(key_form(key) if state.key_ids else key)
+                    wanted_not.setdefault(peer, []).append(state.spell(key) if state.spell else key)
         for peer, keys in wanted_not.items():
             rpc = RPC()
             rpc.control.idontwant.add(messageIDs=keys)
@@ -686,7 +712,10 @@ class Router:
                 self._counters["id_too_long"] += 1
                 continue
             if is_key_form(raw):
-                state.key_ids = True
+                state.spell = key_form
+                yield raw, canonical_id(raw)
+            elif is_text_form(raw):
+                state.spell = text_form
                 yield raw, canonical_id(raw)
             else:
                 yield raw, raw
@@ -889,8 +918,8 @@ class Router:
         count = max(options.D_lazy, math.ceil(options.gossip_factor * len(pool)))
         for state in self._sample(pool, count):
             told = self._rng.sample(keys, min(len(keys), options.max_ihave_length))
-            if state.key_ids:
-                told = [key_form(key) for key in told]
+            if state.spell:
+                told = [state.spell(key) for key in told]
             out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=told)
             self._counters["ihave_sent"] += len(told)
 

@@ -37,6 +37,8 @@ from trio_typing import TaskStatus
 
 from bridge.capture.tap import Connection
 from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
+from bridge.gossip.table_side import Direction as TableDirection
+from bridge.gossip.table_side import Saving, SendMode, TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, make_host, swarm_of
@@ -44,6 +46,7 @@ from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.reject import Rejected
+from schemas.topic_table import Bundles
 
 PROTOCOLS: Final = (
     "/meshsub/1.3.0",
@@ -90,6 +93,8 @@ class NodeOptions:
     listen: Sequence[str] = ()  # multiaddrs; none: it only dials
     bootstrap: Sequence[str] = ()  # multiaddrs that end in /p2p/<peer id>
     gossip: Options = field(default_factory=Options)
+    bundles: Bundles = field(default_factory=Bundles)  # of topics that may go by index; none: no topic does
+    send_indices: SendMode = "cautious"
     agent: str = "kiln"
     max_connections: int = 300
     dial_timeout: float = 15.0
@@ -101,6 +106,17 @@ class NodeOptions:
     queue_bytes: int = 4 * 1024 * 1024
     control_bytes: int = 1024 * 1024
     stuck_after: float = 30.0  # a peer that takes nothing for so long is disconnected
+
+
+@dataclass(frozen=True)
+class TopicSaving:
+    """References to a topic by index, one way: how many, and bytes on the wire as they went and as names."""
+
+    topic: str
+    direction: TableDirection
+    references: int
+    as_names: int
+    as_indices: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,7 @@ class PeerInfo:
     frames_in: int
     frames_out: int
     dropped: int
+    savings: tuple[TopicSaving, ...]  # since the stream opened
 
 
 @dataclass(frozen=True)
@@ -149,6 +166,7 @@ class NodeView:
     dropped: int
     paused: bool  # reading has stopped: the sink is full
     counters: Mapping[str, int]  # the node's and the router's
+    savings: tuple[TopicSaving, ...]  # over all peers there were
 
 
 class _Queue:
@@ -212,6 +230,7 @@ class _Session:
         self.dialled = False
         self.address = ""
         self.ip = ""
+        self.agent = ""  # as far as the router was told
         self.frames_in = self.frames_out = self.dropped = 0
 
 
@@ -256,7 +275,7 @@ class Node:
     ) -> None:
         """`on_message` is called for the first good copy of each message on a joined topic.
 
-        `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none.
+        `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none. BundleError: too many bundles.
         """
         self.peer: PeerID = peer_of(key)
         self.counters: Counter[str] = Counter()
@@ -268,7 +287,10 @@ class Node:
         self._clock_ns = clock_ns
         self._listen = [_address(text, "listen") for text in options.listen]
         self._targets = _targets(options.bootstrap, self.peer)
-        self.router = router or Router(self.peer, options.gossip, random.Random(), verifier(options.gossip.policy))
+        table = TableSide(options.bundles, options.send_indices)
+        self.router = router or Router(
+            self.peer, options.gossip, random.Random(), verifier(options.gossip.policy), table
+        )
         self._links: dict[bytes, _Link] = {}
         self._room = trio.Event()
         self._scope = trio.CancelScope()
@@ -375,6 +397,7 @@ class Node:
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
+                    savings=_savings(self.router.savings_of(link.peer)),
                 )
             )
         counters = Counter(self.router.counters)
@@ -403,6 +426,7 @@ class Node:
             dropped=self.counters["dropped"],
             paused=self._sink.full,
             counters=dict(counters),
+            savings=_savings(self.router.savings),
         )
 
     # ------------------------------------------------------------------ connections
@@ -521,6 +545,7 @@ class Node:
         try:
             self._dispatch(self.router.add_peer(link.peer, protocol, session.dialled, trio.current_time()))
             self._count_neighbours(session.ip)
+            self._identify(link, session)
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, link, session)
@@ -640,12 +665,11 @@ class Node:
         delivers: list[Deliver] = []
         verdicts = b""
         try:
-            if declared:
-                counters["rpc_oversized"] += 1
-            elif isinstance(rpc := read_rpc(payload), Rejected):
-                counters["rpc_malformed"] += 1
-            else:
-                sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
+            rpc = None if declared else read_rpc(payload)
+            if rpc is None or isinstance(rpc, Rejected):
+                counters["rpc_oversized" if declared else "rpc_malformed"] += 1
+                rpc = RPC()  # it may have been the first one
+            sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
         finally:  # whatever happens to it, the frame is kept
             self._sink.put(session.id, session.connection.frame("IN", payload, observed_at, verdicts, declared))
         if sends:
@@ -714,6 +738,9 @@ class Node:
     async def _heartbeat(self) -> None:
         while True:
             await trio.sleep(self._options.gossip.heartbeat)
+            for link in self._links.values():
+                if link.session is not None:
+                    self._identify(link, link.session)
             self._dispatch(self.router.heartbeat(trio.current_time()))
 
     async def _wait_for_room(self) -> None:
@@ -725,6 +752,13 @@ class Node:
     def _room_is_back(self) -> None:
         self._room.set()
         self._room = trio.Event()
+
+    def _identify(self, link: _Link, session: _Session) -> None:
+        """Tell the router what the peer is, once libp2p has asked it."""
+        if not session.agent:
+            session.agent = self._agent_of(link.id)
+            if session.agent:
+                self.router.identified(link.peer, session.agent)
 
     def _agent_of(self, peer: ID) -> str:
         try:
@@ -768,6 +802,13 @@ def _shielded(seconds: float) -> trio.CancelScope:
     scope = trio.CancelScope(deadline=trio.current_time() + seconds)
     scope.shield = True
     return scope
+
+
+def _savings(savings: Mapping[tuple[TableDirection, str], Saving]) -> tuple[TopicSaving, ...]:
+    return tuple(
+        TopicSaving(topic, direction, saving.references, saving.as_names, saving.as_indices)
+        for (direction, topic), saving in savings.items()
+    )
 
 
 def _address(text: str, use: str) -> Multiaddr:

@@ -8,8 +8,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.cache import MessageCache, SeenSet, canonical_id, gossip_id, is_key_form, key_form
-from schemas.identity import PrivateKey, peer_of, sign
+from bridge.gossip.cache import (
+    MessageCache,
+    SeenSet,
+    canonical_id,
+    gossip_id,
+    is_key_form,
+    is_text_form,
+    key_form,
+    text_form,
+)
+from schemas.identity import PrivateKey, peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
 
 
@@ -145,8 +154,34 @@ def test_both_forms_of_an_id_are_one(kind: str) -> None:
     assert key_form(canonical) == (other if kind in ("ed25519", "secp256k1") else canonical)
 
 
-@given(st.binary(max_size=80))
+@pytest.mark.parametrize("kind", KEYS)
+@given(number=st.integers(0, 2**64 - 1))
+def test_an_id_in_text_is_the_same(kind: str, number: int) -> None:
+    peer = peer_of(KEYS[kind])
+    canonical = peer + number.to_bytes(8, "big")
+    text = f"{peer_text(peer)}{number}".encode()
+    assert is_text_form(text)
+    assert not is_text_form(canonical)
+    assert not is_key_form(text)
+    assert canonical_id(text) == canonical
+    assert text_form(canonical) == text
+
+
+@pytest.mark.parametrize("number", ["", "00", "01", "-1", "1x", str(2**64), "9" * 30, "²"])
+def test_a_text_that_is_no_seqno_is_an_id_of_its_own(number: str) -> None:
+    text = (peer_text(peer_of(KEYS["ed25519"])) + number).encode()
+    assert canonical_id(text) == text
+    assert not is_text_form(text)
+
+
+TEXTS = st.tuples(
+    st.sampled_from(["12D3KooW", "16Uiu2HA", "Qm"]), st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZ0", max_size=60)
+)
+
+
+@given(st.binary(max_size=80) | TEXTS.map(lambda parts: "".join(parts).encode()))
 def test_any_bytes_have_one_canonical_form(raw: bytes) -> None:
     assert canonical_id(canonical_id(raw)) == canonical_id(raw)
-    assert is_key_form(raw) == (canonical_id(raw) != raw)
-    assert canonical_id(key_form(raw)) == raw or is_key_form(raw)
+    assert (is_key_form(raw) or is_text_form(raw)) == (canonical_id(raw) != raw)
+    assert canonical_id(key_form(raw)) == canonical_id(raw)
+    assert canonical_id(text_form(raw)) == canonical_id(raw)

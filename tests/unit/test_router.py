@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.router import PROTOCOLS, Deliver, Options, PeerID, Router, Send, split, verifier
+from bridge.gossip.table_side import TableSide
 from schemas.identity import Policy, Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.topic_table import Bundles, hello_extensions
 
 T = "/ceramic/mainnet"
 OWN = b"\x00\x24own"
@@ -74,10 +76,8 @@ def peer(number: int) -> PeerID:
     return b"\x00\x24peer%03d" % number
 
 
-def node(
-    options: Options | None = None, hello: ControlExtensions | None = None, topics: Iterable[str] = (T,)
-) -> Router:
-    router = Router(OWN, options or Options(), Random(1), check, hello)
+def node(options: Options | None = None, table: TableSide | None = None, topics: Iterable[str] = (T,)) -> Router:
+    router = Router(OWN, options or Options(), Random(1), check, table)
     for topic in topics:
         router.join(topic, 0.0)
     return router
@@ -115,13 +115,13 @@ def asked(sends: Iterable[Send]) -> list[bytes]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_first_rpc_tells_our_topics_and_extensions_only_to_those_who_know_them(protocol: str) -> None:
-    hello = ControlExtensions(topicTableExtension=ExtTopicTable(topicBundleHashes=[b"abcd"]))
-    router = node(hello=hello, topics=("a", "b"))
+    bundles = Bundles({"one": ["a"]})
+    router = node(table=TableSide(bundles), topics=("a", "b"))
     (first,) = router.add_peer(peer(1), protocol, True, 0.0)
     assert [(each.topicid, each.subscribe) for each in first.rpc.subscriptions] == [("a", True), ("b", True)]
     assert first.priority
     if protocol == "/meshsub/1.3.0":
-        assert first.rpc.control.extensions == hello
+        assert first.rpc.control.extensions == hello_extensions(bundles)
     else:
         assert not first.rpc.HasField("control")
     later = router.join("c", 1.0) + router.heartbeat(1.0)
@@ -813,7 +813,7 @@ def test_parts_are_small_and_hold_the_same_things(
 
 def test_a_hello_of_very_many_topics_is_parted() -> None:
     topics = [f"/ceramic/mainnet/sep/model/{number:0100d}" for number in range(20_000)]
-    sends = node(topics=topics, hello=ControlExtensions()).add_peer(peer(1), "/meshsub/1.3.0", True, 0.0)
+    sends = node(topics=topics, table=TableSide(Bundles({"one": ["a"]}))).add_peer(peer(1), "/meshsub/1.3.0", True, 0.0)
     assert len(sends) > 1
     assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
     assert [each.topicid for send in sends for each in send.rpc.subscriptions] == topics
