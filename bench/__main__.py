@@ -18,10 +18,10 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, decode, growth, hot_path, lateness
+from bench import batcher, decode, growth, hot_path, lateness, network
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
-from bench.runs import BenchError, Extent
+from bench.runs import BenchError, Extent, Say
 from bridge.frames_producer import FramesProducerError
 from conf import KilnError
 from deploy.embedded.broker import BrokerError
@@ -30,13 +30,17 @@ from deploy.embedded.java import JavaError
 from deploy.embedded.topics import TopicsError
 from pipelines.application import GaveUpError
 
+ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
+    "hot-path": hot_path.measure,
+    "network": network.measure,
+}
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,
     "lateness": lateness.measure,
     "batcher": batcher.measure,
     "growth": growth.measure,
 }
-NAMES = ("hot-path", *ON_GROUND)
+NAMES = (*ALONE, *ON_GROUND)
 
 _ENOUGH_RUNS = 5
 _IDLE = 0.5  # load a core
@@ -122,8 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     names = [name for name in NAMES if not options.names or name in options.names]
     bench = Bench(Console(), extent, options.json)
-    if "hot-path" in names:
-        bench.measure("hot-path", partial(hot_path.measure, extent, bench.say))
+    for name in names:
+        if name in ALONE:
+            bench.measure(name, partial(ALONE[name], extent, bench.say))
     if on_ground := [name for name in names if name in ON_GROUND]:
         try:
             with (

@@ -5,108 +5,89 @@ What a frame costs is parted by leaving things out: each side does less than the
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p import new_host
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pb import rpc_pb2 as stock_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
 
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
-from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, Verify, verifier
+from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
 from bridge.node.host import Node, NodeOptions, _Link, _Session
 from bridge.node.seqno import Seqno
-from schemas.identity import Verdict, peer_bytes, peer_of
+from schemas.identity import Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
 
-from foreign_peer import ForeignPeer, ForeignPeerError, build_rust, rust_peer  # noqa: E402  - found only now
+from foreign_peer import ForeignPeer, ForeignPeerError, build_rust, rust_peer
 
-TOPIC = "/ceramic/local-bench"
-FRAMES = 20_000
-UNIQUE = 5_000
-WARM = 1_000
-SIZE = 300  # bytes
-MESH = 4
+TOPIC: Final = "/ceramic/local-bench"
+FRAMES: Final = 20_000
+UNIQUE: Final = 5_000
+SIZE: Final = 300  # bytes
+MESH: Final = 4
+PATIENCE: Final = 60.0  # s
+STOCK: Final = "stock py-libp2p"
+RUST: Final = "a node in Rust"
+_REPORT: Final = 250  # messages
 # The Rust peer refuses what is over 5,000 in its queue to us: it is told in portions, and never so far ahead.
-PORTION = 1_000
-AHEAD = 2_500
+_PORTION: Final = 500
+_AHEAD: Final = 2_500
 
 
-class _Unjudged(Exception):
-    """A message came that was to be left out."""
+T = TypeVar("T")
 
 
-class _Counting:
-    """The sink: counts, and reads the clocks at two of the frames."""
-
-    full = False
-
-    def __init__(self, first: int, last: int) -> None:
-        self.count = 0
-        self.first, self.last = first, last
-        self.marks: list[tuple[float, float]] = []
-        self.done = trio.Event()
-
-    def put(self, connection: bytes, frame: bytes) -> None:
-        self.tick()
-
-    def tick(self) -> None:
-        self.count += 1
-        if self.count == self.first or self.count == self.last:
-            self.marks.append((time.perf_counter(), time.process_time()))
-            if self.count == self.last:
-                self.done.set()
-
-    def subscribe(self, callback: Callable[[], None]) -> None:
-        """Never full."""
-
-    def figures(self) -> Figures:
-        (began, busy), (ended, busier) = self.marks
-        frames = self.last - self.first
-        return Figures(frames / (ended - began), (busier - busy) / frames * 1e6)
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One run: per second of the clock, and µs of CPU for each."""
+class Figures(NamedTuple):
+    """One run: messages per second of the clock, µs of the node's CPU for each, and frames captured for each."""
 
     rate: float
     cpu: float
+    frames: float
 
 
 class _Mute(Router):
-    """Takes in no RPC."""
+    """Takes no messages in."""
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        if rpc.publish:
-            return [], [], b""
-        return super().receive(peer, rpc, now)
+        return ([], [], b"") if rpc.publish else super().receive(peer, rpc, now)
 
 
 class _Blind(Node):
-    """Counts frames as they come, unread."""
+    """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
 
     def _incoming(self, link: _Link, session: _Session, payload: bytes, declared: int) -> None:
-        if session.frames_in < 3:  # subscriptions and GRAFT: else nobody would send it anything
+        if len(payload) < SIZE:
             super()._incoming(link, session, payload, declared)
         else:
             self._sink.put(session.id, payload)
 
 
-SIDES: Mapping[str, tuple[type[Node], type[Router], bool]] = {
+NODE: Final[Mapping[str, tuple[type[Node], type[Router], bool]]] = {
     "whole": (Node, Router, True),
     "signatures not verified": (Node, Router, False),
-    "and no router": (Node, _Mute, False),
-    "and not parsed or framed": (_Blind, _Mute, False),
+    "nor routed": (Node, _Mute, False),
+    "nor parsed and framed": (_Blind, _Mute, False),
 }
 
 
@@ -115,44 +96,217 @@ def measure(extent: Extent, say: Say) -> Finding:
 
     BenchError without cargo, or when a peer fails.
     """
-    frames, unique = extent.of(FRAMES, least=500), extent.of(UNIQUE, least=200)
-    rates: dict[str, list[float]] = {}
-    costs: dict[str, list[float]] = {}
-    copies: list[float] = []
+    frames, unique = extent.of(FRAMES, least=1000), extent.of(UNIQUE, least=500)
+    mesh = f"{MESH} mesh peers"
+    found: dict[str, list[Figures]] = {}
     try:
         binary = build_rust()
         for run in range(1, extent.runs + 1):
-            for name, side in SIDES.items():
-                figures = _one(binary, 1, partial(_from_one, side, frames))
-                rates.setdefault(name, []).append(figures.rate)
-                costs.setdefault(name, []).append(figures.cpu)
-                say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs")
-            mesh = f"{MESH} peers in the mesh"
-            figures, each = _one(binary, MESH, partial(_from_mesh, unique))
-            rates.setdefault(mesh, []).append(figures.rate)
-            costs.setdefault(mesh, []).append(figures.cpu)
-            copies.append(each)
-            say(f"run {run} of {extent.runs}: {mesh}: {number(figures.rate)} unique/s, {number(figures.cpu)} µs")
+            for name in (*NODE, STOCK, RUST, mesh):
+                if name == RUST:
+                    figures = _rust(binary, frames)
+                else:
+                    figures = _play(binary, name, MESH, unique) if name == mesh else _play(binary, name, 1, frames)
+                found.setdefault(name, []).append(figures)
+                say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs CPU each")
     except ForeignPeerError as error:
         raise BenchError(f"the peer in Rust: {error}") from error
-    cost = {name: Series(f"{name}, CPU", "µs/frame", tuple(found)) for name, found in costs.items()}
-    whole = cost["whole"]
+    cost = {
+        name: Series(f"CPU, {name}", "µs/frame", tuple(each.cpu for each in found[name]))
+        for name in (*NODE, STOCK, RUST)
+    }
+    rate = {
+        name: Series(f"frames, {name}", "frames/s", tuple(each.rate for each in found[name]))
+        for name in ("whole", STOCK, RUST)
+    }
     return Finding(
         "network",
-        f"the node, from a peer in Rust: signed messages of {SIZE} bytes, one in a frame; its frames go nowhere",
+        f"the node, fed by a peer in Rust: signed messages of {SIZE} bytes, one in a frame; captured frames go nowhere",
         (
-            Series("frames, whole", "frames/s", tuple(rates["whole"])),
-            *[cost[name] for name in SIDES],
-            Series(f"unique messages, {mesh}", "messages/s", tuple(rates[mesh])),
-            Series(f"{mesh}, CPU", "µs/unique", tuple(costs[mesh])),
-            Series("copies of each", "copies", tuple(copies)),
+            *rate.values(),
+            *cost.values(),
+            Series(f"unique messages, {mesh}", "messages/s", tuple(each.rate for each in found[mesh])),
+            Series(f"CPU, {mesh}", "µs/message", tuple(each.cpu for each in found[mesh])),
+            Series(f"frames in and out, {mesh}", "frames/message", tuple(each.frames for each in found[mesh])),
         ),
-        tuple(Ratio(f"{name}, of the whole", cost[name], whole) for name in SIDES if name != "whole"),
-        {"frames": frames, "unique messages": unique},
+        tuple(Ratio(f"{name}, of the whole", cost[name], cost["whole"]) for name in cost if name != "whole"),
+        {"frames": frames, "unique messages": unique, "peers": "on the same cores"},
     )
 
 
-def _one[T](binary: Path, peers: int, play: Callable[[Path, Sequence[ForeignPeer]], T]) -> T:
+def _play(binary: Path, side: str, peers: int, count: int) -> Figures:
+    """One run. The node has a process of its own, so that its CPU time is nobody else's."""
+    ours, theirs = get_context("spawn").Pipe()
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
-        started = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
-        return play(Path(folder), started)
+        rusts = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
+        node = get_context("spawn").Process(
+            target=_stock if side == STOCK else _node,
+            args=(theirs, side if side in NODE else "whole", peers > 1, count, folder),
+            daemon=True,
+        )
+        node.start()
+        stack.callback(node.join)
+        stack.callback(node.terminate)
+        peer, address = _told(ours, str).split(" ")
+        for index, rust in enumerate(rusts):
+            rust.subscribe(TOPIC)
+            rust.connect(address)
+            for other in rusts[:index]:
+                rust.connect(other)
+        for index, rust in enumerate(rusts):
+            rust.wait_mesh(TOPIC, peer)
+            for other in rusts[:index]:
+                rust.wait_mesh(TOPIC, other)
+        sent = heard = turn = 0
+        while heard < count:
+            while sent < count + _REPORT and sent - heard < _AHEAD // peers:
+                outcome = rusts[turn % peers].publish(TOPIC, _PORTION // peers, size=SIZE, tag=f"{turn}")
+                if not outcome.sent:
+                    raise BenchError(f"the peer in Rust cannot publish: {outcome.text}")
+                sent += outcome.sent
+                turn += 1
+            heard = _told(ours, int)
+        return _told(ours, Figures)
+
+
+def _rust(binary: Path, count: int) -> Figures:
+    """The same peer as receiver. Its CPU has the JSON in it that it writes of each message."""
+    with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
+        source, target = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(2)]
+        for each in (source, target):
+            each.subscribe(TOPIC)
+        source.connect(target)
+        source.wait_mesh(TOPIC, target)
+        target.wait_mesh(TOPIC, source)
+        began, busy, sent, turn = time.perf_counter(), _cpu_of(target), 0, 0
+        while sent < count:
+            sent += source.publish(TOPIC, _PORTION, size=SIZE, tag=f"{turn}").sent
+            turn += 1
+            due = sent - _AHEAD if sent < count else sent
+            target.wait_for(lambda due=due: len(target.received) >= due)  # type: ignore[misc]  # bound at once
+        return Figures(sent / (time.perf_counter() - began), (_cpu_of(target) - busy) / sent * 1e6, 1.0)
+
+
+def _cpu_of(peer: ForeignPeer) -> float:
+    """Seconds that a peer's process was busy, so far."""
+    fields = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _told(pipe: Connection, kind: type[T]) -> T:
+    if not pipe.poll(PATIENCE):
+        raise BenchError(f"the node said nothing for {PATIENCE:g} s: messages were lost?")
+    try:
+        value = pipe.recv()
+    except EOFError:
+        raise BenchError("the node has ended") from None
+    assert isinstance(value, kind)
+    return value
+
+
+# ---------------------------------------------------------------- the node's process
+
+
+class _Counting:
+    """The sink: counts frames."""
+
+    full = False
+    frames = 0
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        self.frames += 1
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Never full."""
+
+
+class _Counter:
+    """Counts messages, tells of them, and reads the clocks when a tenth and when all have come."""
+
+    def __init__(self, pipe: Connection, count: int) -> None:
+        self._pipe = pipe
+        self._first, self._last = count // 10, count
+        self._marks: list[tuple[float, float, int]] = []
+        self._count = 0
+
+    def tick(self, frames: int) -> None:
+        self._count += 1
+        if self._count in (self._first, self._last):
+            self._marks.append((time.perf_counter(), time.process_time(), frames))
+        if self._count % _REPORT == 0 or self._count == self._last:
+            self._pipe.send(self._count)
+        if self._count == self._last:
+            (began, busy, before), (ended, busier, after) = self._marks
+            many = self._last - self._first
+            self._pipe.send(Figures(many / (ended - began), (busier - busy) / many * 1e6, (after - before) / many))
+
+
+class _Ticking(_Counting):
+    """Where frames are what is counted."""
+
+    def __init__(self, counter: _Counter) -> None:
+        self._counter = counter
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        super().put(connection, frame)
+        self._counter.tick(self.frames)
+
+
+def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str) -> None:
+    node_type, router_type, verified = NODE[side]
+    counter = _Counter(pipe, count)
+    sink = _Counting() if by_message else _Ticking(counter)
+    key = Ed25519PrivateKey.generate()
+    gossip = Options()
+    router = router_type(
+        peer_of(key), gossip, random.Random(0), verifier(gossip.policy) if verified else lambda message: Verdict.GOOD
+    )
+
+    def hear(deliver: Deliver) -> None:
+        counter.tick(sink.frames)
+
+    async def main() -> None:
+        options = NodeOptions(network="local-bench", listen=("/ip4/127.0.0.1/tcp/0",), gossip=gossip)
+        seqno = Seqno(Path(folder, "seqno"), time.time_ns)
+        node = node_type(options, key, seqno, sink, hear if by_message else None, router=router)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.run)
+            node.join(TOPIC)
+            pipe.send(f"{peer_text(node.peer)} {node.addresses[0]}")
+
+    trio.run(main)
+
+
+def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str) -> None:
+    """py-libp2p's own host and pubsub, with its silent limit of 10 messages a second off."""
+    counter = _Counter(pipe, count)
+    logging.getLogger("libp2p").addHandler(logging.NullHandler())
+
+    def valid(source: ID, message: stock_pb2.Message) -> bool:
+        counter.tick(0)
+        return True
+
+    async def main() -> None:
+        host = new_host(muxer_preference="YAMUX")
+        router = GossipSub(
+            protocols=[TProtocol("/meshsub/1.1.0")],
+            degree=6,
+            degree_low=5,
+            degree_high=12,
+            heartbeat_interval=1,
+            spam_protection_enabled=False,
+        )
+        pubsub = Pubsub(host, router)
+        async with (
+            host.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]),
+            background_trio_service(pubsub),
+            background_trio_service(router),
+        ):
+            await pubsub.wait_until_ready()
+            pubsub.set_topic_validator(TOPIC, valid, False)
+            subscription = await pubsub.subscribe(TOPIC)
+            pipe.send(f"{host.get_id()} {host.get_addrs()[0]}")
+            while True:
+                await subscription.get()
+
+    trio.run(main)

@@ -135,8 +135,8 @@ class _Run:
             self._outcome.error = str(error)
         finally:
             self._view.say("stopping")
-            self._live.stop()
             self._application.stop()
+            self._live.stop()  # last, so that what the queries gave out in the end is published
             self._watch.stop()
             offsets.close()
         seen = self._watch.seen

@@ -177,6 +177,13 @@ class ForeignPeer:
         """Its multiaddr, with /p2p/."""
         return self.addresses[0]
 
+    @property
+    def pid(self) -> int:
+        """Of its process. ForeignPeerError if it does not run."""
+        if self._process is None:
+            raise ForeignPeerError(f"{self.name} does not run")
+        return self._process.pid
+
     def connect(self, other: ForeignPeer | str) -> None:
         """Dials another peer, or a multiaddr with /p2p/; returns once connected."""
         self.command("connect", addr=other if isinstance(other, str) else other.address)
