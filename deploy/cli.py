@@ -6,6 +6,7 @@ jars, a free port, a broker); 130 interrupted (a `kiln run` that is stopped by C
 Whatever takes long to import (Spark, DuckDB, Kafka) is imported by the command that needs it: `kiln --help` is quick.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -172,6 +173,51 @@ def job(
     """Run one query as a Spark application of its own, until Ctrl-C or SIGTERM."""
     query = _job_name(name)
     raise typer.Exit(_run(_settings(config, state), (query,), length=None, catch_up=False, source="none"))
+
+
+@app.command()
+def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
+    """Run the bridge alone, on the network of bridge.bootstrap, until Ctrl-C or SIGTERM."""
+    settings = _settings(config, state)
+    from bridge.main import run as run_bridge
+    from deploy.stack import broker
+
+    notes = _notes()
+    with broker(settings, _sayer(notes)):
+        notes.print(f"the bridge says how it goes in {settings.bridge_dir / 'status.json'}; Ctrl-C stops", style="dim")
+        run_bridge(settings)
+
+
+@app.command()
+def interests(
+    add: Annotated[
+        list[str] | None, typer.Option("--add", metavar="X", help="Follow this too: *, a key, or key/value.")
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="X", help="Follow this no more.")] = None,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print which separators the bridge follows; change them while it runs."""
+    settings = _settings(config, state)
+    from bridge.interests import InterestsFile
+    from schemas.topics import TopicError
+
+    file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
+    now = list(file.read())
+    if add or remove:
+        unknown = [text for text in remove or () if text not in now]
+        if unknown:
+            raise UsageError(f"--remove {unknown[0]}: not followed; {', '.join(now) or 'nothing'} is")
+        now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
+        try:
+            file.write(now)
+        except TopicError as error:
+            raise UsageError(f"--add: {error}") from None
+    if file.error:
+        raise KilnError(file.error)
+    now = list(dict.fromkeys(now))
+    print(json.dumps(now) if as_json else "\n".join(now))
 
 
 @app.command()
