@@ -1,0 +1,220 @@
+"""Nodes of ours on 127.0.0.1, and raw libp2p peers that say just what a test lets them say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from multiaddr import Multiaddr
+
+from bridge.gossip.router import Deliver
+from bridge.node.host import PROTOCOLS, Node, NodeOptions
+from bridge.node.seqno import Seqno
+from bridge.node.streams import make_host
+from schemas.identity import message_id, peer_bytes, peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+
+TOPIC = "/ceramic/local-test"
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+OPTIONS = NodeOptions(network="local-test", listen=(LISTEN,), redial_first=0.05, redial_most=0.2)
+
+
+class Bell:
+    """Wakes whoever waits for something to become true, each time something happened."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+        self._rung = trio.Event()
+
+    async def until(self, true: Callable[[], bool], seconds: float = 30) -> None:
+        with trio.fail_after(seconds):
+            while not true():
+                with trio.move_on_after(0.05):  # not everything that can be asked for rings
+                    await self._rung.wait()
+
+
+class Tape:
+    """The sink: keeps every frame. `full` as the test says."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.frames: list[Frame] = []
+        self.full = False
+        self._bell = bell
+        self._callbacks: list[Callable[[], None]] = []
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        read = Frame.FromString(frame)
+        assert read.connection == connection
+        self.frames.append(read)
+        self._bell.ring()
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def make_room(self) -> None:
+        self.full = False
+        for callback in self._callbacks:
+            callback()
+
+    def payloads(self, direction: int) -> list[bytes]:
+        return [f.payload for f in self.frames if f.direction == direction and f.payload]
+
+
+class Numbers(Seqno):
+    """Seqnos, and which were given out."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, trio_clock_ns)
+        self.given: list[int] = []
+
+    def next(self) -> int:
+        self.given.append(super().next())
+        return self.given[-1]
+
+
+@dataclass
+class Running:
+    """A node that runs, what it captured and what it delivered."""
+
+    node: Node
+    tape: Tape
+    heard: list[bytes]
+    numbers: Numbers
+
+    @property
+    def address(self) -> str:
+        return self.node.addresses[0]
+
+    @property
+    def peer(self) -> str:
+        return peer_text(self.node.peer)
+
+    @property
+    def published(self) -> list[str]:
+        """Ids of the signed messages it published, by the numbers that it gave them."""
+        return [f"{self.peer}/{number:016x}" for number in self.numbers.given]
+
+    def rpcs(self, direction: int, peer: str = "") -> list[RPC]:
+        """Captured RPCs of a direction, with all peers or one."""
+        wanted = peer_bytes(peer) if peer else b""
+        return [
+            RPC.FromString(f.payload)
+            for f in self.tape.frames
+            if f.direction == direction and f.payload and (not wanted or f.remote_peer == wanted)
+        ]
+
+    def captured(self, direction: int, peer: str = "") -> list[str]:
+        """Ids of the messages in captured frames, copies as often as they came."""
+        return [message_id(m) for rpc in self.rpcs(direction, peer) for m in rpc.publish]
+
+
+class Town:
+    """Nodes and raw peers of one test."""
+
+    def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
+        self.nursery = nursery
+        self.folder = folder
+        self.bell = Bell()
+
+    async def node(self, options: NodeOptions = OPTIONS, key: Ed25519PrivateKey | None = None) -> Running:
+        key = key or Ed25519PrivateKey.generate()
+        tape, heard = Tape(self.bell), list[bytes]()
+
+        def hear(deliver: Deliver) -> None:
+            heard.append(deliver.message.data)
+            self.bell.ring()
+
+        numbers = Numbers(self.folder / peer_text(peer_of(key)))
+        node = Node(options, key, numbers, tape, hear)
+        await self.nursery.start(node.run)
+        return Running(node, tape, heard, numbers)
+
+    async def pair(self, options: NodeOptions = OPTIONS) -> tuple[Running, Running]:
+        """Two nodes on TOPIC that know so of each other."""
+        a = await self.node(options)
+        b = await self.node(replace(options, bootstrap=(a.address,)))
+        for one in (a, b):
+            one.node.join(TOPIC)
+        await self.bell.until(lambda: subscribed(a, 1) and subscribed(b, 1))
+        return a, b
+
+
+def trio_clock_ns() -> int:
+    return int(trio.current_time() * 1e9)
+
+
+def subscribed(one: Running, peers: int) -> bool:
+    """Whether the node knows of so many peers that they are on TOPIC."""
+    return sum(TOPIC in view.topics for view in one.node.router.peers.values()) >= peers
+
+
+def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await test(Town(nursery, folder))
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@asynccontextmanager
+async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
+    """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say."""
+    host = make_host(Ed25519PrivateKey.generate(), "odd/1", 10)
+
+    async def handler(stream: INetStream) -> None:
+        if not reads:
+            await trio.sleep_forever()
+        try:
+            while True:
+                await stream.read(65536)
+        except Exception:  # noqa: BLE001  - whatever ends it, the peer under test is the other one
+            return
+
+    for protocol in PROTOCOLS:
+        host.set_stream_handler(TProtocol(protocol), handler)
+    async with host.run([]):
+        yield host
+
+
+async def call(host: BasicHost, node: Running, protocol: str = PROTOCOLS[0]) -> INetStream:
+    info = info_from_p2p_addr(Multiaddr(node.address))
+    await host.connect(info)
+    return await host.new_stream(info.peer_id, [TProtocol(protocol)])
+
+
+def subscription(topic: str = TOPIC) -> bytes:
+    rpc = RPC()
+    rpc.subscriptions.add(subscribe=True, topicid=topic)
+    return rpc.SerializeToString()
+
+
+def message(number: int, key: Ed25519PrivateKey, size: int = 300) -> bytes:
+    out = Message(topic=TOPIC, data=number.to_bytes(4, "big") * (size // 4), seqno=number.to_bytes(8, "big"))
+    sign(out, key)
+    return RPC(publish=[out]).SerializeToString()
+
+
+def check_sequences(tape: Tape, closed: bool) -> None:
+    """Contiguous from 1 in each direction of each connection; closing frames exactly at the ends."""
+    by_way: dict[tuple[bytes, int], list[Frame]] = {}
+    for frame in tape.frames:
+        by_way.setdefault((frame.connection, frame.direction), []).append(frame)
+    assert by_way
+    for frames in by_way.values():
+        assert [f.sequence for f in frames] == list(range(1, len(frames) + 1))
+        empty = [i for i, f in enumerate(frames) if not f.payload]
+        assert empty == ([len(frames) - 1] if closed else [])
