@@ -237,6 +237,7 @@ class Spark(Section):
 
     master: str = Field(default="local[4]", min_length=1)
     driver_memory: str = Field(default="2g", pattern=r"^\d+[mg]$")
+    java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
     conf: dict[str, str] = {}

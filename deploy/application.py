@@ -280,6 +280,7 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
             "kiln",
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
+            java_options=settings.spark.java_options,
             jars=spark_jars(ensure()),
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=settings.logs,

@@ -35,6 +35,7 @@ def main(name: JobName) -> int:
         f"kiln-{name}",
         master=settings.spark.master,
         driver_memory=settings.spark.driver_memory,
+        java_options=settings.spark.java_options,
         jars=(),
         extra=settings.spark.conf,
     )

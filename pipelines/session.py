@@ -25,6 +25,17 @@ _DELTA = {
     "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 
+# Without Hadoop's native library its local file system starts a process for each chmod and readlink: a quarter of a second
+# for every step of every micro-batch here. One that does it in Java, and all that renames files told to use it.
+_LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
+_LOCAL_FILES = {
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+}
+
 _STREAMING = {
     "spark.sql.streaming.noDataProgressEventInterval": "1000",
     "spark.sql.streaming.metricsEnabled": "true",
@@ -47,6 +58,7 @@ def create_session(
     master: str,
     driver_memory: str,
     jars: Iterable[Path],
+    java_options: str = "",
     log4j: Path | None = None,
     logs: Path | None = None,
     ui: bool = False,
@@ -55,23 +67,30 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps
     its temporary files. `extra` weighs more than all that is set here. Under `spark-submit`, what it was given weighs
     more than `master` and `driver_memory`.
     """
     # Workers must be of the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    java_options = ["-XX:+UseParallelGC"]
+    options = [java_options] if java_options else []
     if log4j is not None:
-        java_options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
     if logs is not None:
-        java_options.append(f'"-Dkiln.logs={logs}"')
+        options.append(f'"-Dkiln.logs={logs}"')
     conf = {**_STATE, **_DELTA, **_STREAMING}
     conf["spark.ui.enabled"] = str(ui).lower()
     conf["spark.ui.showConsoleProgress"] = "false"
-    if listed := ",".join(str(jar) for jar in jars):
-        conf["spark.jars"] = listed
-    conf["spark.driver.extraJavaOptions"] = " ".join(java_options)
+    if not ui:
+        conf["spark.ui.liveUpdate.period"] = "-1"
+    named = list(jars)
+    if named:
+        conf["spark.jars"] = ",".join(map(str, named))
+    local_files = [str(jar) for jar in named if jar.name.startswith(_LOCAL_FILES_JAR)]
+    if local_files:  # Spark reads local files before it has its jars
+        conf |= _LOCAL_FILES | {"spark.driver.extraClassPath": local_files[0]}
+    if options:
+        conf["spark.driver.extraJavaOptions"] = " ".join(options)
     if scratch is not None:
         conf["spark.local.dir"] = str(scratch)
         conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")

@@ -46,6 +46,7 @@ _JVM = (
     "-Dkiln.logs=../logs",
 )
 
+
 class BrokerError(RuntimeError):
     """The broker cannot be started or did not start; the text says why and what to do."""
 
