@@ -17,7 +17,7 @@ class StateInUseError(KilnError):
 
 @contextmanager
 def held(state: Path, name: str) -> Iterator[None]:
-    """Holds one part of a state folder, `locks/NAME`, for this process. StateInUseError names the process that has it."""
+    """Holds one part of a state folder, `locks/NAME`, for this process. StateInUseError names who has it."""
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a+") as lock:

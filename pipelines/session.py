@@ -25,8 +25,8 @@ _DELTA = {
     "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 
-# Without Hadoop's native library its local file system starts a process for each chmod and readlink: a quarter of a second
-# for every step of every micro-batch here. One that does it in Java, and all that renames files told to use it.
+# Without Hadoop's native library its local file system starts a process for each chmod and readlink, which is a quarter
+# of a second for every step of every micro-batch. One that does it in Java, and all that renames files told to use it.
 _LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
 _LOCAL_FILES = {
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
@@ -67,9 +67,9 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file, which writes into `logs`. `scratch`: where Spark keeps
-    its temporary files. `extra` weighs more than all that is set here. Under `spark-submit`, what it was given weighs
-    more than `master` and `driver_memory`.
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file, which writes into `logs`.
+    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here. Under
+    `spark-submit`, what it was given weighs more than `master` and `driver_memory`.
     """
     # Workers must be of the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
