@@ -67,7 +67,7 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file, which writes into `logs`.
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
     `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here. Under
     `spark-submit`, what it was given weighs more than `master` and `driver_memory`.
     """
