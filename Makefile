@@ -31,7 +31,7 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@$(PY) -m deploy.embedded.jars
 	@test -f .jars/broker/classes.jsa || $(PY) -m deploy.embedded.broker
 
-run: setup ## run Kiln: broker, traffic, queries, screen (ARGS="--for 60s")
+run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
 test: setup ## run the tests (ARGS="tests/unit -k cid")

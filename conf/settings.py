@@ -304,7 +304,7 @@ class Breaker(Section):
 
 
 class Traffic(Section):
-    """The built-in generator that feeds `kiln run` while no live network does."""
+    """The built-in generator: what the demo network says, and what `kiln generate` writes."""
 
     enabled: bool = True
     seed: int = Field(default=1, ge=0)

@@ -58,6 +58,7 @@ class BridgeProcess:
         if status is None or wall - status.at > _FRESH:
             return None
         self._error = ""
+        self._failures = 0
         return status
 
     @property
@@ -65,7 +66,7 @@ class BridgeProcess:
         """Why it is not running, in words; empty when it is."""
         return self._error
 
-    def stop(self, patience: float = 10.0) -> None:
+    def stop(self, patience: float = 15.0) -> None:
         """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
         process, self._process = self._process, None
         if process is None:

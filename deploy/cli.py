@@ -205,6 +205,8 @@ def interests(
 
     file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
     now = list(file.read())
+    if file.error:
+        raise KilnError(f"{file.error}. Mend it or remove it, then try again")
     if add or remove:
         unknown = [text for text in remove or () if text not in now]
         if unknown:
@@ -214,8 +216,6 @@ def interests(
             file.write(now)
         except TopicError as error:
             raise UsageError(f"--add: {error}") from None
-    if file.error:
-        raise KilnError(file.error)
     now = list(dict.fromkeys(now))
     print(json.dumps(now) if as_json else "\n".join(now))
 

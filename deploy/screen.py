@@ -98,7 +98,7 @@ class Snapshot:
 
     network: str
     mode: str
-    """where frames come from, in a word or two: "made-up traffic", "catching up", "no traffic" """
+    """where frames come from, in a word or two: "demo network", "live", "catching up", "no network" """
     elapsed: timedelta
     duration: timedelta | None = None
     """how long it is to run; None: until Ctrl-C, or until caught up"""
