@@ -135,6 +135,7 @@ class _Run:
             self._outcome.error = str(error)
         finally:
             self._view.say("stopping")
+            self._live.hush()
             self._application.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
             self._watch.stop()

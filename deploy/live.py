@@ -15,7 +15,7 @@ Source = Literal["demo", "network", "none"]
 
 
 class LiveNetwork:
-    """`launch()`, `start()` once the broker is there, `check()` now and then, `stop()`."""
+    """`launch()`, `start()` once the broker is there, `check()` now and then, `hush()`, `stop()`."""
 
     def __init__(self, settings: Settings, source: Source) -> None:
         self._settings = settings
@@ -61,6 +61,11 @@ class LiveNetwork:
         """In words."""
         bridge = (self._bridge.error,) if self._bridge is not None and self._bridge.error else ()
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
+
+    def hush(self) -> None:
+        """The demo network says no more, and still listens."""
+        if self._demo is not None:
+            self._demo.hush()
 
     def stop(self) -> None:
         """The speakers first, so that the bridge hears them to the end."""

@@ -229,7 +229,7 @@ class Application:
                 return False
         return True
 
-    def stop(self, patience: float = 20.0) -> None:
+    def stop(self, patience: float = 45.0) -> None:
         """Stops every query between two micro-batches, or after `patience` s in the middle of one: nothing is lost."""
         if self.ticker is not None:
             self.ticker.stop()

@@ -7,7 +7,7 @@ other. DIR keeps their identities, so that they last. Kubo sends 30 % of the mes
 ours share the rest. Nobody here publishes a BATCH_UPDATE: each that is heard is Kiln's. Where Kubo cannot run, the two
 of ours go on alone, and the status says why.
 
-Driven by lines of JSON on stdin: {"cmd": "go"} starts the traffic, {"cmd": "stop"} ends the network, as do the end of
+Driven by lines of JSON on stdin: {"cmd": "go"} starts the traffic, hush ends it, and stop the network, as do the end of
 stdin, SIGTERM and Ctrl-C. It tells, in lines of JSON on stdout:
 
     {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID}}    once, when all listen
@@ -303,6 +303,7 @@ class _Network:
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}  # peer id: node
         self._go = trio.Event()
+        self._speaking = trio.CancelScope()
 
     async def run(self) -> None:
         """Until told to end."""
@@ -315,9 +316,12 @@ class _Network:
                     nursery.start_soon(self._tell_status)
                     await self._go.wait()
                     await self._listeners()
-                    nursery.start_soon(self._kubo_speaks)
-                    for name in OURS:
-                        nursery.start_soon(self._node_speaks, name)
+                    with self._speaking:
+                        async with trio.open_nursery() as speakers:
+                            speakers.start_soon(self._kubo_speaks)
+                            for name in OURS:
+                                speakers.start_soon(self._node_speaks, name)
+                    await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
                     await self._kubo.stop()
@@ -388,11 +392,13 @@ class _Network:
                 match command:
                     case {"cmd": "go"}:
                         self._go.set()
+                    case {"cmd": "hush"}:
+                        self._speaking.cancel()
                     case {"cmd": "stop"}:
                         return
                     case _:
                         shown = line[:80].decode(errors="replace")
-                        self._tally.error(f'no command {shown!r}: there are {{"cmd": "go"}} and {{"cmd": "stop"}}')
+                        self._tally.error(f'no command {shown!r}: there are {{"cmd": "go"}}, hush and stop')
 
     # ---------------------------------------------------------------- speaking
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO
 
 from conf import PrerequisiteError
@@ -76,8 +77,17 @@ class DemoNetwork:
 
     def go(self) -> None:
         """Lets it publish."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write('{"cmd":"go"}\n')
+        self._tell("go")
+
+    def hush(self) -> None:
+        """Lets it publish no more; its nodes stay and listen."""
+        self._tell("hush")
+
+    def _tell(self, command: str) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(BrokenPipeError):  # it has ended, and `errors` says so
+            self._process.stdin.write(f'{{"cmd":"{command}"}}\n')
             self._process.stdin.flush()
 
     def stop(self, patience: float = 10.0) -> None:
