@@ -269,8 +269,8 @@ class Jobs(Section):
     restarts: int = Field(default=5, ge=0)
     archive: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=400_000)
     messages: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
-    updates: Job = Job(trigger=timedelta(0), max_offsets_per_trigger=100_000)
-    batch: Job = Job(trigger=timedelta(0), max_offsets_per_trigger=200_000)
+    updates: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=100_000)
+    batch: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
     sink: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=200_000)
 
     @field_validator("run", mode="before")
