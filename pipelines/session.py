@@ -45,6 +45,10 @@ _STREAMING = {
     # An Arrow batch of the largest frames must not outgrow a Python worker.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
+    # The same for rows that are kept between two writes (10,000 by default), and for what Parquet holds back.
+    "spark.sql.inMemoryColumnarStorage.batchSize": "200",
+    "spark.hadoop.parquet.block.size": "33554432",
+    "spark.hadoop.parquet.page.size.row.check.max": "100",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "pipelines.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
