@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -22,7 +23,7 @@ def start(plan: Plan, how: Decoding, remembered: str, breaker: Breaker) -> Strea
     rows = first_copies(decoded(records, how), remembered)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        rows.persist()
+        rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice
         try:
             seen = {(row.type, row.reason): row.rows for row in counts(rows).collect()}
             failures = any(reason for _, reason in seen)

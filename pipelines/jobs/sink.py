@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,7 +20,7 @@ def start(plan: Plan, remembered: str) -> StreamingQuery:
     rows = once_each(table_rows(records), remembered)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        rows.persist()
+        rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice
         try:
             seen = {row.table: row["count"] for row in rows.groupBy("table").count().collect()}
             for table in FILLED:
