@@ -121,7 +121,7 @@ def test_exit_codes() -> None:
     [
         (KeyboardInterrupt(), 130, ""),
         (PrerequisiteError("no broker\nstart one"), 3, "kiln: no broker\n      start one\n"),
-        (PermissionError(13, "Permission denied", "/root/x"), 1, "kiln: /root/x: Permission denied\n"),
+        (PermissionError(13, "Permission denied", "/nowhere/x"), 1, "kiln: /nowhere/x: Permission denied\n"),
     ],
 )
 def test_what_ends_a_command(
