@@ -10,7 +10,7 @@ from os import environ
 
 from bridge.status import BridgeStatus, read_status
 from conf.settings import ENV_PREFIX, Settings, environment
-from deploy.tied import tied
+from deploy.tied import end, tied
 
 _LONGEST_PAUSE = 30.0  # s
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
@@ -69,14 +69,8 @@ class BridgeProcess:
     def stop(self, patience: float = 15.0) -> None:
         """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end(process, patience)
 
     def _last_words(self) -> str:
         text = (self._settings.logs / "bridge.log").read_text(errors="replace").strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -21,3 +22,13 @@ def tied(command: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]
+
+
+def end(process: subprocess.Popen[bytes] | subprocess.Popen[str], patience: float) -> None:
+    """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
+    process.terminate()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

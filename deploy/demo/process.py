@@ -12,7 +12,7 @@ from typing import IO
 from conf import PrerequisiteError
 from conf.settings import Settings
 from deploy.bridge import child_environment
-from deploy.tied import tied
+from deploy.tied import end, tied
 
 _READY_IN = 60.0  # s
 
@@ -93,14 +93,8 @@ class DemoNetwork:
     def stop(self, patience: float = 10.0) -> None:
         """Ends it and all its nodes."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end(process, patience)
 
     def _listen(self, lines: IO[str]) -> None:
         with (self._settings.state / "demo" / "heard.jsonl").open("a") as heard:

@@ -881,13 +881,13 @@ class Network:
 
     def component(self, start: int, topic: str) -> set[int]:
         """Who can be reached over nodes that are on the topic."""
-        reached, todo = {start}, [start]
-        while todo:
-            at = todo.pop()
+        reached, waiting = {start}, [start]
+        while waiting:
+            at = waiting.pop()
             for other, router in enumerate(self.routers):
                 if other not in reached and self.linked(at, other) and topic in router.mesh:
                     reached.add(other)
-                    todo.append(other)
+                    waiting.append(other)
         return reached
 
 
