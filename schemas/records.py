@@ -93,13 +93,14 @@ class PublicationRecord(Struct, frozen=True):
 
 
 class StreamRecord(Struct, frozen=True):
-    """`kiln.streams`: what a verified genesis says of a stream's separator; None: it has none."""
+    """`kiln.streams`: what a verified genesis says of a stream's separator; None: it has none, `without` says why."""
 
     network: Name
     stream: Name
     separator: SeparatorRecord | None
     observed_at: Micros
     source: Name = "genesis"
+    without: str | None = None
 
 
 class QuarantineRecord(Struct, frozen=True):
@@ -113,23 +114,30 @@ class QuarantineRecord(Struct, frozen=True):
 
 
 class WantedRecord(Struct, frozen=True):
-    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream)."""
+    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream).
+
+    What wants a genesis is an update with no separator: it waits in here, and goes on to `kiln.updates` with the answer.
+    """
 
     network: Name
     cid: Name
-    reason: Name
+    reason: Literal["batch", "genesis"]
     observed_at: Micros
-    stream: str | None = None
     separator: SeparatorRecord | None = None
     message: str | None = None
+    update: UpdateRecord | None = None
 
 
 class BlockRecord(Struct, frozen=True):
-    """`kiln.blocks`: a wanted block, verified against its CID, or the reason why it could not be had."""
+    """`kiln.blocks`: the block of a batch of somebody else's, verified against its CID, or why it could not be had.
+
+    `separator`: the one it was announced under.
+    """
 
     network: Name
     cid: Name
     observed_at: Micros
+    separator: SeparatorRecord | None = None
     block: bytes | None = None
     reason: str | None = None
 

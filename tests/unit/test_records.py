@@ -35,21 +35,22 @@ natural = st.integers(0, 2**63 - 1)
 micros = st.integers(-(2**63), 2**63 - 1)
 origin = st.sampled_from(("LIVE", "REPLAY"))
 separator = st.builds(r.SeparatorRecord, name, name)
+update = st.builds(
+    r.UpdateRecord,
+    network=name,
+    origin=origin,
+    separator=st.none() | separator,
+    separator_source=st.none() | text,
+    stream=name,
+    tip=name,
+    from_=st.none() | text,
+    message=name,
+    epoch=st.builds(r.Epoch, name, natural),
+    frame=st.builds(r.Coordinates, natural, natural, natural),
+    observed_at=micros,
+)
 RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
-    "updates": st.builds(
-        r.UpdateRecord,
-        network=name,
-        origin=origin,
-        separator=st.none() | separator,
-        separator_source=st.none() | text,
-        stream=name,
-        tip=name,
-        from_=st.none() | text,
-        message=name,
-        epoch=st.builds(r.Epoch, name, natural),
-        frame=st.builds(r.Coordinates, natural, natural, natural),
-        observed_at=micros,
-    ),
+    "updates": update,
     "batches": st.builds(r.BatchRecord, name, origin, separator, name, st.binary(max_size=20), micros, micros),
     "publications": st.builds(
         r.PublicationRecord,
@@ -61,12 +62,27 @@ RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
         st.none() | natural,
         st.none() | text,
     ),
-    "streams": st.builds(r.StreamRecord, name, name, st.none() | separator, micros, name),
+    "streams": st.builds(r.StreamRecord, name, name, st.none() | separator, micros, name, st.none() | text),
     "quarantine": st.builds(r.QuarantineRecord, name, name, text, st.binary(max_size=20), micros),
     "wanted": st.builds(
-        r.WantedRecord, name, name, name, micros, st.none() | text, st.none() | separator, st.none() | text
+        r.WantedRecord,
+        name,
+        name,
+        st.sampled_from(("batch", "genesis")),
+        micros,
+        st.none() | separator,
+        st.none() | text,
+        st.none() | update,
     ),
-    "blocks": st.builds(r.BlockRecord, name, name, micros, st.none() | st.binary(max_size=20), st.none() | text),
+    "blocks": st.builds(
+        r.BlockRecord,
+        name,
+        name,
+        micros,
+        st.none() | separator,
+        st.none() | st.binary(max_size=20),
+        st.none() | text,
+    ),
 }
 topics = pytest.mark.parametrize("topic", DECODE)
 
