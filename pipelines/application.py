@@ -17,12 +17,14 @@ from pipelines.breaker import Breaker, DecodingBrokenError
 from pipelines.bundles import read_bundles, remember_bundles
 from pipelines.decode import Decoding
 from pipelines.jobs import archive, batch, messages, sink, updates
+from pipelines.known_streams import StreamsTopic
 from pipelines.plan import Plan, Report
 from pipelines.progress import ProgressListener, QueryProgress
 from pipelines.sinks import Lake, create_tables, has_rows
 from pipelines.sources import Broker
 from pipelines.ticks import Ticker
-from pipelines.transforms.sink import FILLED
+from pipelines.transforms.sink import FILLED, TOPICS
+from pipelines.transforms.updates import Separating
 from schemas.topic_table import BundleError, Bundles
 
 READS: Mapping[JobName, tuple[str, ...]] = {
@@ -30,7 +32,7 @@ READS: Mapping[JobName, tuple[str, ...]] = {
     "messages": ("frames",),
     "updates": ("frames",),
     "batch": ("updates",),
-    "sink": ("updates", "batches", "publications", "quarantine"),
+    "sink": TOPICS,
 }
 """Which topics each query reads."""
 
@@ -60,7 +62,7 @@ def start_job(
             breaker = Breaker(settings.breaker.authors, settings.breaker.streak)
             return messages.start(plan, how, remembered, breaker)
         case "updates":
-            return updates.start(plan, how, remembered)
+            return updates.start(plan, how, separating(settings), remembered)
         case "batch":
             return batch.start(plan, Batching(micros(settings.batch.window), settings.batch.block_limit))
         case "sink":
@@ -86,6 +88,13 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
         unsigned_horizon=micros(settings.dedupe.unsigned),
         bundles=bundles,
     )
+
+
+def separating(settings: Settings) -> Separating:
+    """Verified separators are looked up in any case, as an earlier run may have learnt them."""
+    kafka = settings.kafka
+    streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
+    return Separating(streams, fetch=bool(settings.ipfs.api))
 
 
 def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:

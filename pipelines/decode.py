@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-from schemas.frames import gossip_messages, read_frame
-from schemas.identity import Policy, Verdict, judge, message_id, peer_text
+from schemas.cid import cid_text
+from schemas.dht.announcement import read_datagram
+from schemas.frames import BEP50, gossip_messages, read_frame
+from schemas.identity import Policy, Verdict, judge, message_id, peer_of_ed25519, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import PubsubMessage, read_message
 from schemas.records import Origin
 from schemas.reject import Rejected
 from schemas.topic_table import Bundles, TopicSource, TopicTable, agreement, message_topic
-from schemas.topics import Separator, parse_topic
+from schemas.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
 _BY_VERDICT = {Verdict.BAD: "bad_signature", Verdict.AGAINST_POLICY: "against_policy"}
@@ -61,6 +63,8 @@ class Decoded(NamedTuple):
     observed_at: int
     envelope: Message
     content: PubsubMessage
+    own: bool = False  # written by the node that heard it
+    previous: tuple[str, ...] = ()  # of an announcement in the DHT: the CIDs of batches before, newest first
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Decoding:
 
 def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: Decoding) -> Iterator[Decoded | Faulty]:
     """Everything in one record of `kiln.frames`: its messages in order, each good or faulty, and faults of the frame.
+    A datagram of the BitTorrent DHT holds one.
 
     Frames that we sent (OUT) hold no messages for us. `stamp`: the broker's, µs; the time of what is not a Frame.
     """
@@ -89,6 +94,10 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
         yield Faulty(place, "frame", frame.reason, frame.detail, value or b"", stamp)
         return
     if frame.direction != Frame.IN:
+        return
+    if frame.protocol == BEP50:
+        if frame.payload:
+            yield _announced(frame, Place(partition, offset, 0), how)
         return
     observed_at = frame.observed_at // 1000
     known_by = _known_by(frame)
@@ -139,6 +148,45 @@ def _judged(
         observed_at,
         message,
         content,
+        own=getattr(message, "from") == frame.local_peer != b"",
+    )
+
+
+def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
+    """What a datagram of the BitTorrent DHT announces, as the BATCH_UPDATE that it stands for.
+
+    Its author is the publisher's key, as the peer id that this key would have; its seqno the item's.
+    """
+    observed_at = frame.observed_at // 1000
+    try:
+        found = read_datagram(frame.payload, frame.network, how.batch_typ)
+    except TopicError as error:
+        found = Rejected("bad_network", str(error))
+    if isinstance(found, Rejected):
+        return Faulty(place, "bep50", found.reason, found.detail, frame.payload, observed_at, _known_by(frame))
+    item, announcement = found
+    publisher = peer_of_ed25519(item.key)
+    sequence = item.sequence.to_bytes(8, signed=True)
+    topic = topic_name(frame.network, announcement.separator)
+    content = PubsubMessage(
+        type="BATCH_UPDATE", sep=separator_text(announcement.separator), batch=cid_text(announcement.batch)
+    )
+    envelope = Message(data=item.value, seqno=sequence, topic=topic)
+    setattr(envelope, "from", publisher)
+    return Decoded(
+        place,
+        f"bep50/{item.target.hex()}/{sequence.hex()}",
+        frame.network,
+        _ORIGINS[frame.origin],
+        topic,
+        "name",
+        announcement.separator,
+        Verdict.GOOD,
+        frame.remote_peer.hex(),
+        observed_at,
+        envelope,
+        content,
+        previous=tuple(map(cid_text, announcement.previous)),
     )
 
 

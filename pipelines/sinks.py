@@ -12,7 +12,7 @@ from py4j.java_gateway import JVMView
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.sources import Broker
-from schemas.tables import TABLES, Column
+from schemas.tables import TABLES, Column, Table
 
 # As much as the topics allow (DESIGN, Kafka topics).
 MAX_REQUEST = 8 << 20
@@ -80,9 +80,19 @@ def create_tables(lake: Lake, names: Iterable[str]) -> None:
             mode="ignore",
             name=name,
             description=table.comment,
-            configuration={"delta.checkpointInterval": "50"},
+            configuration={
+                "delta.checkpointInterval": "50",
+                "delta.dataSkippingStatsColumns": ",".join(_skipped_by(table)),
+            },
             storage_options=dict(lake.options) or None,
         )
+
+
+def _skipped_by(table: Table) -> list[str]:
+    """The columns whose least and greatest value a file tells, so that readers can pass it over: what people filter by.
+    By default it would be the first 32, which for wide rows of text costs a third of the write."""
+    told = {"network", "type", "stream", "cid", "separator_value"}
+    return [each.name for each in table.columns if each.name in told or each.type in ("timestamp", "int", "bigint")]
 
 
 def _field(column: Column) -> dict[str, object]:

@@ -35,6 +35,9 @@ class Window(msgspec.Struct, array_like=True):
         self.tips.setdefault(stream, set()).add(tip)
 
 
+_WRITERS = 4  # whose epochs are kept: the query, and the bridge for each partition of what it waits for
+
+
 class ClosedWindow(NamedTuple):
     key: WindowKey
     window: Window
@@ -47,6 +50,7 @@ class _State(msgspec.Struct, array_like=True):
     windows: list[tuple[WindowKey, Window]] = []
     epoch: tuple[str, int] | None = None
     seen: list[bytes] = []
+    others: list[tuple[str, int, list[bytes]]] = []
 
 
 class PartitionWindows:
@@ -61,8 +65,10 @@ class PartitionWindows:
         self._length = length
         self.clock = kept.clock
         self._open = dict(kept.windows)
-        self._epoch = kept.epoch
-        self._seen = set(kept.seen)
+        # by writer, the one that wrote last at the end
+        self._epochs = {query: (batch, set(seen)) for query, batch, seen in kept.others}
+        if kept.epoch is not None:
+            self._epochs[kept.epoch[0]] = (kept.epoch[1], set(kept.seen))
         # Windows are kept in order of opening, so the rank makes the order of closing total.
         self._due = [(window.closes_at, rank, key) for rank, (key, window) in enumerate(self._open.items())]
         heapq.heapify(self._due)
@@ -92,27 +98,32 @@ class PartitionWindows:
         window.add(stream, tip)
 
     def repeats(self, query: str, batch: int, message: str) -> bool:
-        """Whether this message already came in the newest epoch (DESIGN, decision 7).
+        """Whether this message already came in its writer's newest epoch (DESIGN, decision 7).
 
-        An epoch is one micro-batch of the query that writes the log: after a crash Kafka may hold it twice. Ids are
-        kept for the newest epoch alone, as 16-byte digests; a new query id starts afresh.
+        An epoch is one micro-batch of the query that writes the log, or what the bridge let go between two commits:
+        after a crash Kafka may hold it twice. Ids are kept for the newest epoch of each of the last few writers, as
+        16-byte digests; a new query id starts afresh.
         """
-        epoch = self._epoch
-        if epoch is None or epoch[0] != query or epoch[1] < batch:
-            self._epoch = (query, batch)
-            self._seen.clear()
-        elif epoch[1] > batch:
+        newest, seen = self._epochs.pop(query, (batch, set[bytes]()))
+        if newest < batch:
+            newest, seen = batch, set()
+        self._epochs[query] = (newest, seen)
+        while len(self._epochs) > _WRITERS:
+            del self._epochs[next(iter(self._epochs))]
+        if newest > batch:
             return False
         digest = blake2b(message.encode(), digest_size=16).digest()
-        if digest in self._seen:
+        if digest in seen:
             return True
-        self._seen.add(digest)
+        seen.add(digest)
         return False
 
     def dump(self) -> bytes:
         """The state as bytes, equal for equal states."""
-        windows = list(self._open.items())
-        return _encoder.encode(_State(self.clock, windows, self._epoch, sorted(self._seen)))
+        epochs = [(query, batch, sorted(seen)) for query, (batch, seen) in self._epochs.items()]
+        query, batch, seen = epochs.pop() if epochs else ("", 0, [])
+        epoch = (query, batch) if self._epochs else None
+        return _encoder.encode(_State(self.clock, list(self._open.items()), epoch, seen, epochs))
 
 
 # Sets are written sorted, so that the same state is the same bytes.

@@ -9,7 +9,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines.plan import Plan, each_batch, start_query
 from pipelines.sinks import Write, append_once, create_tables
 from pipelines.sources import stream_topics
-from pipelines.transforms.sink import FILLED, TOPICS, once_each, rows_of, table_rows
+from pipelines.transforms.sink import (
+    FILLED,
+    TOPICS,
+    foreign,
+    held_back,
+    once_each,
+    received_tips,
+    rows_of,
+    table_rows,
+    weighed,
+)
+
+_HELD_AGAINST = ("batches", "streams")
 
 
 def start(plan: Plan, remembered: str) -> StreamingQuery:
@@ -26,6 +38,12 @@ def start(plan: Plan, remembered: str) -> StreamingQuery:
             for table in FILLED:
                 if seen.get(table):
                     append_once(rows_of(rows, table).coalesce(1), plan.lake, table, Write(query_id, batch_id))
+            if seen.get("received"):  # after the table `streams` has what this micro-batch says of them
+                batches, streams = (session.read.format("delta").load(plan.lake.table(name)) for name in _HELD_AGAINST)
+                tips = weighed(foreign(rows_of(rows, "received"), batches), streams)
+                received = Write(query_id, batch_id, "received")
+                append_once(received_tips(tips).coalesce(1), plan.lake, "tips", received)
+                append_once(held_back(tips).coalesce(1), plan.lake, "quarantine", received)
             plan.report("sink", seen)
         finally:
             rows.unpersist()

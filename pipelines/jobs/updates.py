@@ -1,4 +1,5 @@
-"""Query `updates`: the first good copy of every UPDATE, with its separator, to `kiln.updates`."""
+"""Query `updates`: the first good copy of every UPDATE, with its separator, to `kiln.updates`; what must be fetched
+first to `kiln.wanted`."""
 
 from __future__ import annotations
 
@@ -9,16 +10,15 @@ from pipelines.decode import Decoding
 from pipelines.plan import Plan, start_query
 from pipelines.sinks import sink_options
 from pipelines.sources import stream_topics
-from pipelines.transforms.updates import first_copies, updates
+from pipelines.transforms.updates import Separating, first_copies, updates
 
 
-def start(plan: Plan, how: Decoding, remembered: str) -> StreamingQuery:
+def start(plan: Plan, how: Decoding, separating: Separating, remembered: str) -> StreamingQuery:
     """Starts the query. `remembered`: a Spark interval. A crash may write a micro-batch twice, under the same epoch."""
     check_samples()
     records = stream_topics(plan.session(), plan.broker, ["frames"], plan.at_most)
-    rows = first_copies(updates(records, how), remembered)
-    writer = rows.writeStream.format("kafka").options(**sink_options(plan.broker))
-    return start_query("updates", plan, writer.option("topic", plan.broker.topic("updates")))
+    rows = first_copies(updates(records, how, separating), remembered, plan.broker.prefix)
+    return start_query("updates", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))
 
 
 if __name__ == "__main__":

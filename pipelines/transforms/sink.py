@@ -1,4 +1,5 @@
-"""`kiln.updates`, `.batches`, `.publications` and `.quarantine` to rows of the tables filled from them."""
+"""`kiln.updates`, `.batches`, `.publications`, `.streams`, `.blocks` and `.quarantine` to rows of the tables that they
+fill."""
 
 from __future__ import annotations
 
@@ -14,27 +15,44 @@ from schemas.batch import BlockError, read_block
 from schemas.records import (
     UNREADABLE,
     decode_batch,
+    decode_block,
     decode_publication,
     decode_quarantine,
+    decode_stream,
     decode_update,
     parse_quarantine_key,
 )
-from schemas.tables import TABLES
+from schemas.tables import TABLES, Column
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
 
-TOPICS = ("updates", "batches", "publications", "quarantine")
-FILLED = ("updates", "tips", "batches", "batch_tips", "publications", "quarantine")
+OTHER_SEPARATOR = "other_separator"
+
+TOPICS = ("updates", "batches", "publications", "quarantine", "streams", "blocks")
+FILLED = ("updates", "tips", "batches", "batch_tips", "publications", "streams", "quarantine")
 """The tables that this query writes."""
 
-_STRUCTS = ", ".join(f"{name} struct<{ddl(columns_of(TABLES[name]))}>" for name in FILLED)
+RECEIVED = (
+    Column("network", "string", "Ceramic network"),
+    Column("stream", "string", "StreamID, base36"),
+    Column("tip", "string", "CID of the tip"),
+    Column("cid", "string", "CID of the batch it is in"),
+    Column("observed_at", "timestamp", "when the block was had"),
+    Column("separator_key", "string", "of the separator that the batch was announced under"),
+    Column("separator_value", "string", "its value"),
+)
+"""Tips out of blocks of others' batches: no table's rows yet, as what the batch claims is to be held against what is
+known."""
+
+_SHAPES = {name: columns_of(TABLES[name]) for name in FILLED} | {"received": RECEIVED}
+_STRUCTS = ", ".join(f"{name} struct<{ddl(columns)}>" for name, columns in _SHAPES.items())
 ROWS = f"table string, identity binary, {_STRUCTS}"
 
 
 def table_rows(records: DataFrame) -> DataFrame:
-    """Columns topic, partition, offset, stamp, key, value in; ROWS out: for each row its table, a digest of what makes
-    it one row, and its columns in the struct of that table's name, the other structs being null."""
+    """Columns topic, partition, offset, stamp, key, value in; ROWS out: for each row its table, or "received", a digest
+    of what makes it one row, and its columns in the struct of that name, the other structs being null."""
     source = records.select("topic", "partition", "offset", "stamp", "key", "value")
     return source.mapInArrow(_rows, ROWS)
 
@@ -48,19 +66,72 @@ def once_each(rows: DataFrame, remembered: str) -> DataFrame:
         rows.withColumn("seen_at", F.current_timestamp())
         .withWatermark("seen_at", remembered)
         .dropDuplicatesWithinWatermark(["identity"])
-        .select("table", *FILLED)
+        .select("table", *_SHAPES)
     )
 
 
 def rows_of(rows: DataFrame, table: str) -> DataFrame:
-    """The rows of one table, with its columns."""
+    """The rows of one table, or RECEIVED, with their columns."""
     return rows.where(F.col("table") == table).select(f"{table}.*")
 
 
+def foreign(received: DataFrame, batches: DataFrame) -> DataFrame:
+    """RECEIVED in and out: without what our own batches hold, which come back to us like anybody's."""
+    return received.join(batches.where(F.col("origin") == "LIVE").select("cid").distinct(), "cid", "left_anti").select(
+        *(column.name for column in RECEIVED)
+    )
+
+
+def weighed(received: DataFrame, streams: DataFrame) -> DataFrame:
+    """RECEIVED in and out, with `known`, "key/value" of the verified separator where it is another than the batch was
+    announced under, else null. A genesis that names none contradicts nothing (DESIGN, decision 4)."""
+    known = streams.where(F.col("separator_key").isNotNull()).select(
+        "network",
+        "stream",
+        F.col("separator_key").alias("known_key"),
+        F.col("separator_value").alias("known_value"),
+    )
+    other = (F.col("known_key") != F.col("separator_key")) | (F.col("known_value") != F.col("separator_value"))
+    return received.join(known, ["network", "stream"], "left").select(
+        *(column.name for column in RECEIVED),
+        F.when(other, F.concat_ws("/", "known_key", "known_value")).alias("known"),
+    )
+
+
+def received_tips(weighed: DataFrame) -> DataFrame:
+    """What `weighed` gave in; rows of the table `tips` out."""
+    return weighed.where(F.col("known").isNull()).select(
+        "network", "stream", "tip", F.lit("batch").alias("source"), "cid", "observed_at"
+    )
+
+
+def held_back(weighed: DataFrame) -> DataFrame:
+    """What `weighed` gave in; rows of the table `quarantine` out: tips of streams that belong to another separator."""
+    none = F.lit(None)
+    return weighed.where(F.col("known").isNotNull()).select(
+        none.cast("int").alias("kafka_partition"),
+        none.cast("bigint").alias("kafka_offset"),
+        none.cast("int").alias("message_index"),
+        "cid",
+        F.lit("receive").alias("stage"),
+        F.lit(OTHER_SEPARATOR).alias("reason"),
+        F.concat(
+            "stream",
+            F.lit(" in a batch of "),
+            F.concat_ws("/", "separator_key", "separator_value"),
+            F.lit("; its genesis says "),
+            "known",
+        ).alias("detail"),
+        F.encode("tip", "UTF-8").alias("data"),
+        "observed_at",
+    )
+
+
 def _rows(batches: _Batches) -> _Batches:
-    structs = [pa.struct(list(arrow_schema(columns_of(TABLES[name])))) for name in FILLED]
-    schema = pa.schema([("table", pa.string()), ("identity", pa.binary()), *zip(FILLED, structs, strict=True)])
-    names = {name: [column.name for column in TABLES[name].columns] for name in FILLED}
+    structs = [pa.struct(list(arrow_schema(columns))) for columns in _SHAPES.values()]
+    schema = pa.schema([("table", pa.string()), ("identity", pa.binary()), *zip(_SHAPES, structs, strict=True)])
+    names = {name: [column.name for column in columns] for name, columns in _SHAPES.items()}
+    places = {name: place for place, name in enumerate(_SHAPES)}
     buffer = RowBuffer(schema)
     clock: dict[tuple[str, int], int] = {}
     for batch in batches:
@@ -72,8 +143,8 @@ def _rows(batches: _Batches) -> _Batches:
             if not value:
                 continue  # a tick
             for table, identity, row in _read(topic, partition, offset, now, key or b"", value):
-                columns: list[object] = [None] * len(FILLED)
-                columns[FILLED.index(table)] = dict(zip(names[table], row, strict=True))
+                columns: list[object] = [None] * len(places)
+                columns[places[table]] = dict(zip(names[table], row, strict=True))
                 if buffer.add((table, _digest(table, *identity), *columns), len(value)):
                     yield from buffer.drain()
         yield from buffer.drain()
@@ -168,9 +239,29 @@ def _quarantined(partition: int, offset: int, now: int, key: bytes, value: bytes
     yield "quarantine", (key, fault.stage, fault.reason, fault.detail), row
 
 
+def _stream(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
+    stream = decode_stream(value)
+    separator = (stream.separator.key, stream.separator.value) if stream.separator else (None, None)
+    known = (stream.network, stream.stream)
+    yield "streams", known, (*known, *separator, stream.source)
+
+
+def _block(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
+    block = decode_block(value)
+    if block.block is None or block.separator is None:
+        return  # why it could not be had, the bridge has put into quarantine
+    for stream, links in read_block(block.block).items():
+        for tip in links:
+            known = (block.network, stream, tip)
+            separator = (block.separator.key, block.separator.value)
+            yield "received", known, (*known, block.cid, block.observed_at, *separator)
+
+
 _READERS: dict[str, Callable[[int, int, int, bytes, bytes], Iterator[tuple[str, _Row, _Row]]]] = {
     "updates": _update,
     "batches": _batch,
     "publications": _publication,
     "quarantine": _quarantined,
+    "streams": _stream,
+    "blocks": _block,
 }

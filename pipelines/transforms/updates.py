@@ -1,8 +1,15 @@
-"""`kiln.frames` to records of `kiln.updates`: the first good copy of each UPDATE, with its separator."""
+"""`kiln.frames` to records of `kiln.updates`: the first good copy of each UPDATE, with its separator.
+
+Where blocks can be fetched, what asks for one goes to `kiln.wanted`: an update whose separator only its genesis can
+tell, which waits there, and each batch that somebody else announced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -10,25 +17,61 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities
+from pipelines.known_streams import StreamsTopic, known_streams
 from pipelines.rows import RowBuffer
-from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
-from schemas.topics import Separator
+from schemas.cid import cid_text
+from schemas.records import (
+    Coordinates,
+    Epoch,
+    QuarantineRecord,
+    SeparatorRecord,
+    UpdateRecord,
+    WantedRecord,
+    encode,
+    quarantine_key,
+    update_key,
+)
+from schemas.streamid import StreamID
+from schemas.topics import Separator, parse_separator_text, separator_text
 
 _Batches = Iterator[pa.RecordBatch]
+Known = Mapping[tuple[str, str], SeparatorRecord | None]
+"""By (network, StreamID): what the verified genesis says; None: no separator."""
 
-_SCHEMA = pa.schema([("identity", pa.binary()), ("key", pa.binary()), ("value", pa.binary())])
+CONTRADICTS = "contradicts_genesis"
+
+_SCHEMA = pa.schema([("identity", pa.binary()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-def updates(records: DataFrame, how: Decoding) -> DataFrame:
-    """Columns partition, offset, stamp, value in; identity, key, value out: a row for each good copy of an UPDATE."""
+@dataclass(frozen=True)
+class Separating:
+    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for."""
+
+    streams: StreamsTopic | None = None
+    fetch: bool = False
+
+
+class Row(NamedTuple):
+    """`identity`: the same for all copies; `topic` of Kafka, without prefix."""
+
+    identity: bytes
+    topic: str
+    key: bytes
+    value: bytes
+
+
+def updates(records: DataFrame, how: Decoding, separating: Separating) -> DataFrame:
+    """Columns partition, offset, stamp, value in; identity, topic, key, value out: the rows of each good copy."""
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_update_rows(how), "identity binary, key binary, value binary").select(
-        "identity", "key", "value"
+    return source.mapInArrow(_rows(how, separating), "identity binary, topic string, key binary, value binary").select(
+        "identity", "topic", "key", "value"
     )
 
 
-def first_copies(copies: DataFrame, remembered: str) -> DataFrame:
-    """identity, key, value in; key, value of one copy each out. As in `messages`, no row is ever late.
+def first_copies(copies: DataFrame, remembered: str, prefix: str) -> DataFrame:
+    """identity, topic, key, value in; topic (with `prefix`), key, value of one copy each out.
+
+    As in `messages`, no row is ever late.
 
     One digest is enough here: an unsigned update whose copies straddle two spans is announced twice, which a window
     counts once and the table `updates` holds once; a second operator would make every batch later.
@@ -37,33 +80,62 @@ def first_copies(copies: DataFrame, remembered: str) -> DataFrame:
         copies.withColumn("seen_at", F.current_timestamp())
         .withWatermark("seen_at", remembered)
         .dropDuplicatesWithinWatermark(["identity"])
-        .select("key", "value")
+        .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
     )
 
 
-def separate(topic: Separator | None, model: str | None) -> tuple[Separator | None, str | None]:
-    """The separator of an update, and where it is known from: "topic" or "model" (DESIGN, decision 4).
+class Separated(NamedTuple):
+    """The separator of an update; where it is known from, None: nowhere; and the claim that the genesis contradicts."""
 
-    What a verified genesis says comes before both; it is not known here yet.
+    separator: Separator | None
+    source: str | None
+    contradicted: Separator | None = None
+
+
+def separate(topic: Separator | None, model: str | None, stream: tuple[str, str], known: Known) -> Separated:
+    """The separator of an update (DESIGN, decision 4): what the verified genesis says, else the topic's, else `model`.
+
+    `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
     """
-    if topic is not None:
-        return topic, "topic"
+    claims = [] if topic is None else [topic]
     if model is not None:
-        return Separator("model", model), "model"
-    return None, None
+        claims.append(Separator("model", model))
+    if stream in known:
+        verified = known[stream]
+        if verified is None:
+            return Separated(None, "genesis")
+        separator = Separator(verified.key, verified.value)
+        # a field `model` says nothing of a stream that is separated by another key
+        wrong = [each for each in claims if each != separator and (each == topic or each.key == separator.key)]
+        return Separated(separator, "genesis", wrong[0] if wrong else None)
+    if topic is not None:
+        return Separated(topic, "topic")
+    return Separated(claims[0], "model") if claims else Separated(None, None)
 
 
-def _update_rows(how: Decoding) -> Callable[[_Batches], _Batches]:
+def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         epoch = _epoch()
         buffer = RowBuffer(_SCHEMA)
+        known: Known = {}
+        if separating.streams is not None:
+            streams = known_streams(separating.streams)
+            streams.refresh()
+            known = streams.known
         for batch in batches:
             for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 for item in decode(value, partition, offset, stamp, how):
-                    if isinstance(item, Faulty) or item.content.type != "UPDATE":
+                    if isinstance(item, Faulty):
                         continue
-                    if buffer.add(_update_row(item, epoch, how)):
-                        yield from buffer.drain()
+                    if item.content.type == "UPDATE":
+                        made = _of_update(item, epoch, how, known, separating.fetch)
+                    elif item.content.type == "BATCH_UPDATE" and separating.fetch:
+                        made = _of_batch(item)
+                    else:
+                        continue
+                    for row in made:
+                        if buffer.add(row):
+                            yield from buffer.drain()
             yield from buffer.drain()
 
     return rows
@@ -78,16 +150,16 @@ def _epoch() -> Epoch:
     return Epoch(query=query or "batch", batch=int(batch or 0))
 
 
-def _update_row(item: Decoded, epoch: Epoch, how: Decoding) -> tuple[object, ...]:
+def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, fetch: bool) -> Iterator[Row]:
     content = item.content
-    separator, source = separate(item.separator, content.model)
-    named = SeparatorRecord(*separator) if separator else None
     stream, tip = content.stream or "", content.tip or ""
+    found = separate(item.separator, content.model, (item.network, stream), known)
+    named = SeparatorRecord(*found.separator) if found.separator else None
     record = UpdateRecord(
         network=item.network,
         origin=item.origin,
         separator=named,
-        separator_source=source,
+        separator_source=found.source,
         stream=stream,
         tip=tip,
         from_=author(item),
@@ -97,4 +169,30 @@ def _update_row(item: Decoded, epoch: Epoch, how: Decoding) -> tuple[object, ...
         observed_at=item.observed_at,
     )
     identity, _ = identities(item, item.origin, how.unsigned_horizon)
-    return identity, update_key(item.network, named, stream), encode(record)
+    if found.source is None and fetch:
+        genesis = cid_text(StreamID.parse(stream).genesis)
+        wanted = WantedRecord(item.network, genesis, "genesis", item.observed_at, message=item.message, update=record)
+        yield Row(identity, "wanted", genesis.encode(), encode(wanted))
+    else:
+        yield Row(identity, "updates", update_key(item.network, named, stream), encode(record))
+    if found.contradicted is not None and found.separator is not None:
+        fault = QuarantineRecord(
+            stage="separator",
+            reason=CONTRADICTS,
+            detail=f"claimed {separator_text(found.contradicted)}; the genesis says {separator_text(found.separator)}",
+            data=item.envelope.data,
+            observed_at=item.observed_at,
+        )
+        yield Row(identity + b"!", "quarantine", quarantine_key(*item.place), encode(fault))
+
+
+def _of_batch(item: Decoded) -> Iterator[Row]:
+    """The batches that a BATCH_UPDATE of somebody else names; each is wanted once, whoever names it."""
+    content = item.content
+    if item.own or content.sep is None or content.batch is None:
+        return
+    separator = SeparatorRecord(*parse_separator_text(content.sep))
+    for cid in (content.batch, *item.previous):
+        named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}".encode()
+        wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
+        yield Row(blake2b(named, digest_size=16).digest(), "wanted", cid.encode(), encode(wanted))

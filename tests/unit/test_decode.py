@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from nacl.signing import SigningKey
 
 from bridge.replay import replay
 from pipelines.decode import (
@@ -29,6 +30,11 @@ from pipelines.decode import (
 )
 from pipelines.sinks import MAX_REQUEST
 from pipelines.transforms.messages import DECODED, fault_rows
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from schemas.dht.items import item_fields, put_fields
+from schemas.dht.items import sign as sign_item
+from schemas.dht.krpc import Query, Response, write_message
 from schemas.frames import MAX_RPC
 from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
@@ -36,7 +42,7 @@ from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive, write_query, write_update
 from schemas.records import QuarantineRecord, decode_quarantine, encode
 from schemas.topic_table import INDEX_OUT_OF_RANGE, NO_TABLE, TOPIC_MISSING, UNKNOWN_BUNDLE, Bundles, hello_bytes
-from schemas.topics import Separator
+from schemas.topics import Separator, topic_name
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
@@ -192,8 +198,59 @@ def test_an_rpc_without_messages_holds_nothing() -> None:
     assert read(frame(payload=rpc.SerializeToString())) == []
 
 
-def test_datagrams_of_the_dht_are_no_rpcs() -> None:
-    assert read(frame(payload=b"d1:ad2:id20:abcdefghij0123456789ee", protocol="bep50")) == []
+# ---------------------------------------------------------------- datagrams of the BitTorrent DHT
+
+PUBLISHER = SigningKey(b"p" * 32)
+BY_MODEL = Separator("model", "kabc")
+BATCH, BEFORE = block_cid(b"a batch"), block_cid(b"the one before")
+
+
+def datagram(*, sequence: int = 7, answer: bool = False, salt: bytes | None = None) -> Frame:
+    value = write_announcement(Announcement(BY_MODEL, BATCH, 1_700_000_000_000, (BEFORE,)))
+    item = sign_item(PUBLISHER, topic_salt("mainnet", BY_MODEL) if salt is None else salt, sequence, value)
+    if answer:
+        message: Query | Response = Response(b"aa", bytes(20), {**item_fields(item), b"token": b"t"}, item.target)
+    else:
+        message = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    return frame(payload=write_message(message), protocol="bep50", remote_peer=b"n" * 20, local_peer=b"m" * 20)
+
+
+def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
+    item = good(datagram())
+    publisher = peer_of(Ed25519PrivateKey.from_private_bytes(b"p" * 32))
+    assert (item.content.type, item.content.sep, item.content.batch) == ("BATCH_UPDATE", "model/kabc", cid_text(BATCH))
+    assert (item.topic, item.topic_source, item.separator) == (topic_name("mainnet", BY_MODEL), "name", BY_MODEL)
+    assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.GOOD, (b"n" * 20).hex())
+    assert author(item) == peer_text(publisher)
+    assert item.envelope.seqno == (7).to_bytes(8)
+    assert item.previous == (cid_text(BEFORE),)
+
+
+def test_an_item_is_one_message_however_it_came_and_a_newer_one_another() -> None:
+    put, answer, newer = good(datagram()), good(datagram(answer=True)), good(datagram(sequence=8))
+    assert put.message == answer.message
+    assert put.message != newer.message
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (frame(payload=b"d1:ad2:id20:abcdefghij0123456789ee", protocol="bep50"), "not_krpc"),
+        (datagram(salt=b"another"), "wrong_salt"),
+        (frame(payload=datagram().payload, protocol="bep50", network="a/b"), "bad_network"),
+    ],
+)
+def test_a_datagram_that_announces_nothing_is_put_into_quarantine(made: Frame, reason: str) -> None:
+    fault = only(made)
+    assert isinstance(fault, Faulty)
+    assert (fault.stage, fault.reason, fault.data) == ("bep50", reason, made.payload)
+
+
+def test_what_we_sent_into_the_dht_and_the_closing_frame_hold_nothing() -> None:
+    sent = datagram()
+    sent.direction = Frame.OUT
+    assert read(sent) == []
+    assert read(frame(payload=b"", protocol="bep50")) == []
 
 
 # ---------------------------------------------------------------- faults of the frame

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.rows import RowBuffer, arrow_schema
-from pipelines.transforms.sink import FILLED, TOPICS, _read, _rows
+from pipelines.transforms.sink import RECEIVED, TOPICS, _read, _rows
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
 from schemas.records import (
     TICK,
     BatchRecord,
+    BlockRecord,
     Coordinates,
     Epoch,
     PublicationRecord,
     QuarantineRecord,
     Record,
     SeparatorRecord,
+    StreamRecord,
     UpdateRecord,
     encode,
     quarantine_key,
@@ -64,6 +66,8 @@ RECEIPT = PublicationRecord(
     error=None,
 )
 FAULT = QuarantineRecord("rpc", "rpc_malformed", "3 bytes are not an RPC protobuf", b"\xff\0\1", 1_700_000_000_000_003)
+STREAM = StreamRecord("mainnet", STREAMS[0], SEPARATOR, 1_700_000_000_000_004)
+FETCHED = BlockRecord("mainnet", BLOCK.cid, 1_700_000_000_000_005, SEPARATOR, BLOCK.data)
 
 
 def rows(
@@ -72,7 +76,7 @@ def rows(
     """(table, row by column) of all that a record says; each row must fit its table."""
     found = []
     for table, identity, row in _read(topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)):
-        columns = TABLES[table].columns
+        columns = TABLES[table].columns if table in TABLES else RECEIVED
         assert identity
         buffer = RowBuffer(arrow_schema(columns))
         buffer.add(row)
@@ -170,6 +174,41 @@ def test_a_publication() -> None:
     ]
 
 
+@pytest.mark.parametrize("separator", [SEPARATOR, None])
+def test_what_is_known_of_a_stream(separator: SeparatorRecord | None) -> None:
+    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, 1))
+    assert table == "streams"
+    assert row == {
+        "network": "mainnet",
+        "stream": STREAMS[0],
+        "separator_key": separator and separator.key,
+        "separator_value": separator and separator.value,
+        "source": "genesis",
+    }
+
+
+def test_a_block_of_somebody_elses_batch() -> None:
+    assert rows("blocks", FETCHED) == [
+        (
+            "received",
+            {
+                "network": "mainnet",
+                "stream": stream,
+                "tip": cid_text(tip),
+                "cid": BLOCK.cid,
+                "observed_at": 1_700_000_000_000_005,
+                "separator_key": "model",
+                "separator_value": "ka",
+            },
+        )
+        for stream, tip in ((STREAMS[0], TIPS[0]), (STREAMS[0], TIPS[1]), (STREAMS[1], TIPS[2]))
+    ]
+
+
+def test_a_block_that_could_not_be_had_has_no_rows() -> None:
+    assert rows("blocks", BlockRecord("mainnet", BLOCK.cid, 1, SEPARATOR, None, "block_unavailable")) == []
+
+
 @pytest.mark.parametrize(
     ("key", "place"),
     [
@@ -204,6 +243,8 @@ GOOD: dict[str, bytes] = {
     "batches": encode(BATCH),
     "publications": encode(RECEIPT),
     "quarantine": encode(FAULT),
+    "streams": encode(STREAM),
+    "blocks": encode(FETCHED),
 }
 
 
@@ -321,9 +362,13 @@ def test_each_row_is_in_the_struct_of_its_table_alone() -> None:
         "batch_tips",
         "publications",
         "quarantine",
+        "streams",
+        "received",
+        "received",
+        "received",
     ]
     for row in found:
-        assert [name for name in FILLED if row[name] is not None] == [row["table"]]
+        assert [name for name in row if name not in ("table", "identity") and row[name] is not None] == [row["table"]]
         assert isinstance(row["identity"], bytes)
         assert len(row["identity"]) == 16
     assert len({row["identity"] for row in found}) == len(found)

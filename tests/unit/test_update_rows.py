@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import pyarrow as pa
 import pytest
@@ -12,20 +13,34 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from nacl.signing import SigningKey
 
 from pipelines.batcher import LogRecord, batch_partition
 from pipelines.decode import Decoding
+from pipelines.known_streams import StreamsTopic
 from pipelines.sinks import MAX_REQUEST
 from pipelines.transforms import updates as module
-from pipelines.transforms.updates import separate
+from pipelines.transforms.updates import Known, Separated, Separating, separate
 from pipelines.windows import PartitionWindows
-from schemas.cid import block_cid
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from schemas.dht.items import put_fields
+from schemas.dht.items import sign as sign_item
+from schemas.dht.krpc import Query, write_message
 from schemas.frames import MAX_RPC
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive, write_query, write_response, write_update
-from schemas.records import Epoch, UpdateRecord, decode_batch, decode_update
+from schemas.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
+from schemas.records import (
+    Epoch,
+    SeparatorRecord,
+    UpdateRecord,
+    decode_batch,
+    decode_quarantine,
+    decode_update,
+    decode_wanted,
+)
 from schemas.streamid import StreamID
 from schemas.topics import Separator, separator_value, topic_name
 
@@ -69,16 +84,26 @@ def signed(data: bytes, topic: str = CLAY, seqno: bytes = b"\0\1") -> Message:
     return message
 
 
-def rows(*values: bytes | None, how: Decoding | None = None) -> list[dict[str, bytes]]:
-    """identity, key, value of the copies in records 77, 78 … of partition 3."""
-    columns = {
+class Made(TypedDict):
+    identity: bytes
+    topic: str
+    key: bytes
+    value: bytes
+
+
+def columns(*values: bytes | None) -> dict[str, pa.Array]:
+    return {
         "partition": pa.array([3] * len(values), type=pa.int32()),
         "offset": pa.array(range(77, 77 + len(values)), type=pa.int64()),
         "stamp": pa.array([0] * len(values), type=pa.int64()),
         "value": pa.array(values, type=pa.binary()),
     }
-    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict(columns)])
-    made = module._update_rows(how or Decoding(default_policy="either"))
+
+
+def rows(*values: bytes | None, how: Decoding | None = None, fetch: bool = False) -> list[Made]:
+    """identity, topic, key, value of the copies in records 77, 78 … of partition 3."""
+    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    made = module._rows(how or Decoding(default_policy="either"), Separating(fetch=fetch))
     return [row for batch in made(batches) for row in batch.to_pylist()]
 
 
@@ -104,7 +129,124 @@ def records(*values: bytes | None) -> list[UpdateRecord]:
 def test_the_topic_comes_before_the_model(
     topic: Separator | None, model: str | None, expected: tuple[Separator | None, str | None]
 ) -> None:
-    assert separate(topic, model) == expected
+    assert separate(topic, model, ("mainnet", STREAM), {("testnet-clay", STREAM): None}) == Separated(*expected)
+
+
+BY_MODEL, BY_OTHER = Separator("model", MODEL.text), Separator("model", OTHER.text)
+
+
+@pytest.mark.parametrize(
+    ("verified", "topic", "model", "expected"),
+    [
+        pytest.param(BY_MODEL, None, None, Separated(BY_MODEL, "genesis"), id="no claim"),
+        pytest.param(BY_MODEL, BY_MODEL, MODEL.text, Separated(BY_MODEL, "genesis"), id="true claims"),
+        pytest.param(
+            BY_MODEL,
+            None,
+            OTHER.text,
+            Separated(BY_MODEL, "genesis", Separator("model", OTHER.text)),
+            id="a false model",
+        ),
+        pytest.param(BY_MODEL, CONTROLLER, None, Separated(BY_MODEL, "genesis", CONTROLLER), id="a false topic"),
+        pytest.param(CONTROLLER, CONTROLLER, MODEL.text, Separated(CONTROLLER, "genesis"), id="another key"),
+        pytest.param(None, CONTROLLER, MODEL.text, Separated(None, "genesis"), id="a genesis that names none"),
+    ],
+)
+def test_a_verified_genesis_comes_before_all(
+    verified: Separator | None, topic: Separator | None, model: str | None, expected: Separated
+) -> None:
+    known: Known = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
+    assert separate(topic, model, ("mainnet", STREAM), known) == expected
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kiln.streams says of STREAM, on testnet-clay, that its separator is BY_MODEL."""
+
+    class Streams:
+        @property
+        def known(self) -> Known:
+            return {("testnet-clay", STREAM): SeparatorRecord(*BY_MODEL)}
+
+        def refresh(self) -> None: ...
+
+    monkeypatch.setattr(module, "known_streams", lambda where: Streams())
+
+
+@pytest.mark.usefixtures("known")
+def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_genesis_wins() -> None:
+    data = write_update(STREAM, TIP, OTHER.text)
+    batches = iter([pa.RecordBatch.from_pydict(columns(frame(unsigned(data))))])
+    separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)))
+    made = module._rows(Decoding(default_policy="either"), separating)
+    update, fault = (row for batch in made(batches) for row in batch.to_pylist())
+    assert [update["topic"], fault["topic"]] == ["updates", "quarantine"]
+    record = decode_update(update["value"])
+    assert (record.separator, record.separator_source) == (SeparatorRecord(*BY_MODEL), "genesis")
+    assert update["identity"] != fault["identity"]
+    said = decode_quarantine(fault["value"])
+    assert (said.stage, said.reason, said.data) == ("separator", "contradicts_genesis", data)
+    assert fault["key"] == b"3/77/0"
+    assert OTHER.text in said.detail
+    assert MODEL.text in said.detail
+
+
+# ---------------------------------------------------------------- what must be fetched
+
+
+def test_an_update_whose_separator_nobody_names_waits_for_its_genesis() -> None:
+    (row,) = rows(frame(unsigned(write_update(STREAM, TIP))), fetch=True)
+    wanted = decode_wanted(row["value"])
+    assert row["topic"] == "wanted"
+    assert wanted.reason == "genesis"
+    assert [wanted.cid, row["key"].decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
+    assert wanted.update == decode_update(rows(frame(unsigned(write_update(STREAM, TIP))))[0]["value"])
+
+
+def test_an_update_with_a_separator_does_not_wait() -> None:
+    (row,) = rows(frame(unsigned(write_update(STREAM, TIP, MODEL.text))), fetch=True)
+    assert row["topic"] == "updates"
+
+
+def batch_update(separator: Separator = CONTROLLER, cid: str = TIP) -> bytes:
+    return write_batch_update(separator, cid)
+
+
+def test_a_batch_that_somebody_announces_is_wanted_once() -> None:
+    first, again = rows(frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")), fetch=True)
+    wanted = decode_wanted(first["value"])
+    assert first["topic"] == "wanted"
+    assert first["key"] == TIP.encode()
+    assert (wanted.reason, wanted.cid, wanted.separator) == ("batch", TIP, SeparatorRecord(*CONTROLLER))
+    assert wanted.network == "testnet-clay"
+    assert first["identity"] == again["identity"]
+    (other,) = rows(frame(signed(batch_update(BY_MODEL))), fetch=True)
+    assert other["identity"] != first["identity"]
+
+
+def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
+    assert rows(frame(signed(batch_update()))) == []
+
+
+def test_our_own_batch_coming_back_is_left_alone() -> None:
+    mine = Frame.FromString(frame(signed(batch_update())))
+    mine.local_peer = peer_of(ANNA)
+    assert rows(mine.SerializeToString(), fetch=True) == []
+
+
+def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
+    key, separator = SigningKey(b"k" * 32), BY_MODEL
+    newest, before = block_cid(b"newest"), block_cid(b"before")
+    salt = topic_salt("testnet-clay", separator)
+    value = write_announcement(Announcement(separator, newest, 1_700_000_000_000, (before,)))
+    item = sign_item(key, salt, 7, value)
+    datagram = Frame.FromString(frame(network="testnet-clay"))
+    datagram.protocol = "bep50"
+    query = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    datagram.payload = write_message(query)
+    found = rows(datagram.SerializeToString(), fetch=True)
+    assert [row["key"].decode() for row in found] == [cid_text(newest), cid_text(before)]
+    assert (decode_wanted(found[0]["value"]).message or "").startswith("bep50/")
 
 
 def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:

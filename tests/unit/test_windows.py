@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -221,12 +223,8 @@ arrivals = st.lists(
 
 
 def is_repeat(before: Sequence[tuple[str, int, str]], query: str, batch: int, message: str) -> bool:
-    """It came before, in this run of one query, and no newer micro-batch of the query has begun."""
-    run: list[tuple[int, str]] = []
-    for other, *rest in reversed(before):
-        if other != query:
-            break
-        run.append((int(str(rest[0])), str(rest[1])))
+    """It came before, of the same writer, none of whose newer epochs has begun."""
+    run = [(number, text) for writer, number, text in before if writer == query]
     return (batch, message) in run and batch == max(number for number, _ in run)
 
 
@@ -251,6 +249,8 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
         pytest.param([("q", 5, "m"), ("q", 4, "m")], ("q", 4, "m"), False, id="an older epoch is not remembered"),
         pytest.param([("q", 5, "m")], ("new", 0, "m"), False, id="a new query starts afresh"),
         pytest.param([("q", 5, "m"), ("new", 0, "m")], ("new", 0, "m"), True, id="and then remembers"),
+        pytest.param([("q", 5, "m"), ("bridge", 7, "x")], ("q", 5, "m"), True, id="two writers in turn"),
+        pytest.param([("q", 5, "m"), *((f"q{n}", 1, "x") for n in range(4))], ("q", 5, "m"), False, id="long gone"),
     ],
 )
 def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, str], expected: bool) -> None:
@@ -258,6 +258,13 @@ def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, st
     for earlier in before:
         windows.repeats(*earlier)
     assert windows.repeats(*arrival) is expected
+
+
+def test_a_state_of_one_writer_is_read_as_it_was_before_there_were_more() -> None:
+    old = msgspec.msgpack.encode([7, [], ["q", 5], [blake2b(b"m", digest_size=16).digest()]])
+    windows = PartitionWindows(T, old)
+    assert windows.clock == 7
+    assert windows.repeats("q", 5, "m")
 
 
 def test_ids_of_past_epochs_are_not_kept() -> None:

@@ -1,0 +1,71 @@
+"""The verified separators of streams, read from `kiln.streams` by each Python worker as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from kafka import KafkaConsumer, TopicPartition
+
+from schemas.records import UNREADABLE, SeparatorRecord, decode_stream
+
+_POLL_MS: Final = 1_000
+_PATIENCE_MS: Final = 30_000  # until a broker answers; then the task fails, and the query begins again
+
+
+@dataclass(frozen=True)
+class StreamsTopic:
+    """Where to read: the full name of the topic, brokers, and kafka-python's options as (name, value) pairs."""
+
+    topic: str
+    servers: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = ()
+
+
+class KnownStreams:
+    """What was known when `refresh` was last called, of all networks; grows by some 300 bytes a stream."""
+
+    def __init__(self, where: StreamsTopic) -> None:
+        """kafka.errors.KafkaError: no broker answers."""
+        self._known: dict[tuple[str, str], SeparatorRecord | None] = {}
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=list(where.servers),
+            **dict(where.options),
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            bootstrap_timeout_ms=_PATIENCE_MS,
+        )
+        partitions = self._consumer.partitions_for_topic(where.topic) or set()
+        self._parts = [TopicPartition(where.topic, partition) for partition in sorted(partitions)]
+        self._consumer.assign(self._parts)
+        if self._parts:
+            self._consumer.seek_to_beginning(*self._parts)
+
+    @property
+    def known(self) -> Mapping[tuple[str, str], SeparatorRecord | None]:
+        """By (network, StreamID); None: the genesis names no separator."""
+        return self._known
+
+    def refresh(self) -> None:
+        """Reads on to the end that the topic has now."""
+        ends = self._consumer.end_offsets(self._parts) if self._parts else {}
+        while any(self._consumer.position(part) < end for part, end in ends.items()):
+            for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
+                for record in records:
+                    self._take(record.value)
+
+    def _take(self, value: bytes | None) -> None:
+        try:
+            stream = decode_stream(value or b"")
+        except UNREADABLE:
+            return  # the sink puts it into quarantine
+        self._known[stream.network, stream.stream] = stream.separator
+
+
+@lru_cache(maxsize=2)
+def known_streams(where: StreamsTopic) -> KnownStreams:
+    """The one of this process: a worker serves many tasks, and need not begin anew in each."""
+    return KnownStreams(where)

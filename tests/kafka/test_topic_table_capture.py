@@ -1,0 +1,88 @@
+"""A capture whose topics go by index alone: with its bundle in the settings, and with the bundle told afterwards."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+from kiln_process import Kiln
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+COPIES, MESSAGES = 853, 153  # and one message that is not JSON
+
+
+@pytest.fixture(scope="module")
+def bundle(shared: Path) -> dict[str, str]:
+    """Its settings, by environment."""
+    topics = json.loads((shared / "captures" / "go4tt.meta.json").read_text())["topics"]
+    return {"KILN_TOPIC_TABLE__BUNDLES": json.dumps({"go4tt": topics})}
+
+
+@pytest.fixture(scope="module")
+def known(
+    shared: Path, bundle: dict[str, str], broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Kiln:
+    """It knew the bundle from the start."""
+    kiln = Kiln(tmp_path_factory.mktemp("known"), free_ports(2), bundle)
+    kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
+    kiln.run("run", "--catch-up")
+    return kiln
+
+
+@pytest.fixture(scope="module")
+def told(
+    shared: Path, bundle: dict[str, str], broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Kiln:
+    """It was told of the bundle when all was in quarantine."""
+    kiln = Kiln(tmp_path_factory.mktemp("told"), free_ports(2))
+    kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
+    kiln.run("run", "--catch-up")
+    assert kiln.count("messages") == kiln.count("updates") == 0
+    assert kiln.count("quarantine", "reason = 'unknown bundle hash'") == COPIES
+    kiln.environment |= bundle
+    kiln.run("quarantine", "replay", "--reason", "unknown bundle hash")
+    kiln.run("run", "--catch-up")
+    return kiln
+
+
+def test_every_copy_is_resolved(known: Kiln) -> None:
+    assert known.count("copies") == known.count("copies", "network = 'testnet-clay' and verdict <> 2") == COPIES
+    assert known.count("messages") == MESSAGES
+    assert known.count("messages", "topic_source = 'index' and verdict = 1") == MESSAGES
+    kept = known.sql("select reason, count(*) as n from quarantine group by 1")
+    assert [row["reason"] for row in kept] == ["invalid_json"]
+
+
+def test_each_message_has_the_topic_it_was_published_on(known: Kiln, shared: Path) -> None:
+    with gzip.open(shared / "captures" / "go4tt.published.jsonl.gz") as lines:
+        published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
+    rows = known.sql("select sha256(data) as digest, topic from messages")
+    assert len(rows) == MESSAGES
+    assert all(published[str(row["digest"])] == row["topic"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("table", "left_out"),
+    [
+        ("messages", "observed_at, kafka_partition, kafka_offset, message_index, remote_peer"),
+        ("updates", "observed_at, updated_at, log_partition, log_offset"),
+        ("tips", "observed_at"),
+    ],
+)
+def test_what_is_replayed_is_as_if_the_bundle_had_been_there(
+    known: Kiln, told: Kiln, table: str, left_out: str
+) -> None:
+    query = f"select * exclude ({left_out}) from {table} order by all"
+    rows = known.sql(query)
+    assert rows
+    assert told.sql(query) == rows
+
+
+def test_what_stays_unusable_is_not_there_twice(told: Kiln) -> None:
+    assert told.count("quarantine", "reason = 'invalid_json'") >= 1
+    assert told.count("messages") == MESSAGES
+    assert told.count("publications") == 0
