@@ -1,4 +1,5 @@
-"""SQL over the lake with DuckDB: each Delta table is a view, read through delta-rs. Reads only; needs no Java.
+"""SQL over the lake with DuckDB: each Delta table is a view, read through delta-rs, and those of deploy.views are there
+as well. Reads only; needs no Java.
 
 Values in JSON: times are ISO 8601 in UTC with microseconds, binary is lower-case hex (which `unhex` reads back),
 numbers stay numbers however large, NaN and infinities are null, maps and structs are objects, intervals ISO 8601
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from conf import KilnError
 from deploy.lake import open_table, tables_in
+from deploy.views import VIEWS, with_empty
 from schemas.tables import TABLES
 
 _ROWS_AT_ONCE = 2_048
@@ -58,8 +60,20 @@ def ask(lake: Path, sql: str) -> Answer:
     there = tables_in(lake)
     # Opening a table reads its log: only those the text speaks of, all where it speaks of none (`show tables`).
     words = {word.lower() for word in re.findall(r"\w+", sql)}
-    for name in [name for name in there if name in words] or there:
+    views = [view for view in VIEWS.values() if view.name in words]
+    named = words.union(*(view.tables for view in views))
+    tables = [name for name in there if name in named]
+    if not tables and not views:
+        tables, views = list(there), list(VIEWS.values())
+    for name in tables:
         connection.register(name, open_table(lake, name).to_pyarrow_dataset())
+    for view in views:
+        try:
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.select, view.tables, there)}")
+        except duckdb.Error as error:
+            # a table of other columns than Kiln's; that is nothing to who does not ask for the view
+            if view.name in words:
+                raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     # A query reaches the lake's tables and nothing else: no files, no variables of this program.
     connection.execute("SET python_enable_replacements = false")
     connection.execute("SET enable_external_access = false")
@@ -89,7 +103,7 @@ def _missing(message: str, lake: Path, there: Sequence[str]) -> str:
     if not found:
         return message
     name = found[1].strip('"')
-    have = f"there are: {', '.join(there)}" if there else "there are no tables in it yet"
+    have = f"there are: {', '.join((*there, *VIEWS))}" if there else "there are no tables in it yet"
     if name in TABLES:
         return f"table {name} is not there yet: nothing has been written to it in {lake}; {have}"
     return f"there is no table {name} in {lake}; {have}"

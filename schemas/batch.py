@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import cbor2
 
-from schemas.cid import CidError, block_cid, cid_text, is_cid
+from schemas.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
 from schemas.streamid import StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
@@ -53,6 +53,17 @@ class _Entry(NamedTuple):
     stream: str
     tips: list[bytes]
     size: int
+
+
+def is_block_cid(cid: bytes) -> bool:
+    """Tell whether a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
+
+    CIP-123 names none of them. Only sha2-256 is checked (schemas.cid.verify), and only CBOR is read: a writer of the
+    literal byte keys, which DAG-CBOR forbids, may honestly say cbor or raw. Any other codec names something else; so
+    does version 0, which is dag-pb. Raises CidError if ``cid`` is not one CID.
+    """
+    parts = cid_parts(cid)
+    return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
 
 
 def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[Block]:

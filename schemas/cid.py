@@ -13,10 +13,26 @@ multicodec table refuses both.
 from __future__ import annotations
 
 import hashlib
+from typing import Final, NamedTuple
 
 from libipld import decode_multibase, encode_multibase
 
+from schemas.reject import Rejected
+
 DAG_CBOR = 0x71
+DAG_JOSE = 0x85
+CBOR = 0x51
+RAW = 0x55
+DAG_PB = 0x70
+SHA2_256 = 0x12
+
+REASONS: Final = (
+    "cid_malformed",  # bytes that are not one CID
+    "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes: nobody can tell whether a block is the one named
+    "block_hash_mismatch",  # other bytes than those that the CID names
+)
+"""Every reason that ``verify`` rejects with."""
+
 MAX_DIGEST = 128
 """Longest digest taken, in bytes: what Kubo allows an identity hash; no real hash is longer than 64. It bounds the work
 that one hostile CID can cause, base 36 and base 58 being quadratic."""
@@ -135,6 +151,52 @@ def cid_text(raw: bytes) -> str:
         return base58[1:]
     base32: str = encode_multibase("b", raw)
     return base32
+
+
+class CidParts(NamedTuple):
+    """What a CID says: version, codec of the block (v0: DAG_PB), code of the hash, and the digest."""
+
+    version: int
+    codec: int
+    hash: int
+    digest: bytes
+
+
+def cid_parts(raw: bytes) -> CidParts:
+    """Take a CID apart. Raises CidError if ``raw`` is not exactly one CID."""
+    if not is_cid(raw):
+        raise CidError(f"{len(raw) - cid_end(raw)} bytes follow the CID")
+    if raw.startswith(b"\x12\x20"):
+        return CidParts(0, DAG_PB, SHA2_256, raw[2:])
+    codec, at = read_varint(raw, 1)
+    code, at = read_varint(raw, at)
+    _, at = read_varint(raw, at)
+    return CidParts(1, codec, code, raw[at:])
+
+
+def sha2_256_digest(cid: bytes) -> bytes | Rejected:
+    """The digest that a block of this CID must have, or why no block can be checked against it (REASONS).
+
+    sha2-256 alone is checked, as nothing in Ceramic is named by another hash but the metamodel, which has no block. A
+    shortened digest is no proof, and an identity CID holds its bytes itself: both are ``cid_hash_unsupported``.
+    """
+    try:
+        _, _, code, digest = cid_parts(cid)
+    except CidError as error:
+        return Rejected("cid_malformed", str(error))
+    if code != SHA2_256 or len(digest) != 32:
+        return Rejected("cid_hash_unsupported", f"hash 0x{code:x} of {len(digest)} bytes; only sha2-256 is checked")
+    return digest
+
+
+def verify(block: bytes, cid: bytes) -> Rejected | None:
+    """Check a block against its CID; None if it is the one named, else why not (REASONS)."""
+    digest = sha2_256_digest(cid)
+    if isinstance(digest, Rejected):
+        return digest
+    if hashlib.sha256(block).digest() != digest:
+        return Rejected("block_hash_mismatch", f"{len(block)} bytes that are not those of {cid_text(cid)}")
+    return None
 
 
 def block_cid(block: bytes, codec: int = DAG_CBOR) -> bytes:

@@ -35,6 +35,7 @@ import cbor2
 import msgspec
 import orjson
 
+from schemas.batch import is_block_cid
 from schemas.cid import CidError, cid_bytes, cid_text
 from schemas.reject import Rejected
 from schemas.streamid import CAIP10_LINK, TILE, StreamID, StreamIdError, stream_text
@@ -76,6 +77,7 @@ REASONS = (
     "bad_version",  # KEEPALIVE: `ver` or `ipfsVer` present and not a string
     "bad_separator",  # BATCH_UPDATE: `sep` is not "<key>/<value in base36>"
     "bad_batch",  # BATCH_UPDATE: `batch` is not a CID
+    "unusable_batch",  # BATCH_UPDATE: a CID that names no batch block (schemas.batch, is_block_cid)
 )
 """Every reason that ``read_message`` rejects with."""
 
@@ -221,7 +223,10 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
         except TopicError as error:
             return Rejected("bad_separator", str(error))
         try:
-            return PubsubMessage("BATCH_UPDATE", sep=sep, batch=cid_text(cid_bytes(batch)))
+            cid = cid_bytes(batch)
+            if not is_block_cid(cid):
+                return Rejected("unusable_batch", f"{batch[:80]}: no CIDv1 of a CBOR block by sha2-256")
+            return PubsubMessage("BATCH_UPDATE", sep=sep, batch=cid_text(cid))
         except CidError as error:
             return Rejected("bad_batch", str(error))
     if not _is_number(ts):
@@ -383,12 +388,15 @@ def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None
 def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UPDATE) -> bytes:
     """Write a BATCH_UPDATE (CIP-123, "Pubsub message type").
 
-    Raises TopicError for a separator that no message can hold, CidError for ``cid``, and ValueError for a ``batch_typ``
-    that is another message's.
+    Raises TopicError for a separator that no message can hold, CidError for a ``cid`` that names no batch block, and
+    ValueError for a ``batch_typ`` that is another message's.
     """
     if batch_typ in (UPDATE, QUERY, RESPONSE):
         raise ValueError(f"typ {batch_typ} is another message's; BATCH_UPDATE is {BATCH_UPDATE} in CIP-123")
-    return orjson.dumps({"typ": batch_typ, "sep": separator_text(separator), "batch": cid_text(cid_bytes(cid))})
+    raw = cid_bytes(cid)
+    if not is_block_cid(raw):
+        raise CidError(f"{cid[:80]} names no batch block: that is a CIDv1, dag-cbor, sha2-256")
+    return orjson.dumps({"typ": batch_typ, "sep": separator_text(separator), "batch": cid_text(raw)})
 
 
 def _document_2020(stream: str) -> str:

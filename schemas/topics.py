@@ -21,6 +21,10 @@ MAX_VALUE = 1024
 """Longest separator value taken, in characters of its text: some 660 bytes, where a model's StreamID has 40. base36 is
 quadratic, so this bounds what a peer can cost."""
 
+MAX_KEY = 1024
+"""Longest separator key taken, in characters: so that a topic name has room for it beside the longest value
+(schemas.frames, MAX_TOPIC)."""
+
 _MAX_CACHED = 1024  # characters
 
 
@@ -48,9 +52,9 @@ def parse_topic(name: str) -> Topic | None:
 
     Any name below ``/ceramic/<network>`` belongs to that network. One that is neither the network topic nor a
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
-    a value that is not base36) has no separator: its messages are read as on the network topic, so that none is lost to
-    a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020 names no network and gives None: the
-    network is then the frame's (docs/DESIGN.md, Contracts).
+    a value that is not lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
+    network topic, so that none is lost to a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020
+    names no network and gives None: the network is then the frame's (docs/DESIGN.md, Contracts).
     """
     if len(name) > _MAX_CACHED:  # before the cache, so that no large name is kept in it
         return _parse_topic(name)
@@ -65,7 +69,7 @@ def _parse_topic(name: str) -> Topic | None:
         return None
     if rest.startswith("sep/"):
         key, _, value = rest[4:].rpartition("/")
-        if key and _is_value(value):
+        if 0 < len(key) <= MAX_KEY and _is_value(value):
             return Topic(network, Separator(key, value))
     return Topic(network, None)
 
@@ -105,11 +109,9 @@ def separator_bytes(value: str) -> bytes:
 
 def separator_text(s: Separator) -> str:
     """Write ``key/value``, the ``sep`` of a BATCH_UPDATE. Raises TopicError."""
-    if not s.key:
-        raise TopicError("a separator key must not be empty")
+    _require_key(s.key)
     if not _is_value(s.value):
         raise TopicError(f"{s.value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
-    _require_utf8(s.key, "separator key")
     return f"{s.key}/{s.value}"
 
 
@@ -118,8 +120,7 @@ def parse_separator_text(text: str) -> Separator:
     key, slash, value = text.rpartition("/")
     if not slash:
         raise TopicError(f"separator {text[:80]!r} has no slash between key and value")
-    if not key:
-        raise TopicError(f"separator {text[:80]!r} has an empty key")
+    _require_key(key)
     if not _is_value(value):
         raise TopicError(f"separator {text[:80]!r}: its value is not lower-case base36 multibase (k…), non-empty")
     return Separator(key, value)
@@ -143,10 +144,10 @@ def parse_interest(text: str) -> Interest:
     if text == "*":
         return Interest(None, None)
     key, slash, value = text.rpartition("/")
-    _require_utf8(text, "interest")
-    if slash and key and _is_value(value):
-        return Interest(key, value)
-    return Interest(text, None)
+    if not (slash and key and _is_value(value)):
+        key, value = text, ""
+    _require_key(key)
+    return Interest(key, value or None)
 
 
 def _is_value(value: str) -> bool:
@@ -158,6 +159,14 @@ def _is_value(value: str) -> bool:
         and value.isalnum()
         and value.islower()
     )
+
+
+def _require_key(key: str) -> None:
+    if not key:
+        raise TopicError("a separator key must not be empty")
+    if len(key) > MAX_KEY:
+        raise TopicError(f"separator key {key[:80]!r}… has {len(key)} characters; it may have {MAX_KEY}")
+    _require_utf8(key, "separator key")
 
 
 def _require_utf8(text: str, what: str) -> None:

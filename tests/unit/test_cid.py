@@ -15,11 +15,15 @@ from schemas.cid import (
     block_cid,
     cid_bytes,
     cid_end,
+    cid_parts,
     cid_text,
     is_cid,
     read_varint,
+    sha2_256_digest,
+    verify,
     write_varint,
 )
+from schemas.reject import Rejected
 
 DAG_CBOR = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 DAG_JOSE = "bagcqceralv4232m443k6wluzhzyvhz3i3k36khnxwx5qkddqbhoev7pp7gqa"
@@ -180,3 +184,46 @@ def test_varint_round_trip(value: int, after: bytes) -> None:
 def test_block_cid_of_a_real_block() -> None:
     # the empty map, whose CID any IPLD tool prints
     assert cid_text(block_cid(b"\xa0")) == "bafyreigbtj4x7ip5legnfznufuopl4sg4knzc2cof6duas4b3q2fy6swua"
+
+
+@given(cids)
+def test_parts(raw: bytes) -> None:
+    version, codec, code, digest = cid_parts(raw)
+    if version == 0:
+        assert (codec, code, b"\x12\x20" + digest) == (0x70, 0x12, raw)
+    else:
+        assert version == 1
+        assert b"\x01" + b"".join(map(write_varint, (codec, code, len(digest)))) + digest == raw
+    with pytest.raises(CidError):
+        cid_parts(raw + b"\x00")
+
+
+@given(st.binary(max_size=200), st.sampled_from([0x00, 0x51, 0x55, 0x70, 0x71, 0x85]), st.data())
+def test_a_block_is_the_one_that_its_cid_names_and_no_other(block: bytes, codec: int, data: st.DataObject) -> None:
+    v1, v0 = block_cid(block, codec), b"\x12\x20" + hashlib.sha256(block).digest()
+    assert verify(block, v1) is verify(block, v0) is None
+    at = data.draw(st.integers(0, len(block)))
+    other = block[:at] + data.draw(st.binary(min_size=1, max_size=2)) + block[at:]
+    for cid in (v1, v0):
+        fault = verify(other, cid)
+        assert fault is not None
+        assert fault.reason == "block_hash_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("cid", "reason"),
+    [
+        (b"\x01\x71\x00\x01\xa0", "cid_hash_unsupported"),  # identity: its digest is the block
+        (b"\x01\x71\x12\x00", "cid_hash_unsupported"),  # any block would do
+        (b"\x01\x71\x12\x1f" + hashlib.sha256(b"\xa0").digest()[:31], "cid_hash_unsupported"),
+        (b"\x01\x71\x13\x40" + hashlib.sha512(b"\xa0").digest(), "cid_hash_unsupported"),
+        (cid_bytes(METAMODEL), "cid_hash_unsupported"),
+        (b"", "cid_malformed"),
+        (block_cid(b"\xa0") + b"\x00", "cid_malformed"),
+    ],
+)
+def test_what_no_block_can_be_checked_against(cid: bytes, reason: str) -> None:
+    fault = verify(b"\xa0", cid)
+    assert fault is not None
+    assert fault.reason == reason
+    assert isinstance(sha2_256_digest(cid), Rejected)

@@ -10,8 +10,9 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multiformats import multibase
 
-from schemas.cid import block_cid, cid_text
+from schemas.cid import CidError, block_cid, cid_bytes, cid_text
 from schemas.pubsub import (
     REASONS,
     Era,
@@ -28,7 +29,7 @@ from schemas.pubsub import (
 )
 from schemas.reject import Rejected
 from schemas.streamid import METAMODEL, StreamID
-from schemas.topics import Separator, TopicError, separator_value
+from schemas.topics import MAX_KEY, Separator, TopicError, separator_value
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared/vectors/ceramic/pubsub"
 needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")
@@ -42,6 +43,9 @@ COMMIT = "k3y52l7qbv1frxwipl4hp7e6jlu4f6u8upm2xv0irmedfkm5cnutmezzi3u7mytj4"
 
 tips = st.builds(
     lambda block, codec: cid_text(block_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x85])
+)
+batches = st.builds(
+    lambda block, codec: cid_text(block_cid(block, codec)), st.binary(max_size=8), st.sampled_from([0x71, 0x51, 0x55])
 )
 genesis = st.builds(block_cid, st.binary(max_size=8), st.sampled_from([0x71, 0x85]))
 streams = st.builds(lambda kind, cid: StreamID(kind, cid).text, st.integers(0, 4), genesis)
@@ -166,7 +170,9 @@ def test_keepalive_round_trip(ts: int, ver: str | None, ipfs_ver: str | None) ->
     )
 
 
-@given(st.text(st.characters(codec="utf-8"), min_size=1), st.binary(min_size=1, max_size=50), tips, st.integers(3, 99))
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1), st.binary(min_size=1, max_size=50), batches, st.integers(3, 99)
+)
 def test_batch_update_round_trip(key: str, value: bytes, cid: str, typ: int) -> None:
     separator = Separator(key, separator_value(value))
     expected = PubsubMessage("BATCH_UPDATE", sep=f"{key}/{separator.value}", batch=cid)
@@ -199,6 +205,9 @@ def test_writers_refuse_what_their_era_had_not() -> None:
         write_batch_update(Separator("model", MODEL), BATCH, 2)
     with pytest.raises(TopicError):
         write_batch_update(Separator("", MODEL), BATCH)
+    for cid in (TIP, V0):
+        with pytest.raises(CidError, match="no batch block"):
+            write_batch_update(Separator("model", MODEL), cid)
 
 
 @pytest.mark.parametrize("spelling", [f"ceramic://{STREAM}", f"/ceramic/{STREAM}"])
@@ -381,6 +390,99 @@ def test_batch_and_keepalive_of_every_number_read(typ: int) -> None:
     assert read_message(keepalive, 77) == PubsubMessage("KEEPALIVE", ts=5)
     if typ == 77:
         assert reason(batch) == "unknown_typ"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"sep": f"model/{MODEL}", "batch": BATCH}, "BATCH_UPDATE"),
+        ({"sep": f"model/{MODEL}", "batch": BATCH, "ver": "1", "more": {}}, "BATCH_UPDATE"),
+        ({"sep": f"model/{MODEL}", "batch": BATCH, "ts": None}, "BATCH_UPDATE"),
+        ({"sep": f"model/{MODEL}", "batch": BATCH, "ts": "5"}, "BATCH_UPDATE"),
+        ({"ts": 5}, "KEEPALIVE"),
+        ({"ts": 5, "ver": "2.0.4"}, "KEEPALIVE"),
+        ({"ts": 5, "ver": "2.35.0", "ipfsVer": "0.20"}, "KEEPALIVE"),
+        ({"ts": 5, "sep": f"model/{MODEL}"}, "KEEPALIVE"),
+        ({"ts": 5, "batch": BATCH}, "KEEPALIVE"),
+        ({"ts": 5, "sep": None, "batch": BATCH}, "KEEPALIVE"),
+        ({"ts": 5, "sep": f"model/{MODEL}", "batch": BATCH}, "ambiguous_shape"),
+        ({"ts": 5.5, "sep": "", "batch": ""}, "ambiguous_shape"),
+        ({"sep": "", "batch": ""}, "bad_separator"),
+        ({"sep": f"model/{MODEL}", "batch": ""}, "bad_batch"),
+        ({"sep": {"key": "model"}, "batch": BATCH}, "unknown_shape"),
+        ({"sep": f"model/{MODEL}", "batch": {"/": BATCH}}, "unknown_shape"),
+        ({"stream": STREAM, "tip": TIP}, "unknown_shape"),
+        ({"typ": True, "ts": 5}, "unknown_typ"),
+        ({"typ": "3", "ts": 5}, "unknown_typ"),
+        ({"typ": 3.0, "sep": f"model/{MODEL}", "batch": BATCH}, "BATCH_UPDATE"),
+    ],
+)
+def test_typ_3_is_told_by_shape(fields: dict[str, Any], expected: str) -> None:
+    answer = read(**{"typ": 3, **fields})
+    assert (answer.reason if isinstance(answer, Rejected) else answer.type) == expected
+
+
+@pytest.mark.parametrize(
+    ("sep", "expected"),
+    [
+        (f"model/{MODEL}", None),
+        (f"a/b//c/{MODEL}", None),
+        (f"//{MODEL}", None),
+        (f"ключ/{MODEL}", None),
+        ("model/k0", None),  # one zero byte
+        ("model/k00a", None),  # leading zeros are bytes of the value, so this is another one than k0a
+        (f"{'k' * MAX_KEY}/{MODEL}", None),
+        (f"{'k' * (MAX_KEY + 1)}/{MODEL}", "bad_separator"),
+        (f"model/{MODEL.upper()}", "bad_separator"),
+        (f"model/k{MODEL[1:].upper()}", "bad_separator"),
+        (f"model/{MODEL}=", "bad_separator"),
+        (f"model/{MODEL} ", "bad_separator"),
+        (f"model/{MODEL[1:]}", "bad_separator"),
+        ("model/k", "bad_separator"),
+        (MODEL, "bad_separator"),
+    ],
+)
+def test_spellings_of_a_separator(sep: str, expected: str | None) -> None:
+    wire = orjson.dumps({"typ": 3, "sep": sep, "batch": BATCH})
+    assert reason(wire) == expected
+    if expected is None:
+        assert read_message(wire) == PubsubMessage("BATCH_UPDATE", sep=sep, batch=BATCH)
+
+
+RAW_BATCH = cid_bytes(BATCH)
+
+
+@pytest.mark.parametrize("base", ["base16", "base32upper", "base36", "base58btc", "base64url", "base64urlpad"])
+def test_a_batch_cid_of_any_base_is_one_cid(base: str) -> None:
+    assert read(typ=3, sep=f"model/{MODEL}", batch=multibase.encode(RAW_BATCH, base)) == PubsubMessage(
+        "BATCH_UPDATE", sep=f"model/{MODEL}", batch=BATCH
+    )
+
+
+@pytest.mark.parametrize(
+    ("cid", "expected"),
+    [
+        (cid_text(block_cid(b"", 0x71)), None),
+        (cid_text(block_cid(b"", 0x51)), None),  # cbor, raw: an honest codec for a block with byte keys
+        (cid_text(block_cid(b"", 0x55)), None),
+        (cid_text(block_cid(b"", 0x85)), "unusable_batch"),  # dag-jose
+        (cid_text(block_cid(b"", 0x70)), "unusable_batch"),  # dag-pb
+        (cid_text(block_cid(b"", 0x0129)), "unusable_batch"),  # dag-json
+        (V0, "unusable_batch"),
+        (cid_text(b"\x01\x71\x1b\x20" + bytes(32)), "unusable_batch"),  # keccak-256
+        (cid_text(b"\x01\x71\x13\x40" + bytes(64)), "unusable_batch"),  # sha2-512
+        (cid_text(b"\x01\x71\x12\x10" + bytes(16)), "unusable_batch"),  # sha2-256, cut short
+        (cid_text(b"\x01\x71\x00\x01\xa0"), "unusable_batch"),  # identity
+        (cid_text(StreamID.parse(METAMODEL).genesis), "unusable_batch"),
+        (f"z{V0}", "bad_batch"),  # v0 has no multibase prefix
+        (BATCH[:-1], "bad_batch"),
+        (BATCH + "=", "bad_batch"),
+        (f"/ipfs/{BATCH}", "bad_batch"),
+        (STREAM, "bad_batch"),
+    ],
+)
+def test_a_batch_cid_names_a_block_that_can_be_checked_and_read(cid: str, expected: str | None) -> None:
+    assert reason(orjson.dumps({"typ": 3, "sep": f"model/{MODEL}", "batch": cid})) == expected
 
 
 values = st.recursive(

@@ -119,6 +119,11 @@ def test_an_empty_lake_says_so(tmp_path: Path) -> None:
         ask(tmp_path / "lake", "SELECT * FROM frames")
 
 
+def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
+    with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*from_peer"):
+        ask(lake, "SELECT * FROM latest_tips")
+
+
 def test_all_tables_are_listed(lake: Path) -> None:
     assert {row["name"] for row in as_json(lake, "SHOW TABLES")} == {"messages", "updates"}
 

@@ -7,12 +7,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from multiformats import multibase
 
+from schemas.frames import MAX_TOPIC
 from schemas.streamid import StreamID
 from schemas.topics import (
+    MAX_KEY,
     MAX_VALUE,
+    Interest,
     Separator,
     Topic,
     TopicError,
+    parse_interest,
     parse_separator_text,
     parse_topic,
     separator_bytes,
@@ -83,6 +87,7 @@ def test_not_a_ceramic_topic(name: str) -> None:
         "sep/model/k1１",
         "sep/model/bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y",
         "sep/model/k" + "1" * MAX_VALUE,
+        "sep/" + "a" * (MAX_KEY + 1) + "/k1",
         "/sep/model/" + MODEL,
     ],
 )
@@ -157,6 +162,36 @@ def test_separator_that_no_name_can_hold(key: str, value: str) -> None:
 def test_bad_separator_text(text: str) -> None:
     with pytest.raises(TopicError):
         parse_separator_text(text)
+
+
+def test_longest_key() -> None:
+    longest = Separator("/" * MAX_KEY, "k" + "1" * (MAX_VALUE - 1))
+    assert parse_separator_text(separator_text(longest)) == longest
+    name = topic_name("mainnet", longest)
+    assert parse_topic(name) == Topic("mainnet", longest)
+    assert len(name) < MAX_TOPIC
+    assert parse_interest(separator_text(longest)) == Interest(*longest)
+    longer = longest._replace(key="/" * (MAX_KEY + 1))
+    for refused in (separator_text, lambda s: topic_name("mainnet", s)):
+        with pytest.raises(TopicError, match=f"has {MAX_KEY + 1} characters; it may have {MAX_KEY}"):
+            refused(longer)
+    for reader in (parse_separator_text, parse_interest):
+        with pytest.raises(TopicError, match=f"it may have {MAX_KEY}"):
+            reader(f"{longer.key}/{longer.value}")
+
+
+def test_a_stream_without_a_separator_is_on_the_topic_of_the_network() -> None:
+    assert topic_name("testnet-clay", None) == "/ceramic/testnet-clay"
+    assert parse_topic("/ceramic/testnet-clay/") == Topic("testnet-clay", None)
+    # one slash: more of them, or one behind a separator, are other names
+    assert parse_topic("/ceramic/testnet-clay//") == Topic("testnet-clay", None)
+    assert parse_topic(TOPIC + "/") == Topic("mainnet", None)
+
+
+def test_leading_zeros_are_bytes_of_the_value() -> None:
+    assert separator_bytes("k0a") == b"\x00\x0a"
+    assert separator_bytes("ka") == b"\x0a"
+    assert parse_separator_text("model/k0a") != parse_separator_text("model/ka")
 
 
 def test_empty_value_is_refused() -> None:

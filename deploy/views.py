@@ -1,0 +1,140 @@
+"""Views over the lake's tables, for `kiln sql`: answers that take more than one table, or some thought (docs/SQL.md).
+
+A view is there whatever tables are: one that nothing has written yet counts as empty.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+from schemas.tables import TABLES
+from schemas.topics import MAX_KEY, MAX_VALUE
+
+UPDATE_BYTES: Final = "coalesce(octet_length(m.data), 30 + strlen(u.stream) + strlen(u.tip))"
+"""Length of the UPDATE of `updates` u and `messages` m; where the table `messages` has not got so far, of one of the
+newest form with no `model`."""
+
+_BATCH_UPDATE_BYTES: Final = "27 + strlen(to_json(separator_key || '/' || separator_value)) + strlen(cid)"
+"""Length of {"typ":3,"sep":"…","batch":"…"}; to_json escapes what JSON must, and brings the quotes of `sep`."""
+
+LATEST_WITHIN: Final = 10
+"""Seconds. What is heard of a stream in so short a time may be in any order: a batch comes T after its first update and
+then its block is fetched. So none of it is taken for newer than the rest."""
+
+
+class View(NamedTuple):
+    """A view: a SELECT over `tables`."""
+
+    name: str
+    tables: tuple[str, ...]
+    select: str
+
+
+# A node announces what it holds to be the newest tip. So its later word on a stream takes back its earlier one, and
+# nobody else's.
+_LATEST_TIPS = f"""
+WITH last_words AS (
+    SELECT network, stream, from_peer, arg_max(tip, observed_at) AS tip
+    FROM updates
+    WHERE from_peer IS NOT NULL
+    GROUP BY network, stream, from_peer),
+taken_back AS (
+    SELECT network, stream, u.tip
+    FROM updates AS u LEFT JOIN last_words AS w USING (network, stream, from_peer)
+    GROUP BY network, stream, u.tip
+    HAVING bool_and(w.tip IS NOT NULL AND w.tip <> u.tip)),
+heard AS (
+    SELECT network, stream, tip, min(observed_at) AS first_heard, list_sort(list(DISTINCT source)) AS sources
+    FROM tips
+    GROUP BY network, stream, tip),
+standing AS (
+    SELECT *, max(first_heard) OVER (PARTITION BY network, stream) AS newest
+    FROM heard
+    WHERE sources <> ['update'] OR (network, stream, tip) NOT IN (FROM taken_back))
+SELECT network, stream, tip, first_heard, sources, count(*) OVER (PARTITION BY network, stream) AS tips
+FROM standing
+WHERE first_heard >= newest - INTERVAL '{LATEST_WITHIN} seconds'
+"""
+
+# Topics are taken as schemas.topics.parse_topic takes them.
+_MISPLACED = f"""
+WITH named AS (
+    SELECT *, regexp_extract(topic, '^/ceramic/[^/]+/sep/(.+)/(k[0-9a-z]+)$', ['key', 'value'], 's') AS place
+    FROM messages
+    WHERE type IN ('UPDATE', 'QUERY', 'RESPONSE')),
+about AS (
+    SELECT network, origin, message, type, topic, place, from_peer, observed_at,
+           unnest(CASE WHEN type = 'RESPONSE' THEN map_keys(tips) ELSE [stream] END) AS stream
+    FROM named
+    WHERE place.key <> '' AND length(place.key) <= {MAX_KEY} AND length(place.value) <= {MAX_VALUE})
+SELECT network, origin, message, type, topic, place.key AS topic_key, place.value AS topic_value, stream,
+       separator_key, separator_value, from_peer, observed_at
+FROM about JOIN streams USING (network, stream)
+WHERE source = 'genesis' AND separator_key IS NOT NULL
+  AND (separator_key <> place.key OR separator_value <> place.value)
+"""
+
+_BATCH_SAVINGS = f"""
+WITH made AS (
+    SELECT network, origin, separator_key, separator_value, opened_at, closed_at, count(*) AS batches,
+           sum({_BATCH_UPDATE_BYTES}) AS batch_bytes, sum(bytes) AS block_bytes
+    FROM batches
+    GROUP BY ALL),
+heard AS (
+    SELECT u.network, u.origin, u.separator_key, u.separator_value, u.updated_at, {UPDATE_BYTES} AS update_bytes
+    FROM updates AS u LEFT JOIN messages AS m USING (network, message)),
+placed AS (
+    SELECT h.*, w.opened_at, w.closed_at
+    FROM heard AS h ASOF LEFT JOIN made AS w
+      ON h.network = w.network AND h.origin = w.origin AND h.separator_key = w.separator_key
+     AND h.separator_value = w.separator_value AND h.updated_at >= w.opened_at
+    WHERE h.updated_at < w.closed_at OR h.separator_key IS NULL),
+replaced AS (
+    SELECT network, origin, separator_key, separator_value, opened_at, closed_at, count(*) AS updates,
+           sum(update_bytes) AS update_bytes
+    FROM placed
+    GROUP BY ALL),
+summed AS (
+    SELECT r.network, r.origin, r.separator_key, r.separator_value,
+           epoch_us(closed_at) - epoch_us(opened_at) AS length,
+           sum(updates)::BIGINT AS updates, sum(update_bytes)::BIGINT AS update_bytes,
+           coalesce(sum(batches), 0)::BIGINT AS batches, coalesce(sum(batch_bytes), 0)::BIGINT AS batch_bytes,
+           coalesce(sum(block_bytes), 0)::BIGINT AS block_bytes
+    FROM replaced AS r LEFT JOIN made AS w
+      USING (network, origin, separator_key, separator_value, opened_at, closed_at)
+    GROUP BY ALL)
+SELECT network, origin, separator_key, separator_value, length / 1e6 AS window_seconds, batches, block_bytes,
+       updates AS messages_before, update_bytes AS bytes_before,
+       CASE WHEN length IS NULL THEN updates ELSE batches END AS messages_if_stopped,
+       CASE WHEN length IS NULL THEN update_bytes ELSE batch_bytes END AS bytes_if_stopped,
+       updates + batches AS messages_if_kept, update_bytes + batch_bytes AS bytes_if_kept
+FROM summed
+"""
+
+VIEWS: Final[dict[str, View]] = {
+    view.name: view
+    for view in (
+        View("latest_tips", ("tips", "updates"), _LATEST_TIPS),
+        View("misplaced", ("messages", "streams"), _MISPLACED),
+        View("batch_savings", ("updates", "messages", "batches"), _BATCH_SAVINGS),
+    )
+}
+
+# Names of Spark's DDL types in DuckDB, where they differ.
+_TYPES: Final = {
+    "string": "VARCHAR",
+    "binary": "BLOB",
+    "timestamp": "TIMESTAMPTZ",
+    "map<string,string>": "MAP(VARCHAR, VARCHAR)",
+    "array<string>": "VARCHAR[]",
+}
+
+
+def with_empty(select: str, tables: Iterable[str], there: Collection[str]) -> str:
+    """The SELECT over `tables`, those that are not `there` being empty."""
+    empty = [f"{name} AS ({_nothing(name)})" for name in tables if name not in there]
+    return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
+
+
+def _nothing(name: str) -> str:
+    columns = (f"NULL::{_TYPES.get(column.type, column.type)} AS {column.name}" for column in TABLES[name].columns)
+    return f"SELECT {', '.join(columns)} WHERE false"
