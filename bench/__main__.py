@@ -18,7 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, decode, growth, hot_path, lateness, network
+from bench import batcher, bep50, decode, growth, hot_path, lateness, network
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
@@ -33,6 +33,7 @@ from pipelines.application import GaveUpError
 ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "hot-path": hot_path.measure,
     "network": network.measure,
+    "bep50": bep50.measure,
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,

@@ -4,6 +4,11 @@ The topic of batches is the outbox: the LIVE batches of the bridge's network are
 and its place is committed only up to the first batch whose receipt the broker has not acknowledged. So after a crash a
 batch may be published again, which its CID makes harmless, and none is passed over.
 
+The block of a batch is in IPFS, and pinned, before its CID is published: other nodes act on what is announced to them
+and fetch it. While IPFS is away nothing is published, no time runs out, and the batches wait in their order.
+
+On which topics a batch goes out, the transition of CIP-120 says (bridge.transition); each of them gets a receipt.
+
 A batch that no peer is there for is tried again every `retry_every`; after `publish_timeout` its receipt says so. The
 others go on meanwhile; those of one topic keep their order. While `can_publish` holds publishing back, nothing is tried
 and no time runs out.
@@ -19,16 +24,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
+from msgspec import structs
 
 from bridge.capture.spool import KafkaFrames
 from bridge.frames_producer import FramesProducerError
+from bridge.ipfs import BlockRefused, BlocksAway, BlockUnavailable
+from bridge.pins import PinsError
+from bridge.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
 from schemas.pubsub import write_batch_update
 from schemas.records import (
@@ -39,7 +49,7 @@ from schemas.records import (
     decode_batch,
     encode,
 )
-from schemas.topics import Separator, TopicError, topic_name
+from schemas.topics import Separator, TopicError
 
 TRANSPORT: Final = "gossipsub"
 TOO_OLD: Final = "too old"
@@ -47,6 +57,10 @@ NO_PEER: Final = "no peer on the topic"
 MALFORMED: Final = "batch_malformed"
 
 _MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
+_MAX_BLOCKS: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+_KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
+_KEEP_AGAIN: Final = 5_000_000  # µs; how old the last word of IPFS may be when something is published
+_LET_GO_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
 
 
 class PublishError(RuntimeError):
@@ -64,6 +78,9 @@ class Options:
     max_age: int = 60_000_000
     """on a first start: batches that closed longer ago are not published"""
     batch_typ: int = 3
+    transport: str = TRANSPORT
+    target: Callable[[str], str] | None = None
+    """what the transport calls a topic, where it has a name of its own for it"""
 
 
 class Place(NamedTuple):
@@ -83,38 +100,70 @@ class Output(NamedTuple):
     value: bytes
 
 
+class Keeper(Protocol):
+    """Where blocks are put before they are announced: `bridge.pins.Pins`, or another in tests."""
+
+    def keep(self, cid: str, block: bytes, now: int) -> None:
+        """Once this returns, peers can fetch the block; nothing if they can already.
+
+        BlocksAway, BlockUnavailable, PinsError: wait. BlockRefused: never.
+        """
+        ...
+
+    def let_go(self, now: int) -> int:
+        """Unpins what has been kept for its time. BlocksAway, PinsError: later."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Publication:
-    """One batch on its way to its topic. Pure: time comes from the caller, in µs."""
+    """One batch on its way. Pure."""
 
     def __init__(self, place: Place, batch: BatchRecord, batch_typ: int) -> None:
         """TopicError, CidError: no message can be made of it."""
-        separator = Separator(batch.separator.key, batch.separator.value)
         self.place = place
         self.cid = batch.cid
-        self.topic = topic_name(batch.network, separator)
-        self.data = write_batch_update(separator, batch.cid, batch_typ)
+        self.block = batch.block
+        self.network = batch.network
+        self.separator = Separator(batch.separator.key, batch.separator.value)
+        self.topic = BY_SEPARATOR.of(batch.network, self.separator)[0]
+        self.data = write_batch_update(self.separator, batch.cid, batch_typ)
+        self.to: dict[str, Delivery] = {}
+        """by topic, what has no receipt yet"""
+        self.receipted: set[str] = set()
+        """topics"""
+
+    def refused(self, why: str, now: int) -> PublicationRecord:
+        """The receipt of a batch that is not published at all."""
+        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=why)
+
+
+class Delivery:
+    """One batch on its way to one topic. Pure: time comes from the caller, in µs."""
+
+    def __init__(self, publication: Publication, topic: str) -> None:
+        self.publication = publication
+        self.topic = topic
         self._waited = 0
         self._tried_at: int | None = None
 
     def tried(self, peers: int, now: int, timeout: int, why: str = NO_PEER) -> PublicationRecord | None:
         """After a try that reached so many peers: its receipt, or None: it waits on."""
+        cid = self.publication.cid
         if peers:
-            return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, peers=peers)
+            return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
         if self._tried_at is not None:
             self._waited += max(0, now - self._tried_at)
         self._tried_at = now
         if self._waited < timeout:
             return None
         error = f"{why} for {self._waited / 1e6:.0f} s"
-        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
+        return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
 
     def held(self) -> None:
         """Time until the next try does not count: publishing was held back."""
         self._tried_at = None
-
-    def too_old(self, now: int) -> PublicationRecord:
-        """The receipt of a batch that is not published at all."""
-        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=TOO_OLD)
 
 
 class Outbox:
@@ -128,12 +177,20 @@ class Outbox:
         self._not_before: dict[int, int] = {}
         self._next: dict[int, int] = {}
         self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
-        self._done: set[Place] = set()
-        self._waiting: dict[str, deque[Publication]] = {}  # by topic
+        self._owed: dict[Place, int] = {}  # of an open place: receipts the broker does not have yet
+        self._new: deque[Publication] = deque()  # not in IPFS yet
+        self._lines: dict[str, deque[Delivery]] = {}  # by topic
         self._due: dict[str, int] = {}
         self._held = False
+        self._on = BY_SEPARATOR
+        self._kept_at: int | None = None  # when IPFS last answered
+        self._keep_again = 0
+        self.away: str | None = None
+        """why nothing can be put into IPFS now"""
+        self.block_bytes = 0
+        """bytes of the blocks of batches that are not out yet"""
         self.published = 0
-        """batches that reached a peer"""
+        """publications that reached a peer"""
         self.failed = 0
         """receipts with an error"""
         self.quarantined = 0
@@ -152,7 +209,12 @@ class Outbox:
     @property
     def waiting(self) -> Mapping[str, int]:
         """How many batches wait for a peer or for their turn, by topic."""
-        return {topic: len(line) for topic, line in self._waiting.items()}
+        return {topic: len(line) for topic, line in self._lines.items()}
+
+    @property
+    def unkept(self) -> int:
+        """How many batches are not in IPFS yet."""
+        return len(self._new)
 
     def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
         """The next record of a partition. What is to be written at once, if anything."""
@@ -163,38 +225,46 @@ class Outbox:
                 return None
             publication = Publication(place, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            self._open[place.partition].append(place.offset)
+            self._begin(place)
             return self._quarantine(place, value or b"", error, now)
-        self._open[place.partition].append(place.offset)
+        self._begin(place)
         if batch.closed_at < self._not_before[place.partition]:
-            return self._receipt(publication, publication.too_old(now))
-        self._waiting.setdefault(publication.topic, deque()).append(publication)
+            return self._receipt(place, publication.refused(TOO_OLD, now))
+        self._new.append(publication)
+        self.block_bytes += len(publication.block)
         return None
 
-    def step(self, held: bool, publish: Callable[[str, bytes], int], now: int) -> list[Output]:
-        """Try what is due. `publish`: to how many peers it went; PublishError: it could not try."""
+    def step(
+        self,
+        held: bool,
+        keeper: Keeper,
+        publish: Callable[[str, bytes], int],
+        now: int,
+        on: Topics = BY_SEPARATOR,
+    ) -> list[Output]:
+        """Put into IPFS and try what is due. `publish`: to how many peers it went; PublishError: it could not try.
+
+        `on`: the topics on which batches go out now. Where that changes, what waits goes with it.
+        """
+        if on != self._on:
+            self._on = on
+            self._replan()
         if held:
-            if not self._held:
-                for line in self._waiting.values():
-                    for publication in line:
-                        publication.held()
-                self._due.clear()
-            self._held = True
+            self._hold()
             return []
+        outputs = self._keep(keeper, now)
+        if self.away is not None:
+            self._hold()
+            return outputs
         self._held = False
-        outputs: list[Output] = []
-        for topic in list(self._waiting):
+        for topic in list(self._lines):
             if self._due.get(topic, now) <= now:
                 outputs += self._try(topic, publish, now)
         return outputs
 
     def done(self, place: Place) -> None:
-        """The broker has what was to be written because of this record."""
-        self._done.add(place)
-        line = self._open[place.partition]
-        while line and (head := Place(place.partition, line[0])) in self._done:
-            self._done.remove(head)
-            line.popleft()
+        """The broker has one thing that was to be written because of this record."""
+        self._settle(place, 1)
 
     def places(self) -> dict[int, int]:
         """The offset to go on from after a crash, by partition."""
@@ -206,11 +276,97 @@ class Outbox:
         """As given to `start`."""
         return self._not_before[partition]
 
+    def _begin(self, place: Place) -> None:
+        self._open[place.partition].append(place.offset)
+        self._owed[place] = 1
+
+    def _settle(self, place: Place, count: int) -> None:
+        self._owed[place] -= count
+        line = self._open[place.partition]
+        while line and not self._owed[head := Place(place.partition, line[0])]:
+            del self._owed[head]
+            line.popleft()
+
+    def _hold(self) -> None:
+        if not self._held:
+            for line in self._lines.values():
+                for delivery in line:
+                    delivery.held()
+            self._due.clear()
+        self._held = True
+
+    def _keep(self, keeper: Keeper, now: int) -> list[Output]:
+        """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""
+        if self.away is not None and now < self._keep_again:
+            return []
+        outputs: list[Output] = []
+        try:
+            for _ in range(min(len(self._new), _KEEP_AT_ONCE)):
+                publication = self._new[0]
+                try:
+                    keeper.keep(publication.cid, publication.block, now)
+                except BlockRefused as error:
+                    why = f"IPFS does not take the block: {error}"
+                    outputs.append(self._receipt(publication.place, publication.refused(why, now)))
+                    self.block_bytes -= len(publication.block)
+                else:
+                    self._plan(publication)
+                self._kept_at = now
+                self._new.popleft()
+            if self._lines and (self._kept_at is None or now - self._kept_at >= _KEEP_AGAIN):
+                publication = next(iter(self._lines.values()))[0].publication
+                keeper.keep(publication.cid, publication.block, now)
+                self._kept_at = now
+        except (BlocksAway, BlockUnavailable, PinsError) as error:
+            self.away = str(error)
+            self._keep_again = now + self._options.retry_every
+        else:
+            self.away = None
+        return outputs
+
+    def _plan(self, publication: Publication) -> None:
+        topics = self._on.of(publication.network, publication.separator)
+        for topic in topics:
+            self._line_up(publication, topic)
+        self._owed[publication.place] = len(topics)
+
+    def _line_up(self, publication: Publication, topic: str) -> None:
+        delivery = Delivery(publication, topic)
+        publication.to[topic] = delivery
+        self._lines.setdefault(topic, deque()).append(delivery)
+
+    def _replan(self) -> None:
+        """What waits on a topic that is no longer published on goes to the others, unless it was there already."""
+        waiting = {d.publication.place: d.publication for line in self._lines.values() for d in line}
+        for place in sorted(waiting):
+            publication = waiting[place]
+            wanted = set(self._on.of(publication.network, publication.separator))
+            added = wanted - publication.to.keys() - publication.receipted
+            dropped = publication.to.keys() - wanted
+            for topic in sorted(added):
+                self._line_up(publication, topic)
+            for topic in dropped:
+                self._out_of_line(publication.to[topic])
+            self._owed[place] += len(added)
+            self._settle(place, len(dropped))
+
+    def _out_of_line(self, delivery: Delivery) -> None:
+        publication = delivery.publication
+        del publication.to[delivery.topic]
+        if not publication.to:
+            self.block_bytes -= len(publication.block)
+        line = self._lines[delivery.topic]
+        line.remove(delivery)
+        if not line:
+            del self._lines[delivery.topic]
+            self._due.pop(delivery.topic, None)
+
     def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int) -> Iterable[Output]:
-        line = self._waiting[topic]
         outputs: list[Output] = []
         blocked: str | None = None  # once one has found no peer, the next ones need not ask
-        for publication in list(line):
+        self._due[topic] = now + self._options.retry_every
+        for delivery in list(self._lines[topic]):
+            publication = delivery.publication
             peers, why = 0, NO_PEER
             if blocked is None:
                 try:
@@ -219,23 +375,22 @@ class Outbox:
                     why = str(error)
                 if not peers:
                     blocked = why
-            receipt = publication.tried(peers, now, self._options.publish_timeout, blocked or why)
+            receipt = delivery.tried(peers, now, self._options.publish_timeout, blocked or why)
             if receipt is not None:
-                line.remove(publication)
-                outputs.append(self._receipt(publication, receipt))
-        if line:
-            self._due[topic] = now + self._options.retry_every
-        else:
-            del self._waiting[topic]
-            self._due.pop(topic, None)
+                publication.receipted.add(topic)
+                self._out_of_line(delivery)
+                outputs.append(self._receipt(publication.place, receipt))
         return outputs
 
-    def _receipt(self, publication: Publication, receipt: PublicationRecord) -> Output:
+    def _receipt(self, place: Place, receipt: PublicationRecord) -> Output:
         if receipt.error is None:
             self.published += 1
         else:
             self.failed += 1
-        return Output(publication.place, "publications", receipt.cid.encode(), encode(receipt))
+        options = self._options
+        target = options.target(receipt.topic) if options.target and receipt.topic else None
+        receipt = structs.replace(receipt, transport=options.transport, target=target)
+        return Output(place, "publications", receipt.cid.encode(), encode(receipt))
 
     def _quarantine(self, place: Place, value: bytes, error: Exception, now: int) -> Output:
         self.quarantined += 1
@@ -267,14 +422,16 @@ class Publisher:
         options: Options,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
+        keeper: Keeper,
+        topics: Callable[[], Topics] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `publish(topic, data)`: hands a message to the node and returns to how many peers it goes; called in this
-        thread. `can_publish`: None, or in words why publishing is held back now. `group`: who keeps the place; by
-        default one of the network.
+        thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
+        which batches go out now. `group`: who keeps the place; by default one of the network.
         """
         self._servers = bootstrap_servers
         self._client_options = dict(client_options)
@@ -282,6 +439,8 @@ class Publisher:
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
+        self._keeper = keeper
+        self._topics = topics
         self._clock_us = clock_us
         self._group = group or f"{prefix}publisher.{options.network}"
         self._stop = threading.Event()
@@ -310,12 +469,12 @@ class Publisher:
 
     @property
     def published(self) -> int:
-        """Batches that reached a peer, since the start."""
+        """Publications that reached a peer, since the start."""
         return self._counted[0]
 
     @property
     def failed(self) -> int:
-        """Receipts with an error (no peer in time, too old), since the start."""
+        """Receipts with an error (no peer in time, too old, refused by IPFS), since the start."""
         return self._counted[1]
 
     @property
@@ -333,6 +492,7 @@ class Publisher:
                     self._state = self._error
                     self._stop.wait(1.0)
         finally:
+            self._keeper.close()
             self._state = "stopped"
             if not self._stop.is_set():  # what `publish` or `can_publish` raised ends the thread
                 self._error = "nothing is published: the publisher has ended by a fault"
@@ -365,6 +525,7 @@ class Publisher:
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
+        let_go_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
             now = self._clock_us()
             outputs: list[Output] = []
@@ -373,13 +534,17 @@ class Publisher:
                 time.sleep(0.05)
             else:
                 held = self._can_publish()
-                room = _MAX_OPEN - outbox.open
+                room = _MAX_OPEN - outbox.open if outbox.block_bytes < _MAX_BLOCKS else 0
+                wait = 0 if outbox.unkept and outbox.away is None else 100  # ms
                 (consumer.resume if room > 0 else consumer.pause)(*consumer.assignment())
-                for part, records in consumer.poll(timeout_ms=100, max_records=max(1, room)).items():
+                for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
                     for record in records:
                         output = outbox.take(Place(part.partition, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                outputs += outbox.step(held is not None, self._publish, self._clock_us())
+                outputs += outbox.step(held is not None, self._keeper, self._publish, self._clock_us(), self._topics())
+                if now >= let_go_at:
+                    self._let_go(now)
+                    let_go_at = now + _LET_GO_EVERY
                 self._state = _in_words(held, outbox)
             for output in outputs:
                 future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
@@ -407,7 +572,12 @@ class Publisher:
                 before[1] + outbox.failed,
                 before[2] + outbox.quarantined,
             )
-            self._error = None
+            self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
+
+    def _let_go(self, now: int) -> None:
+        # what is pinned too long does no harm, and a node that is away is told of where it matters
+        with suppress(BlocksAway, PinsError):
+            self._keeper.let_go(now)
 
     def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:
         """Where to go on; on a first start the line of `max_age` is drawn and kept. What is committed."""
@@ -445,9 +615,11 @@ def _refused(answers: deque[tuple[Place, BaseException | None]], place: Place, e
 
 def _in_words(held: str | None, outbox: Outbox) -> str:
     waiting = outbox.waiting
-    count = sum(waiting.values())
+    count = sum(waiting.values()) + outbox.unkept
     if held is not None:
         return f"held back: {held}" + (f" (batches waiting: {count})" if count else "")
+    if outbox.away is not None:
+        return f"IPFS is away: {outbox.away} (batches waiting: {count})"
     if not waiting:
         return "waiting for batches"
     topic = next(iter(waiting))

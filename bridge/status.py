@@ -52,8 +52,48 @@ class PublisherStatus(Struct, frozen=True):
     failed: int = 0
 
 
+class FetcherStatus(Struct, frozen=True):
+    """What is wanted out of IPFS; `state` in words; `waiting`: records, `fetching`: blocks; `counts`: what became of
+    records since the start, by kind: `released`, `blocks`, `not_of_interest`, `again`, `quarantined`, and by reason."""
+
+    state: str
+    waiting: int = 0
+    fetching: int = 0
+    counts: dict[str, int] = {}
+
+
+class OverlayTopicStatus(Struct, frozen=True):
+    """A topic of BEP 50; `sequence`: of the newest item, None: none yet."""
+
+    target: str
+    publisher: str
+    separator: str
+    contacts: int
+    sequence: int | None
+
+
+class OverlayStatus(Struct, frozen=True):
+    """The BEP 50 overlay. `key`: under which we publish, hex; `contacts` of all `joined` topics, of which `topics` are
+    those with most; `items`: new ones, ours included; `stored`: nodes of the plain DHT that took an item of ours;
+    `dropped`, `unsent`: datagrams, by reason."""
+
+    key: str
+    node: str
+    addresses: tuple[str, ...]
+    joined: int
+    contacts: int
+    topics: tuple[OverlayTopicStatus, ...]
+    publisher: PublisherStatus
+    items: int
+    stored: int
+    frames_in: int
+    frames_out: int
+    dropped: dict[str, int]
+    unsent: dict[str, int]
+
+
 class BridgeStatus(Struct, frozen=True):
-    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic."""
+    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`: in words."""
 
     at: float
     pid: int
@@ -73,6 +113,10 @@ class BridgeStatus(Struct, frozen=True):
     counters: dict[str, int]
     errors: tuple[str, ...] = ()
     savings: tuple[SavingStatus, ...] = ()
+    bep50: OverlayStatus | None = None
+    fetcher: FetcherStatus | None = None
+    ipfs: str = ""
+    transition: str = ""
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:

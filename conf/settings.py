@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -24,6 +24,7 @@ from pydantic import (
     PlainSerializer,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -267,11 +268,11 @@ class Jobs(Section):
 
     run: Annotated[tuple[JobName, ...], NoDecode] = JOBS
     restarts: int = Field(default=5, ge=0)
-    archive: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=400_000)
-    messages: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
+    archive: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=400_000)
+    messages: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=200_000)
     updates: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=100_000)
     batch: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
-    sink: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=200_000)
+    sink: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=200_000)
 
     @field_validator("run", mode="before")
     @classmethod
@@ -350,8 +351,135 @@ class Bridge(Section):
 class Publish(Section):
     """Whether batches go out to the network, and for how long that is tried."""
 
-    enabled: bool = False
+    enabled: bool | Literal["auto"] = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
+
+
+class Transition(Section):
+    """From the topic of the network to topics by separator (CIP-120, Transition): how, and when."""
+
+    mode: Literal["cutover", "duplicate"] = "cutover"
+    at: str = ""
+    height: int = Field(default=0, ge=0)
+    rpc_url: SecretStr = SecretStr("")
+    phase_out: Duration = timedelta()
+
+    @field_validator("at")
+    @classmethod
+    def _moment(cls, value: str) -> str:
+        if value:
+            try:
+                known = datetime.fromisoformat(value).tzinfo is not None
+            except ValueError:
+                known = False
+            if not known:
+                raise ValueError('a time with its zone as RFC 3339 writes it, such as "2027-01-31T12:00:00Z"')
+        return value
+
+    @field_validator("rpc_url")
+    @classmethod
+    def _url(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("a URL that begins with http:// or https://")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.height and self.at:
+            raise ValueError("either transition.at or transition.height says when, not both")
+        if self.height and not self.rpc_url.get_secret_value():
+            raise ValueError(
+                "transition.height needs transition.rpc_url, which is asked for the height (eth_blockNumber)"
+            )
+        if self.phase_out and not (self.at or self.height):
+            raise ValueError("transition.phase_out needs transition.at or transition.height, after which it begins")
+        return self
+
+    @property
+    def at_us(self) -> int | None:
+        """`at` in µs since the epoch; None: not set."""
+        return round(datetime.fromisoformat(self.at).timestamp() * 1e6) if self.at else None
+
+
+class Receive(Section):
+    """What is made of what others publish."""
+
+    check_genesis: bool = True
+    check_for: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
+    implied_separator: Literal["", "model"] = ""
+
+
+class Ipfs(Section):
+    """Where the blocks of batches are kept for others, and others' blocks and genesis events are fetched from."""
+
+    api: str = ""
+    api_auth: SecretStr = SecretStr("")
+    listen: str = "/ip4/127.0.0.1/tcp/4812"
+    peers: Annotated[tuple[str, ...], NoDecode] = ()
+    timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
+    at_most: int = Field(default=16, ge=1)
+    give_up: Duration = Field(default=timedelta(hours=1), gt=timedelta())
+    forget: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
+    pin_for: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+
+    @field_validator("peers", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("api")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ("", "helia") and not value.startswith(("http://", "https://")):
+            raise ValueError('"", "helia", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
+        if "@" in value:  # it is shown in the status
+            raise ValueError("a URL without user and password: they go into ipfs.api_auth")
+        return value
+
+    @field_validator("api_auth")
+    @classmethod
+    def _as_kubo_writes_it(cls, value: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"(bearer:.+|basic:[^:]+:.+)?", value.get_secret_value()):
+            raise ValueError('"bearer:TOKEN" or "basic:USER:PASSWORD"')
+        return value
+
+
+class Bep50(Section):
+    """Batches over the BitTorrent DHT: where the overlay listens, whom it knows, what it follows."""
+
+    enabled: bool = False
+    listen: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:4813",)
+    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
+    contacts: Annotated[tuple[str, ...], NoDecode] = ()
+    follow: Annotated[tuple[str, ...], NoDecode] = ()
+    publish: bool | Literal["auto"] = "auto"
+    topics: int = Field(default=500, ge=1)
+
+    @field_validator("listen", "bootstrap", "contacts", "follow", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("listen")
+    @classmethod
+    def _one_of_a_family(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from schemas.dht.krpc import Address  # not at the top: its codecs slow every start
+
+        families = [Address.from_text(text).family for text in value]
+        if not value or len(set(families)) < len(families):
+            raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
+        return value
+
+    @field_validator("bootstrap", "contacts", "follow")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
+        from schemas.dht.krpc import Address, host_and_port
+
+        read = {"bootstrap": host_and_port, "contacts": Address.from_text, "follow": parse_source}
+        for text in value:
+            read[str(info.field_name)](text)
+        return value
 
 
 class Settings(Section):
@@ -370,6 +498,21 @@ class Settings(Section):
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
     publish: Publish = Publish()
+    transition: Transition = Transition()
+    receive: Receive = Receive()
+    ipfs: Ipfs = Ipfs()
+    bep50: Bep50 = Bep50()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether batches go out over gossipsub."""
+        return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
+
+    @property
+    def announces(self) -> bool:
+        """Whether batches go out over BEP 50."""
+        wanted = bool(self.ipfs.api) if self.bep50.publish == "auto" else self.bep50.publish
+        return self.bep50.enabled and wanted
 
     @property
     def lake(self) -> Path:
@@ -580,7 +723,8 @@ def problem(details: ErrorDetails, places: _Places) -> str:
         expected = f"a table: [{dotted(keys)}]"
     if details["type"] == "value_error" and not isinstance(details["input"], str | int | float):
         return f"{places.name(keys)}: {dotted(keys)}: {expected}" if keys else expected
-    shown = "**********" if "password" in keys[-1] else json.dumps(details["input"], default=str, ensure_ascii=False)
+    secret = keys[-1].endswith(("password", "auth", "rpc_url"))
+    shown = "**********" if secret else json.dumps(details["input"], default=str, ensure_ascii=False)
     return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {expected}"
 
 

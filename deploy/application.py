@@ -18,13 +18,14 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 
+from bridge.status import OverlayStatus
 from conf.locks import held
 from conf.settings import JobName, Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_jars
 from deploy.embedded.topics import TOPICS
 from deploy.live import LiveNetwork, Source
-from deploy.screen import BridgeLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
-from deploy.stack import launched_broker
+from deploy.screen import BridgeLine, OverlayLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
+from deploy.stack import LaunchedBroker, launched_broker
 from deploy.watch import Watch
 from pipelines.application import READS, Application, GaveUpError
 from pipelines.progress import QueryProgress
@@ -35,6 +36,7 @@ from schemas.tables import TABLES
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
 _LOOK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
+_PATIENCE_MS = 1_000  # ms that the broker has to answer: the bridge and the queries are looked after meanwhile
 
 
 @dataclass
@@ -73,16 +75,16 @@ def run_application(
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
             stack.enter_context(held(settings.state, name))
-        ready = stack.enter_context(launched_broker(settings, view.say))
+        broker = stack.enter_context(launched_broker(settings, view.say))
         live = LiveNetwork(settings, source)
         stack.callback(live.stop)
         live.launch()
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
-        ready()
+        broker.ready()
         create_tables(Lake(str(settings.lake)), TABLES)
         live.start()
-        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, live, started)
+        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, started)
         return run.go(stop)
 
 
@@ -95,6 +97,7 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
+        broker: LaunchedBroker,
         live: LiveNetwork,
         started: float,
     ) -> None:
@@ -110,6 +113,7 @@ class _Run:
             settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
         )
         self._application = Application(spark, settings, names, self._count)
+        self._broker = broker
         self._live = live
         self._ends: dict[str, dict[int, int]] = {}
         self._first_end: int | None = None
@@ -154,7 +158,8 @@ class _Run:
             now = time.monotonic()
             if self._outcome.first_batch is None and self._watch.first_batch.is_set():
                 self._outcome.first_batch = now - self._started
-            self._application.check()
+            if offsets.error is None:  # else queries fail for no reason of their own, and would use up their restarts
+                self._application.check()
             self._live.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
@@ -162,7 +167,8 @@ class _Run:
                 continue
             shown = now
             before, self._ends = self._ends, offsets.read()
-            if self._catch_up and before == self._ends and self._application.caught_up(self._ends):
+            known = offsets.error is None and before == self._ends
+            if self._catch_up and known and self._application.caught_up(self._ends):
                 return
             self._view.show(self._snapshot(now, offsets.error))
 
@@ -177,7 +183,7 @@ class _Run:
         self._outcome.frames = frames - self._first_end
         progress = self._application.progress
         errors = [f"{name}: {text}" for name, text in self._application.errors.items()]
-        errors += [text for text in (broker_error, *self._live.errors) if text]
+        errors += [text for text in (self._broker.error, broker_error, *self._live.errors) if text]
         seen = self._watch.seen
         with self._counting:
             messages = dict(self._messages)
@@ -241,6 +247,20 @@ def _bridge_line(live: LiveNetwork) -> BridgeLine | None:
         published=status.publisher.published,
         publishing=status.publisher.state,
         heard=live.heard_batches,
+        overlay=_overlay_line(status.bep50),
+    )
+
+
+def _overlay_line(status: OverlayStatus | None) -> OverlayLine | None:
+    if status is None:
+        return None
+    return OverlayLine(
+        topics=status.joined,
+        contacts=status.contacts,
+        published=status.publisher.published,
+        items=status.items,
+        dropped=sum(status.dropped.values()),
+        publishing=status.publisher.state,
     )
 
 
@@ -248,7 +268,7 @@ class _Ends:
     """End offsets of all topics. While the broker is away the last known ones stand, and `error` says so."""
 
     def __init__(self, settings: Settings) -> None:
-        self._consumer = KafkaConsumer(**settings.kafka.client_options())
+        self._consumer = KafkaConsumer(**settings.kafka.client_options(), reconnect_backoff_max_ms=1_000)
         self._parts = [
             TopicPartition(topic, partition)
             for topic in map(settings.kafka.topic, TOPICS)
@@ -260,7 +280,7 @@ class _Ends:
     def read(self) -> dict[str, dict[int, int]]:
         try:
             found: dict[str, dict[int, int]] = {}
-            for part, end in self._consumer.end_offsets(self._parts).items():
+            for part, end in self._consumer.end_offsets(self._parts, timeout_ms=_PATIENCE_MS).items():
                 found.setdefault(part.topic, {})[part.partition] = end
             self._known = found
             self.error = None

@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from os import environ
+from pathlib import Path
 
 from bridge.status import BridgeStatus, read_status
 from conf.settings import ENV_PREFIX, Settings, environment
+from deploy.again import Again
+from deploy.logs import keep_small
 from deploy.tied import end, tied
 
-_LONGEST_PAUSE = 30.0  # s
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
 
 
@@ -21,18 +23,16 @@ class BridgeProcess:
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._now = now
         self._process: subprocess.Popen[bytes] | None = None
-        self._failures = 0
-        self._again_at = 0.0
+        self._again = Again(now)
         self._error = ""
 
     def start(self) -> None:
         """Starts it, and returns at once."""
         self._settings.logs.mkdir(parents=True, exist_ok=True)
         self._settings.bridge_dir.mkdir(parents=True, exist_ok=True)
-        (self._settings.bridge_dir / "status.json").unlink(missing_ok=True)
-        with (self._settings.logs / "bridge.log").open("ab") as log:
+        self._told.unlink(missing_ok=True)
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 tied([sys.executable, "-m", "bridge.main"]),
                 env=child_environment(self._settings),
@@ -43,22 +43,23 @@ class BridgeProcess:
             )
 
     def check(self) -> None:
-        """Starts it again when it has died, after a pause that doubles."""
+        """Starts it again when it has died, after a pause that doubles; keeps its log small."""
         if self._process is not None and self._process.poll() is not None:
-            self._failures += 1
+            self._again.died()
             self._error = f"the bridge ended with {self._process.returncode}: {self._last_words()}"
-            self._again_at = self._now() + min(2.0 ** (self._failures - 1), _LONGEST_PAUSE)
             self._process = None
-        if self._process is None and self._now() >= self._again_at:
+            self._told.unlink(missing_ok=True)  # fresh as it may be, it is that of a dead one
+        if self._process is None and self._again.due:
             self.start()
+        keep_small(self._log)
 
     def status(self, wall: float) -> BridgeStatus | None:
         """What it said last; None while there is none, or an old one. `wall`: unix seconds now."""
-        status = read_status(self._settings.bridge_dir / "status.json")
+        status = read_status(self._told)
         if status is None or wall - status.at > _FRESH:
             return None
         self._error = ""
-        self._failures = 0
+        self._again.well()
         return status
 
     @property
@@ -73,8 +74,16 @@ class BridgeProcess:
             end(process, patience)
 
     def _last_words(self) -> str:
-        text = (self._settings.logs / "bridge.log").read_text(errors="replace").strip()
-        return text.splitlines()[-1] if text else "it said nothing"
+        lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
+        return next((line for line in lines if line), "it said nothing")
+
+    @property
+    def _told(self) -> Path:
+        return self._settings.bridge_dir / "status.json"
+
+    @property
+    def _log(self) -> Path:
+        return self._settings.logs / "bridge.log"
 
 
 def child_environment(settings: Settings) -> Mapping[str, str]:

@@ -11,7 +11,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
@@ -135,7 +136,9 @@ def run(
         settings = settings.model_copy(
             update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
         )
-    source: Source = "network" if settings.bridge.bootstrap else "demo" if settings.traffic.enabled else "none"
+    # made-up traffic must not go where others listen
+    elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
+    source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
     raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, "none" if no_network or catch_up else source))
 
 
@@ -372,6 +375,37 @@ def sql(
 
 
 @app.command()
+def estimate(
+    window: Annotated[
+        str, typer.Option("--window", metavar="T,…", help="How long a batch may gather updates; one T or several.")
+    ] = "1s,5s,30s",
+    as_json: JsonOption = False,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows by separator to show (not with --json).")] = 20,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Say what batches would save, for any T, from the updates that were heard. Needs no Java.
+
+    Messages and bytes before, with the UPDATEs stopped that are in batches, and with them going on: in all, and by
+    separator.
+    """
+    settings = _settings(config, state)
+    from deploy.estimate import estimate as savings_of
+    from deploy.estimate import parse_windows, print_estimate, read_log, write_estimate
+
+    try:
+        windows = parse_windows(window)
+    except ValueError as error:
+        raise UsageError(f"--window {window}: expected {error}") from None
+    batch = settings.batch
+    savings = savings_of(read_log(settings.lake), windows, typ=batch.typ, limit=batch.block_limit)
+    if as_json:
+        write_estimate(savings, sys.stdout)
+    else:
+        print_estimate(savings, _console(), rows)
+
+
+@app.command()
 def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Topics, how far each query is and how far behind, and the tables."""
     settings = _settings(config, state)
@@ -426,29 +460,47 @@ def quarantine_replay(
     """Put messages into Kafka again that were refused for a reason and can be read now. Then: kiln run --catch-up.
 
     They come as origin REPLAY, so nothing of them is published. What is in the tables already is left out: doing it
-    again changes nothing.
+    again changes nothing. What could not be fetched (stage fetch) is asked for once more: a bridge must run for that.
     """
     settings = _settings(config, state)
     from bridge.frames_producer import FramesProducer, connect
-    from deploy.requeue import Requeue, in_words
+    from deploy.requeue import Requeue, in_words, wanted_again
     from deploy.stack import broker
     from pipelines.application import decoding
+    from schemas.records import encode
     from schemas.topic_table import BundleError
 
     try:
         how = decoding(settings)
     except BundleError as error:
         raise UsageError(f"topic_table.bundles: {error}") from error
-    requeue = Requeue(settings.lake, reason, how)
     notes = _notes()
+
+    @contextmanager
+    def producing(topic: str) -> Iterator[FramesProducer]:
+        with (
+            broker(settings, _sayer(notes)) as servers,
+            FramesProducer(
+                connect(servers.split(","), settings.kafka.security_options()), settings.kafka.topic(topic)
+            ) as producer,
+        ):
+            yield producer
+            producer.flush()
+
+    wanted = wanted_again(settings.lake, reason)
+    if wanted is not None:
+        if wanted:
+            with producing("wanted") as producer:
+                for record in wanted:
+                    producer.send_record(record.cid.encode(), encode(record))
+        notes.print(f"{reason}: {len(wanted):,} asked for again" if wanted else f"{reason}: all have come since")
+        return
+    requeue = Requeue(settings.lake, reason, how)
     found = requeue.find()
     if found.back:
-        with broker(settings, _sayer(notes)) as servers:
-            topic = settings.kafka.topic("frames")
-            with FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic) as producer:
-                for frame in requeue.frames():
-                    producer.send(frame)
-                producer.flush()
+        with producing("frames") as producer:
+            for frame in requeue.frames():
+                producer.send(frame)
     notes.print(f"{reason}: {in_words(found)}", soft_wrap=True)
     if found.back:
         notes.print("next: kiln run --catch-up; a kiln run that began before the settings changed, anew", style="dim")

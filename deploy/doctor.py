@@ -20,6 +20,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bridge.ipfs.blocks import BlocksAway
+from bridge.ipfs.helia import HeliaError, find_node, is_installed
+from bridge.ipfs.kubo import Kubo
 from conf.settings import Settings
 from deploy.embedded import jars
 from deploy.embedded.broker import HOST, running
@@ -28,6 +31,7 @@ from deploy.status import BrokerStatus, QueryStatus, TableStatus, broker_status,
 
 Level = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000
+_KUBO = 3.0  # s that Kubo gets to answer
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,17 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
     return Check("checkpoints", "ok", ", ".join(begun) or "none yet")
 
 
+def check_ipfs(api: str, found: str, problem: str) -> Check:
+    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works."""
+    if not api:
+        found = f"no node: no peer can fetch the blocks of batches ({found}), and none is fetched from others"
+        return Check("ipfs", "warn", found, 'set ipfs.api: the URL of Kubo\'s RPC, or "helia" for a node of our own')
+    if problem:
+        first = "" if api == "helia" else "start Kubo, or "
+        return Check("ipfs", "fail", problem, f"{first}set another ipfs.api ({_variable('ipfs.api')}): batches wait")
+    return Check("ipfs", "ok", found)
+
+
 # ---------------------------------------------------------------- finding out
 
 
@@ -221,6 +236,7 @@ def examine(settings: Settings) -> list[Check]:
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
         check_lake(lake_status(settings.lake)),
+        check_ipfs(settings.ipfs.api, *_ipfs(settings)),
     ]
 
 
@@ -234,6 +250,27 @@ def _java() -> Java | JavaError:
         return find_java()
     except JavaError as error:
         return error
+
+
+def _ipfs(settings: Settings) -> tuple[str, str]:
+    """What stands for `ipfs.api`, and what is wrong with it."""
+    api = settings.ipfs.api
+    if not api:
+        return str(settings.state / "blocks"), ""
+    if api == "helia":
+        try:
+            node = find_node().node
+        except HeliaError as error:
+            return "", str(error)
+        installed = is_installed(settings.state / "helia" / "app")
+        return f"helia, {'installed' if installed else 'installed by npm when it starts first'} ({node})", ""
+    kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
+    try:
+        return f"{kubo.identity(_KUBO).name} at {api}", ""
+    except BlocksAway as away:
+        return "", str(away)
+    finally:
+        kubo.close()
 
 
 def _existing(folder: Path) -> Path:

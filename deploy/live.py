@@ -21,6 +21,7 @@ class LiveNetwork:
         self._settings = settings
         self._demo = DemoNetwork(settings) if source == "demo" else None
         self._bridge: BridgeProcess | None = None
+        self._addresses: tuple[str, ...] = ()  # of the demo network, as the bridge knows them
         self.source = source
         self._going = False
         self.status: BridgeStatus | None = None
@@ -37,14 +38,21 @@ class LiveNetwork:
             return
         settings = self._settings
         if self._demo is not None:
-            settings = on_the_demo_network(settings, self._demo.addresses())
+            self._addresses = self._demo.addresses()
+            settings = on_the_demo_network(settings, self._addresses, self._demo.contacts, self._demo.follow)
         self._bridge = BridgeProcess(settings)
         self._bridge.start()
+        self._going = False
 
     def check(self) -> None:
-        """Starts the bridge again if it has died; lets the demo network speak once somebody listens."""
+        """Starts again what has died; lets the demo network speak once somebody listens."""
         if self._bridge is None:
             return
+        if self._demo is not None:
+            self._demo.check()
+            if self._demo.listens and self._demo.addresses() != self._addresses:
+                self._bridge.stop()  # it dials where the dead one listened
+                self.start()
         self._bridge.check()
         self.status = self._bridge.status(time.time())
         if self._demo is not None and not self._going and self.status is not None and self.status.peers:
@@ -75,11 +83,23 @@ class LiveNetwork:
             self._bridge.stop()
 
 
-def on_the_demo_network(settings: Settings, addresses: tuple[str, ...]) -> Settings:
-    """The settings of a bridge on the demo network: nobody is out there, so batches are published."""
+def on_the_demo_network(
+    settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
+) -> Settings:
+    """The settings of a bridge on the demo network: nobody is out there, so batches are published. `contacts` and
+    `follow` are of its nodes of BEP 50."""
     return settings.model_copy(
         update={
             "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),
             "publish": settings.publish.model_copy(update={"enabled": True}),
+            "bep50": settings.bep50.model_copy(
+                update={
+                    "enabled": True,
+                    "listen": ("127.0.0.1:0",),
+                    "contacts": contacts,
+                    "follow": follow,
+                    "publish": True,
+                }
+            ),
         }
     )

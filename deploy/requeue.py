@@ -1,5 +1,7 @@
 """Messages back out of quarantine: frames that can be read now, once more into `kiln.frames` as origin REPLAY.
 
+What could not be fetched is asked for once more, in `kiln.wanted`: see `wanted_again`.
+
 What stopped a message may have been on our side, such as a topic bundle nobody had told us. Its frame is in the table
 `frames` to the byte, so it can be read again: by the same decoding as the queries', here, to see which messages get
 further than they did, and then by the queries themselves. Nothing else of a frame is sent again, so that what was good
@@ -24,6 +26,7 @@ from schemas.frames import BEP50, DIRECTIONS, gossip_messages
 from schemas.identity import Verdict, peer_bytes
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.records import WantedRecord, decode_wanted
 from schemas.reject import Rejected
 
 _ROWS_AT_ONCE = 1_000
@@ -148,6 +151,44 @@ def _int(value: object) -> int:
 def _bytes(value: object) -> bytes:
     assert isinstance(value, bytes)
     return value
+
+
+# ---------------------------------------------------------------- what was not to be had
+
+
+def wanted_again(lake: Path, reason: str) -> list[WantedRecord] | None:
+    """What was given up for a reason (stage `fetch`) and has not come since; None if that is no reason of this stage.
+
+    A waiting update goes on as what it was, LIVE or not: nobody has heard of it yet. LakeError.
+    """
+    there = tables_in(lake)
+    if "quarantine" not in there:
+        return None
+    with duckdb.connect() as connection:
+        for name in ("quarantine", "updates", "tips"):
+            if name in there:
+                connection.register(name, open_table(lake, name).to_pyarrow_dataset())
+        rows = connection.execute(
+            "SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND reason = ?", [reason]
+        ).fetchall()
+        if not rows:
+            return None
+        records = [decode_wanted(row[0]) for row in rows]
+        updates = _of(connection, there, "updates", "SELECT network, message FROM updates")
+        batches = _of(connection, there, "tips", "SELECT DISTINCT network, cid FROM tips WHERE source = 'batch'")
+    asked = sorted(records, key=lambda each: each.observed_at)
+    return [
+        each
+        for each in asked
+        if (each.network, each.cid) not in batches
+        and (each.update is None or (each.network, each.update.message) not in updates)
+    ]
+
+
+def _of(
+    connection: duckdb.DuckDBPyConnection, there: tuple[str, ...], table: str, query: str
+) -> set[tuple[object, ...]]:
+    return {tuple(row) for row in connection.execute(query).fetchall()} if table in there else set()
 
 
 # ---------------------------------------------------------------- the lake

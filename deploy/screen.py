@@ -74,6 +74,18 @@ class PeerLine:
 
 
 @dataclass(frozen=True)
+class OverlayLine:
+    """The BEP 50 overlay; `contacts` over all `topics`, `items` new ones heard or made, `dropped` datagrams."""
+
+    topics: int
+    contacts: int
+    published: int
+    items: int
+    dropped: int
+    publishing: str = ""
+
+
+@dataclass(frozen=True)
 class BridgeLine:
     """The bridge on the screen; counts since it started. `heard`: BATCH_UPDATEs by node of the demo network."""
 
@@ -90,6 +102,8 @@ class BridgeLine:
     published: int = 0
     publishing: str = ""
     heard: Mapping[str, int] = field(default_factory=dict)
+    overlay: OverlayLine | None = None
+    """None: it does not run"""
 
 
 @dataclass(frozen=True)
@@ -221,6 +235,7 @@ def _bridge_words(bridge: BridgeLine | None) -> list[str]:
     return [
         f"peers {len(bridge.peers)} topics {bridge.topics} in {count(bridge.frames_in)} out {count(bridge.frames_out)}",
         f"published {count(bridge.published)}{heard}",
+        *([f"BEP 50 announced {count(bridge.overlay.published)}"] if bridge.overlay else []),
     ]
 
 
@@ -384,7 +399,7 @@ def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
 
 
 def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[RenderableType]:
-    """The title, a line of figures, and a line for each peer."""
+    """The title, a line of figures, one of BEP 50 where it runs, and a line for each peer."""
     if bridge is None:
         return []
     heard = ", ".join(f"{name} {count(number)}" for name, number in bridge.heard.items())
@@ -406,12 +421,33 @@ def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[Renderabl
     )
     figures.truncate(width, overflow="ellipsis")
     lines: list[RenderableType] = [_title("network", width, f"{bridge.state} {bridge.address}".strip()), figures]
+    if bridge.overlay is not None:
+        lines.append(_overlay(bridge.overlay, width))
+        peers -= 1
     for peer in list(bridge.peers)[:peers]:
         arrow = "→" if peer.outbound else "←"
         line = Text.assemble(f"{arrow} {short(peer.peer, 16)} ", (f"{peer.protocol} ", _LABEL), peer.agent)
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     return [*lines, *(Text("") for _ in range(peers - len(bridge.peers)))]
+
+
+def _overlay(overlay: OverlayLine, width: int) -> Text:
+    figures = Text.assemble(
+        ("BEP 50  topics ", _LABEL),
+        count(overlay.topics),
+        ("  contacts ", _LABEL),
+        count(overlay.contacts),
+        ("  items ", _LABEL),
+        count(overlay.items),
+        ("  dropped ", _LABEL),
+        count(overlay.dropped),
+        ("  announced ", _LABEL),
+        count(overlay.published),
+        (f"  {overlay.publishing}", _LABEL),
+    )
+    figures.truncate(width, overflow="ellipsis")
+    return figures
 
 
 def _queries(snapshot: Snapshot, width: int) -> list[RenderableType]:

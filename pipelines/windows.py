@@ -35,7 +35,7 @@ class Window(msgspec.Struct, array_like=True):
         self.tips.setdefault(stream, set()).add(tip)
 
 
-_WRITERS = 4  # whose epochs are kept: the query, and the bridge for each partition of what it waits for
+_WRITERS = 16  # whose epochs are kept: the query, and the bridge for each partition of what waits
 
 
 class ClosedWindow(NamedTuple):

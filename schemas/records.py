@@ -116,7 +116,8 @@ class QuarantineRecord(Struct, frozen=True):
 class WantedRecord(Struct, frozen=True):
     """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream).
 
-    What wants a genesis is an update with no separator: it waits in here, and goes on to `kiln.updates` with the answer.
+    What wants a genesis is an update with no separator: it waits in here, and goes on to `kiln.updates` with the
+    answer.
     """
 
     network: Name

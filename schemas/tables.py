@@ -148,7 +148,7 @@ _ALL: Final = (
             _may("from_peer", "string", "Peer id of the author; null: unsigned"),
             _SEPARATOR_KEY,
             _SEPARATOR_VALUE,
-            _may("separator_source", "string", "Where the separator is known from: genesis, topic or model"),
+            _may("separator_source", "string", "Where it is known from: genesis (it may name none), topic or model"),
             _must("stream", "string", "StreamID, base36"),
             _must("tip", "string", "CID of the new tip"),
             _OBSERVED,

@@ -42,6 +42,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "Java": _no_java,
     "node": lambda: shutil.which("node") is None,
     "cargo": lambda: shutil.which("cargo") is None,
+    "go toolchain": lambda: shutil.which("go") is None,
 }
 
 

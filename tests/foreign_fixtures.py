@@ -27,6 +27,14 @@ def rust_built() -> Path:
     return foreign_peer.build_rust()
 
 
+@pytest.fixture(scope="session")
+def go_kad_built() -> Path:
+    """The go DHT node's binary; skips without go."""
+    if shutil.which("go") is None:
+        pytest.skip("no go toolchain to build the go DHT node with")
+    return foreign_peer.build_go_kad()
+
+
 @pytest.fixture
 def peers() -> Iterator[ExitStack]:
     """Peers started in a test are ended with it."""
@@ -65,5 +73,17 @@ def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
         folder = tmp_path / f"rust{next(numbers)}"
         return peers.enter_context(foreign_peer.rust_peer(rust_built, folder, port=port, **options))
+
+    return start
+
+
+@pytest.fixture
+def go_kad_peer(peers: ExitStack, tmp_path: Path, go_kad_built: Path) -> NewPeer:
+    """`go_kad_peer(mode=…, prefix=…)`: a running node of go's DHT."""
+    numbers = count(1)
+
+    def start(*, port: int = 0, **options: str) -> ForeignPeer:
+        folder = tmp_path / f"go_kad{next(numbers)}"
+        return peers.enter_context(foreign_peer.go_kad_peer(go_kad_built, folder, port=port, **options))
 
     return start

@@ -2,6 +2,7 @@
 
 go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing only.
 js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
+go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
 
 All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON object a line. js and rust tell more:
 
@@ -46,7 +47,9 @@ __all__ = [
     "NewPeer",
     "Published",
     "Received",
+    "build_go_kad",
     "build_rust",
+    "go_kad_peer",
     "go_peer",
     "install_js",
     "js_peer",
@@ -365,6 +368,11 @@ def rust_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> F
     return ForeignPeer(f"rust peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
+def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
+    """A node of go's Kademlia DHT, as `build_go_kad` made it; options: `mode`, `prefix`."""
+    return ForeignPeer(f"go DHT node in {folder.name}", [str(binary), *_flags(port, options)], folder)
+
+
 def _flags(port: int, options: Mapping[str, str]) -> list[str]:
     return [word for name, value in [("port", str(port)), *options.items()] for word in (f"--{name}", value)]
 
@@ -401,6 +409,18 @@ def build_rust(built: Path = BUILT) -> Path:
     with _made(SOURCES / "rust", built, "rust", binary) as (place, stale):
         if stale:
             _run([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
+    return binary
+
+
+def build_go_kad(built: Path = BUILT) -> Path:
+    """The go DHT node's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    go = shutil.which("go")
+    if go is None:
+        raise ForeignPeerError("no go on the PATH to build the go DHT node with")
+    binary = built / "go_kad" / "node"
+    with _made(SOURCES / "go_kad", built, "go_kad", binary) as (place, stale):
+        if stale:
+            _run([go, "build", "-mod=readonly", "-ldflags=-s -w", "-o", binary, "."], place, {"CGO_ENABLED": "0"})
     return binary
 
 

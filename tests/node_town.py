@@ -128,7 +128,13 @@ class Town:
         self.folder = folder
         self.bell = Bell()
 
-    async def node(self, options: NodeOptions = OPTIONS, key: Ed25519PrivateKey | None = None) -> Running:
+    async def node(
+        self,
+        options: NodeOptions = OPTIONS,
+        key: Ed25519PrivateKey | None = None,
+        before: Callable[[Node], None] = lambda node: None,
+    ) -> Running:
+        """A node that runs; `before` it does."""
         key = key or Ed25519PrivateKey.generate()
         tape, heard = Tape(self.bell), list[bytes]()
 
@@ -138,6 +144,7 @@ class Town:
 
         numbers = Numbers(self.folder / peer_text(peer_of(key)))
         node = Node(options, key, numbers, tape, hear)
+        before(node)
         await self.nursery.start(node.run)
         return Running(node, tape, heard, numbers)
 

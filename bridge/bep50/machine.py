@@ -147,13 +147,15 @@ class Machine:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
-    def send(self, message: Message, address: Address, node: bytes = b"") -> None:
+    def send(self, message: Message, address: Address, node: bytes = b"", target: bytes | None = None) -> None:
+        """Send a message. ``target`` is that of an item in it, where its topic does not say: in the plain DHT."""
         data = write_message(message)
+        target = message.topic or target
         self._datagrams.append(Datagram(data, address))
         fields = message.arguments if isinstance(message, Query) else None
         fields = message.values if isinstance(message, Response) else fields
-        if message.topic is not None and fields is not None and b"v" in fields:
-            self.tell(Carried(message.topic, "out", data, address, node))
+        if target is not None and fields is not None and b"v" in fields:
+            self.tell(Carried(target, "out", data, address, node))
 
     def refuse(self, error: Error, address: Address) -> None:
         """Answer with an error, and count it."""

@@ -69,19 +69,25 @@ class Overlay:
         return self._machine.deadline
 
     def subscribe(
-        self, key: bytes, salt: bytes, now: float, stored: Item | None = None, contacts: Sequence[Address] = ()
+        self,
+        key: bytes,
+        salt: bytes,
+        now: float,
+        stored: Item | None = None,
+        contacts: Sequence[Address] = (),
+        publishing: bool = False,
     ) -> Output:
         """Join the topic of a key and a salt; nothing happens if it is joined already.
 
         ``stored`` is the newest item of an earlier run, which is served at once; ``contacts`` are addresses to begin
-        with: those of an earlier run, or some given in the settings. Raises ValueError if ``stored`` is another
-        topic's.
+        with: those of an earlier run, or some given in the settings. ``publishing``: the topic is ours, and ``stored``
+        the last item that we have published in it. Raises ValueError if ``stored`` is another topic's.
         """
         if stored is not None and (stored.key, stored.salt) != (key, salt):
             raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
         self._machine.advance(now)
         if target_of(key, salt) not in self.topics:
-            topic = Topic(self._machine, self.plain, self._tokens, key, salt, stored, contacts)
+            topic = Topic(self._machine, self.plain, self._tokens, key, salt, stored, contacts, publishing)
             self.topics[topic.target] = topic
         return self._machine.take()
 

@@ -98,7 +98,8 @@ class PlainNode:
 
     def __init__(self, machine: Machine, bootstrap: Iterable[Address], items: Callable[[bytes], Item | None]) -> None:
         self._machine = machine
-        self._bootstrap = list(bootstrap)
+        self.bootstrap = list(bootstrap)
+        """Where to begin; more may be added."""
         self._items = items
         self._transactions = Transactions(machine, topic=None)
         self.tables: dict[Family, RoutingTable] = {
@@ -117,7 +118,7 @@ class PlainNode:
     ) -> None:
         """Ask the nodes near ``target``, in each family in which we know any; ``on_end`` is called once for each."""
         for family, table in self.tables.items():
-            unnamed = [each for each in self._bootstrap if each.family == family]
+            unnamed = [each for each in self.bootstrap if each.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
             lookup.hear(table.closest(target, K))
             self._go_on(lookup)
@@ -147,7 +148,8 @@ class PlainNode:
                 done(sum(outcomes))
 
         for each in nodes:
-            self._transactions.ask(each.node.address, b"put", {**put_fields(item), b"token": each.token}, answered)
+            arguments = {**put_fields(item), b"token": each.token}
+            self._transactions.ask(each.node.address, b"put", arguments, answered, each.node.id, item.target)
 
     def answered(self, message: Response | Error, source: Address) -> bool:
         """Take an answer; False if nobody had asked."""
@@ -204,7 +206,9 @@ class PlainNode:
         if isinstance(answer, Refusal):
             self._machine.refuse(Error(query.transaction, answer), source)
         else:
-            self._machine.send(Response(query.transaction, self._machine.id, answer), source)
+            target = query.arguments.get(b"target")
+            response = Response(query.transaction, self._machine.id, answer)
+            self._machine.send(response, source, query.sender, target if isinstance(target, bytes) else None)
 
     def _answer(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
         method = query.method

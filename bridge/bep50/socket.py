@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -41,12 +41,15 @@ class Endpoint:
         overlay: Overlay,
         sockets: Sequence[trio.socket.SocketType],
         handle: Callable[[Sequence[Event]], None],
+        room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """``room`` is awaited before each datagram is read: where it waits, others find us silent."""
         self._overlay = overlay
         self._sockets: dict[Family, trio.socket.SocketType] = {
             4 if each.family == trio.socket.AF_INET else 6: each for each in sockets
         }
         self._handle = handle
+        self._room = room
         self._changed = trio.Event()
         self.unsent: Counter[str] = Counter()
         """Datagrams that the system did not take, by the name of the error. UDP may lose any."""
@@ -63,10 +66,15 @@ class Endpoint:
                 sock.close()
 
     async def subscribe(
-        self, key: bytes, salt: bytes, stored: Item | None = None, contacts: Sequence[Address] = ()
+        self,
+        key: bytes,
+        salt: bytes,
+        stored: Item | None = None,
+        contacts: Sequence[Address] = (),
+        publishing: bool = False,
     ) -> None:
         """See `Overlay.subscribe`."""
-        await self._carry(self._overlay.subscribe(key, salt, trio.current_time(), stored, contacts))
+        await self._carry(self._overlay.subscribe(key, salt, trio.current_time(), stored, contacts, publishing))
 
     async def unsubscribe(self, target: bytes) -> None:
         """See `Overlay.unsubscribe`."""
@@ -78,6 +86,8 @@ class Endpoint:
 
     async def _receive(self, family: Family, sock: trio.socket.SocketType) -> None:
         while True:
+            if self._room is not None:
+                await self._room()
             data, (host, port, *_) = await sock.recvfrom(MAX_DATAGRAM + 1)
             source = Address(trio.socket.inet_pton(sock.family, host.partition("%")[0]), port)
             await self._carry(self._overlay.receive(data, source, trio.current_time()))

@@ -7,10 +7,8 @@ addresses. A file is replaced whole or not at all.
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ from schemas.dht.krpc import ID_SIZE, Address, Refusal, read_addresses
 
 
 class StoreError(Exception):
-    """A stored file that cannot be used, or a folder that another process holds."""
+    """A stored file that cannot be used."""
 
 
 class Stored(NamedTuple):
@@ -51,7 +49,7 @@ def read_stored(data: bytes) -> Stored:
 
 
 class Store:
-    """The files of all topics, in one folder."""
+    """The files of all topics, in one folder, which one process has at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,29 +83,6 @@ class Store:
     def save(self, target: bytes, item: Item | None, contacts: Sequence[Address]) -> None:
         """Keep a topic's newest item and its contacts. It is on the disk when this returns."""
         self._replace(self._path(target), write_stored(Stored(item, list(contacts))))
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the folder for this process: two publishers with one key would work against each other.
-
-        Raises StoreError, which names the process that holds it. The lock ends with the process.
-        """
-        with open(self._folder / "lock", "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise StoreError(
-                    f"{self._folder} is in use by the process {holder}: stop it, or use another"
-                ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            try:
-                yield
-            finally:
-                file.truncate(0)
 
     def _path(self, target: bytes) -> Path:
         return self._folder / f"{target.hex()}.item"

@@ -80,14 +80,15 @@ class Topic:
         salt: bytes,
         stored: Item | None,
         contacts: Sequence[Address],
+        publishing: bool,
     ) -> None:
         self.key = key
         self.salt = salt
         self.target = target(key, salt)
         self.item = stored
         """The newest item (BEP 50: "SHOULD store the latest value of the mutable item ... at all times")."""
-        self.published: Item | None = None
-        """The last item published here."""
+        self.published: Item | None = stored if publishing else None
+        """The last item published here, in this run or an earlier one."""
         self.rival: Item | None = None
         """An item that somebody else has published under the key that we publish under."""
         self.closed = False

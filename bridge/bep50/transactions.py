@@ -35,8 +35,10 @@ class Transactions:
         arguments: dict[bytes, Value],
         done: Callable[[Answer], None],
         node: bytes = b"",
+        target: bytes | None = None,
     ) -> None:
-        """Send a query; ``done`` is called once, with the answer or with None after the timeout."""
+        """Send a query; ``done`` is called once, with the answer or with None after the timeout. ``node`` and
+        ``target``: see `Machine.send`."""
         machine = self._machine
         # Four bytes, of chance: the crate mainline answers no others, and nobody off the path shall guess them.
         transaction = machine.random.randbytes(4)
@@ -45,7 +47,7 @@ class Transactions:
         waiting = (address, transaction)
         self._waiting[waiting] = done
         machine.after(machine.settings.timeout, lambda: self._expire(waiting, done))
-        machine.send(Query(transaction, method, machine.id, arguments, self._topic), address, node)
+        machine.send(Query(transaction, method, machine.id, arguments, self._topic), address, node, target)
 
     def take(self, message: Response | Error, source: Address) -> Callable[[Answer], None] | None:
         """Whoever waits for this answer, or None if nobody asked."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -166,6 +166,7 @@ class _Peer:
     version: int
     outbound: bool
     score: Score
+    discovered: bool
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
     foreign: int = 0  # topics we are not on
@@ -275,11 +276,15 @@ class Router:
         """The same of one connected peer."""
         return self._table.savings_of(peer)
 
+    def subscribers(self, topic: str) -> Collection[PeerID]:
+        """The connected peers on a topic. A live view."""
+        return self._subscribers.get(topic, {}).keys()
+
     # ---------------------------------------------------------------- peers and topics
 
-    def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float) -> list[Send]:
+    def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
         """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and the hello of the
-        topic table where it is due.
+        topic table where it is due. `discovered`: strangers named it; such peers are at most half of a mesh (D / 2).
 
         A peer that is there already begins anew. ValueError for a protocol that is not in PROTOCOLS.
         """
@@ -291,7 +296,7 @@ class Router:
         score, until = self._retained.pop(peer, (None, 0.0))
         if score is None or until <= now:
             score = Score(self._options.score)
-        state = self._peers[peer] = _Peer(peer, protocol, version, outbound, score)
+        state = self._peers[peer] = _Peer(peer, protocol, version, outbound, score, discovered)
         self._floodsub += version == 0
         rpc = RPC()
         hello = self._table.add(peer, protocol)
@@ -345,12 +350,12 @@ class Router:
         chosen: list[_Peer] = []
         if fanout is not None:
             chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh, now)]
-            chosen = chosen[: self._options.D]
+            chosen = self._half_discovered(chosen, mesh)[: self._options.D]
         for state in self._subscribers.get(topic, {}).values():
             state.foreign -= 1
-        pool = [state for state in self._graftable(topic, mesh, now) if state not in chosen]
-        chosen += self._sample(pool, self._options.D - len(chosen))
         for state in chosen:
+            self._enter(mesh, state)
+        for state in self._sample(self._graftable(topic, mesh, now), self._options.D - len(mesh)):
             self._enter(mesh, state)
         sends: list[Send] = []
         for peer, state in self._peers.items():
@@ -520,7 +525,7 @@ class Router:
         rpc = RPC()
         for topic in graft:
             mesh = self._mesh[topic]
-            if self._may_graft(topic, state, mesh, now):
+            if self._may_graft(topic, state, mesh, now) and self._half_discovered([state], mesh):
                 self._enter(mesh, state)
                 rpc.control.graft.add(topicID=topic)
         if rpc.HasField("control"):
@@ -802,6 +807,8 @@ class Router:
                 self._counters["graft_low_score"] += 1
             elif len(mesh) >= options.D_high and not state.outbound:
                 self._counters["graft_mesh_full"] += 1  # else anybody could take over our mesh by dialling
+            elif not self._half_discovered([state], mesh):
+                self._counters["graft_discovered_full"] += 1
             else:
                 self._subscribed(state, topic)  # who grafts us is on the topic
                 self._enter(mesh, state)
@@ -959,7 +966,16 @@ class Router:
 
     def _graftable(self, topic: str, mesh: Mapping[PeerID, _Peer], now: float) -> list[_Peer]:
         subscribers = self._subscribers.get(topic, {})
-        return [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
+        pool = [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
+        return self._half_discovered(pool, mesh)
+
+    def _half_discovered(self, pool: list[_Peer], mesh: Mapping[PeerID, _Peer]) -> list[_Peer]:
+        """The pool without those discovered peers for which a mesh has no room: they could all be one attacker's."""
+        discovered = [state for state in pool if state.discovered]
+        if not discovered:
+            return pool
+        room = self._options.D // 2 - sum(state.discovered for state in mesh.values())
+        return [state for state in pool if not state.discovered] + self._sample(discovered, room)
 
     def _enter(self, mesh: dict[PeerID, _Peer], state: _Peer) -> None:
         mesh[state.peer] = state

@@ -14,10 +14,11 @@ import random
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from itertools import chain
+from typing import Final
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,13 +36,14 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
 from trio_typing import TaskStatus
 
+from bridge.capture.sink import Sink
 from bridge.capture.tap import Connection
 from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
 from bridge.gossip.table_side import Direction as TableDirection
 from bridge.gossip.table_side import Saving, SendMode, TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.seqno import Seqno
-from bridge.node.streams import AGENT, READ_BYTES, make_host, swarm_of
+from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -57,7 +59,7 @@ PROTOCOLS: Final = (
 )
 
 # What a stream or a connection does when the other side, or the network between, lets it down.
-_BROKEN: Final = (
+BROKEN: Final = (
     BaseLibp2pError,
     OSError,
     EOFError,
@@ -65,7 +67,7 @@ _BROKEN: Final = (
     trio.ClosedResourceError,
     trio.TooSlowError,
 )
-_ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, ProtocolLookupError)
+ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, ProtocolLookupError)
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail, until the peer opens one to us
@@ -73,16 +75,6 @@ _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail, until the peer opens on
 
 class NodeError(Exception):
     """The node cannot run as it was told to: says what, and what to do."""
-
-
-class Sink(Protocol):
-    """Where captured frames go (bridge.capture.spool.FrameSink)."""
-
-    def put(self, connection: bytes, frame: bytes) -> None: ...
-    @property
-    def full(self) -> bool: ...
-    def subscribe(self, callback: Callable[[], None]) -> object:
-        """`callback` is called, from any thread, when the sink is no longer full."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +288,9 @@ class Node:
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
         self._closing = False
+        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(PROTOCOLS, self._accept)
+        self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
+        self._reached: set[bytes] = set()  # those of them being dialled
 
     # ------------------------------------------------------------------ the life of a node
 
@@ -309,8 +304,8 @@ class Node:
         self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
         self._swarm = swarm_of(host)
         self._swarm.register_notifee(_Notifee(self))
-        for protocol in PROTOCOLS:
-            host.set_stream_handler(TProtocol(protocol), self._accept)
+        for protocol, handler in self._handlers.items():
+            host.set_stream_handler(TProtocol(protocol), handler)
         token = trio.lowlevel.current_trio_token()
         self._sink.subscribe(lambda: _from_any_thread(token, self._room_is_back))
         missing: list[str] = []
@@ -366,6 +361,83 @@ class Node:
         """Undo `join`."""
         self._topics.pop(topic, None)
         self._dispatch(self.router.leave(topic, trio.current_time()))
+
+    # ------------------------------------------------------------------ what discovery wants
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics joined."""
+        return tuple(self._topics)
+
+    @property
+    def discovered(self) -> Collection[bytes]:
+        """The peers that `reach` connected, or is about to, the first first. A live view."""
+        return self._discovered.keys()
+
+    @property
+    def bootstrap(self) -> dict[bytes, int]:
+        """The peers we were told to dial, connected or not, and how often that was tried."""
+        return {target.id.to_bytes(): target.attempts for target in self._targets}
+
+    def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
+        """Before `run`: streams of one more protocol go to a handler. A stream lives as long as its handler runs."""
+        self._handlers[protocol] = handler
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is told to listen anywhere."""
+        return bool(self._listen)
+
+    def is_connected(self, peer: bytes) -> bool:
+        return bool(self._open_connections(ID(peer)))
+
+    def remote_address(self, peer: bytes) -> tuple[str, int] | None:
+        """IP address and port of the newest connection with a peer."""
+        for conn in reversed(self._open_connections(ID(peer))):
+            if isinstance(conn, SwarmConn) and isinstance(conn.muxed_conn, Yamux):
+                return conn.muxed_conn.secured_conn.get_remote_address()
+        return None
+
+    def speaking(self, protocol: str) -> list[tuple[bytes, list[bytes]]]:
+        """Connected peers that say they speak a protocol, with the multiaddrs they say they listen on."""
+        store = self._host.get_peerstore()
+        found = []
+        for peer in {conn.muxed_conn.peer_id for conn in self._swarm.get_connections()}:
+            with suppress(PeerStoreError):
+                if store.supports_protocols(peer, [protocol]):
+                    found.append((peer.to_bytes(), [address.to_bytes() for address in store.addrs(peer)]))
+        return found
+
+    async def reach(self, peer: bytes, address: str, seconds: float) -> str:
+        """Dial a peer at an address that strangers named. "" or why that failed. One call for a peer at a time.
+
+        If it speaks pubsub, it is spoken with as with others, but for the half of a mesh that all such peers may be.
+        """
+        if peer in self.bootstrap:
+            return "is dialled as it is"
+        if self.is_connected(peer):
+            return ""
+        self._discovered[peer] = None
+        self._reached.add(peer)
+        try:
+            return await self._dial_at(Multiaddr(address), ID(peer), seconds)
+        finally:
+            self._reached.discard(peer)
+            self._disconnected(peer)
+
+    async def stream_to(self, peer: bytes, protocol: str) -> NetStream:
+        """A stream of a protocol to a connected peer. Whatever of `BROKEN` if it cannot be had."""
+        connections = self._open_connections(ID(peer))
+        if not connections:
+            raise trio.ClosedResourceError("no connection")
+        return await self._negotiate(connections[-1], [protocol])
+
+    async def part(self, peer: bytes) -> None:
+        """Hang up on a peer that `reach` dialled. Nothing for another."""
+        if peer in self._discovered:
+            await self._disconnect(ID(peer))
+
+    # ------------------------------------------------------------------ views
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -440,6 +512,10 @@ class Node:
 
     def _disconnected(self, peer: bytes) -> None:
         link = self._links.get(peer)
+        if peer in self._discovered and peer not in self._reached and not self.is_connected(peer):
+            del self._discovered[peer]
+            with suppress(PeerStoreError):  # libp2p would remember it; there may be many
+                self._host.get_peerstore().clear_peerdata(ID(peer))
         if link is not None and not self._open_connections(link.id):
             del self._links[peer]  # at once: should it come back while this is tidied up, that is a new link
             link.gone.set()
@@ -468,18 +544,22 @@ class Node:
         """ "" or why no address answered."""
         error = ""
         for address in target.addresses:
-            try:
-                # not dial_peer: it dials one address of what identify said, and blocks a peer for 60 s after a failure
-                with trio.fail_after(self._options.dial_timeout):
-                    await self._swarm.dial_addr(address, target.id)
-                self.counters["dialled"] += 1
-                return ""
-            except trio.TooSlowError:
-                error = f"{address}: no answer in {self._options.dial_timeout:g} s"
-            except _BROKEN as failure:
-                error = f"{address}: {failure.__cause__ or failure}"
-            self.counters["dial_failed"] += 1
+            error = await self._dial_at(address, target.id, self._options.dial_timeout)
+            self.counters["dial_failed" if error else "dialled"] += 1
+            if not error:
+                break
         return error
+
+    async def _dial_at(self, address: Multiaddr, peer: ID, seconds: float) -> str:
+        try:
+            # not dial_peer: it dials one address of what identify said, and blocks a peer for 60 s after a failure
+            with trio.fail_after(seconds):
+                await self._swarm.dial_addr(address, peer)
+        except trio.TooSlowError:
+            return f"{address}: no answer in {seconds:g} s"
+        except BROKEN as failure:
+            return f"{address}: {failure.__cause__ or failure}"
+        return ""
 
     async def _disconnect(self, peer: ID) -> None:
         for conn in self._swarm.get_connections(peer):
@@ -537,13 +617,17 @@ class Node:
         try:
             with trio.fail_after(self._options.negotiate_timeout):
                 outbound, protocol = await self._open(link)
-        except _BROKEN:
+        except BROKEN:
             self.counters["stream_not_opened"] += 1
             return True
         session = self._session(link, outbound, protocol)
         link.session = session
         try:
-            self._dispatch(self.router.add_peer(link.peer, protocol, session.dialled, trio.current_time()))
+            self._dispatch(
+                self.router.add_peer(
+                    link.peer, protocol, session.dialled, trio.current_time(), link.peer in self._discovered
+                )
+            )
             self._count_neighbours(session.ip)
             self._identify(link, session)
             with session.scope:
@@ -573,17 +657,22 @@ class Node:
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
             raise trio.ClosedResourceError("no connection")
+        stream = await self._negotiate(conn, PROTOCOLS)
+        return stream, str(stream.get_protocol())
+
+    async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
         stream = await conn.new_stream()
+        assert isinstance(stream, NetStream)
         try:
             protocol = await self._host.multiselect_client.select_one_of(
-                [TProtocol(p) for p in PROTOCOLS], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
+                [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
             )
         except BaseException:
             with _shielded(1):
                 await stream.reset()
             raise
         stream.set_protocol(protocol)
-        return stream, str(protocol)
+        return stream
 
     def _session(self, link: _Link, outbound: NetStream, protocol: str) -> _Session:
         conn = outbound.swarm_conn
@@ -619,7 +708,7 @@ class Node:
                 await session.outbound.muxed_stream.read(READ_BYTES)
         except EOFError:
             return  # some close the side they do not use
-        except _BROKEN:
+        except BROKEN:
             session.scope.cancel()
 
     async def _read(self, link: _Link, session: _Session) -> None:
@@ -630,26 +719,37 @@ class Node:
         link.offer = trio.Event()
         stream = session.inbound.stream.muxed_stream
         splitter = Splitter(MAX_RPC, CUT_PAYLOAD)
+        payloads = splitter.feed(b"")
         done = 0
         try:
             while True:
                 if self._sink.full:
                     await self._wait_for_room()
-                for payload in splitter.feed(await stream.read(READ_BYTES)):
-                    if isinstance(payload, Cut):
-                        self._incoming(link, session, payload.head, payload.declared_length)
-                    else:
-                        self._incoming(link, session, payload, 0)
+                payloads = splitter.feed(await stream.read(READ_BYTES))
+                for payload in payloads:
+                    self._take_in(link, session, payload)
                     done += 1
                     if not done % _FRAMES_BETWEEN_CHECKPOINTS:
                         await trio.lowlevel.checkpoint()
-        except _BROKEN:
+        except BROKEN:
             self.counters["stream_ended"] += 1
         except WireError:
             self.counters["stream_unreadable"] += 1
+        finally:
+            # who has hung up said it all the same; we may be cancelled, so nothing is awaited here
+            unread = stream.unread() if isinstance(stream, GossipStream) else b""
+            with suppress(WireError):
+                for payload in chain(payloads, splitter.feed(unread)):
+                    self._take_in(link, session, payload)
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
+
+    def _take_in(self, link: _Link, session: _Session, payload: bytes | Cut) -> None:
+        if isinstance(payload, Cut):
+            self._incoming(link, session, payload.head, payload.declared_length)
+        else:
+            self._incoming(link, session, payload, 0)
 
     def _incoming(self, link: _Link, session: _Session, payload: bytes, declared: int) -> None:
         counters = self.counters
@@ -700,7 +800,7 @@ class Node:
                 # a part may be written: no more can be said on this connection
                 self._nursery.start_soon(self._disconnect, link.id)
                 session.scope.cancel()
-            except _BROKEN:
+            except BROKEN:
                 session.scope.cancel()
 
     def _dispatch(self, sends: Iterable[Send]) -> int:
@@ -815,7 +915,7 @@ def _address(text: str, use: str) -> Multiaddr:
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
-    except _ADDRESS_ERRORS as error:
+    except ADDRESS_ERRORS as error:
         raise NodeError(f"{use} address {text!r}: not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {error}") from error
     if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
         raise NodeError(f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001")
@@ -829,7 +929,7 @@ def _targets(bootstrap: Iterable[str], own: bytes) -> list[_Target]:
         address = _address(text, "bootstrap")
         try:
             peer = ID.from_base58(address.value_for_protocol("p2p"))
-        except _ADDRESS_ERRORS as error:
+        except ADDRESS_ERRORS as error:
             raise NodeError(
                 f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that we know who answers"
             ) from error

@@ -39,6 +39,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, Mux
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import (
     DEFAULT_WINDOW_SIZE,
+    GO_AWAY_NORMAL,
     HEADER_SIZE,
     MAX_MESSAGE_SIZE,
     TYPE_DATA,
@@ -103,15 +104,33 @@ class BufferedTCPTransport(TCP):
 class GossipStream(YamuxStream):
     """A yamux stream with exact, batched credit, no lock on reading, and writes that wait as long as the caller does.
 
-    Stock: a window update for every read; the receive window grows to 16 MiB, which a paused reader then holds for
-    each peer; a peer that exceeds its window is only logged; a write gives up after 5 s without window in the middle
-    of a message, which ends the stream of any peer that pauses.
+    What came before its connection ended can still be read. Stock throws that away; sends a window update for every
+    read; lets the receive window grow to 16 MiB, which a paused reader then holds for each peer; only logs that a peer
+    exceeds its window; gives up a write after 5 s without window in the middle of a message, which ends the stream of
+    any peer that pauses.
     """
 
     _owed = 0  # bytes read and not given back as window yet
+    _left = b""  # what was not read when the connection ended
+
+    def leave(self) -> None:
+        """The connection ends: keeps what it holds for this stream."""
+        buffer = self.conn.stream_buffers.get(self.stream_id)
+        if buffer:
+            self._left += bytes(buffer)
+            buffer.clear()
+
+    def unread(self) -> bytes:
+        """What has come and was not read; read now, without waiting and without credit for more."""
+        self.leave()
+        left, self._left = self._left, b""
+        return left
 
     async def read(self, n: int | None = -1) -> bytes:
-        """What is there, at most n bytes; waits for the first. MuxedStreamEOF or MuxedStreamReset at the end."""
+        """What is there, at most n bytes; waits for the first. MuxedStreamEOF or MuxedStreamReset at the end.
+
+        The last of a connection that has ended is given whole.
+        """
         conn, number = self.conn, self.stream_id
         while True:
             buffer = conn.stream_buffers.get(number)
@@ -130,6 +149,8 @@ class GossipStream(YamuxStream):
                     self.recv_window += credit
                     await self.send_window_update(credit)
                 return data
+            if self._left:
+                return self.unread()
             event = conn.stream_events.get(number)
             if self.reset_received:
                 raise MuxedStreamReset("the stream was reset")
@@ -169,6 +190,19 @@ class GossipYamux(Yamux):
         if len(self.streams) > MAX_STREAMS:
             await self.secured_conn.close()
         return _gossip_stream(stream) if isinstance(stream, YamuxStream) else stream
+
+    async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
+        self._leave_streams()
+        await super().close(error_code)
+
+    async def _cleanup_on_error(self) -> None:
+        self._leave_streams()
+        await super()._cleanup_on_error()
+
+    def _leave_streams(self) -> None:
+        for stream in self.streams.values():
+            if isinstance(stream, GossipStream):
+                stream.leave()
 
     async def _read_data_body(self, length: int) -> bytes:
         # stock bounds one frame by 16 MiB, logs what is over the window, and keeps it

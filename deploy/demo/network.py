@@ -1,17 +1,21 @@
 """A network to try Kiln with, on 127.0.0.1: one Kubo node and two of ours, which talk made-up Ceramic traffic.
 
     python -m deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
+        --publisher HEX
 
 All three are on the topic of the network and on those of its 500 most popular separators; ours dial Kubo and each
 other. DIR keeps their identities, so that they last. Kubo sends 30 % of the messages, and no more than 100 a second;
 ours share the rest. Nobody here publishes a BATCH_UPDATE: each that is heard is Kiln's. Where Kubo cannot run, the two
-of ours go on alone, and the status says why.
+of ours go on alone, and the status says why. With a publisher, the public key under which Kiln announces batches over
+BEP 50, there are also the two nodes of `deploy.demo.overlay`, and `overlay` is in the events.
 
 Driven by lines of JSON on stdin: {"cmd": "go"} starts the traffic, hush ends it, and stop the network, as do the end of
 stdin, SIGTERM and Ctrl-C. It tells, in lines of JSON on stdout:
 
-    {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID}}    once, when all listen
-    {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT}, "errors": [TEXT]}
+    {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID},
+     "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all listen
+    {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT}, "errors": [TEXT],
+     "overlay": {NODE: ITEMS HEARD}}
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
 NODE is kubo, one or two. A status comes once a second. `failed`: messages that no peer was there for, or that Kubo
@@ -38,6 +42,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from bridge.bep50.carrier import CarrierError
 from bridge.gossip.router import Deliver
 from bridge.node.host import Node, NodeError, NodeOptions
 from bridge.node.keys import KeyFileError, load_or_create
@@ -46,10 +51,12 @@ from bridge.traffic.content import TopicData, contents, topics
 from bridge.traffic.options import TrafficOptions
 from conf.locks import StateInUseError, held
 from deploy.demo.kubo_peer import CATCH_UP, KuboError, library_path
+from deploy.demo.overlay import NODES, Listeners
 from deploy.tied import tied
 from schemas.identity import peer_text
 from schemas.pubsub import read_message
 from schemas.reject import Rejected
+from schemas.topics import parse_topic
 
 KUBO: Final = "kubo"
 OURS: Final = ("one", "two")
@@ -290,8 +297,10 @@ class _Kubo:
 class _Network:
     """The three nodes and what they say."""
 
-    def __init__(self, folder: Path, world: TrafficOptions, rate: float, fd: int) -> None:
+    def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
         self._folder = folder
+        self._publisher = publisher
+        self._overlay: Listeners | None = None
         self._world = world
         self._rate = rate
         self._fd = fd
@@ -358,7 +367,15 @@ class _Network:
             known += node.addresses
             peers[name] = peer_text(node.peer)
         self._names = {peer: name for name, peer in peers.items()}
-        self._out.state({"event": "ready", "addresses": known, "peers": peers})
+        ready: dict[str, object] = {"event": "ready", "addresses": known, "peers": peers}
+        if self._publisher is not None:
+            found = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
+            tell = self._tally.error
+            overlay = Listeners(self._folder, self._world.network, self._publisher, found, _Nowhere(), tell)
+            await nursery.start(overlay.run)
+            self._overlay = overlay
+            ready["overlay"] = {"contacts": overlay.addresses, "follow": overlay.sources}
+        self._out.state(ready)
 
     def _ear(self, name: str) -> Callable[[Deliver], None]:
         def hear(deliver: Deliver) -> None:
@@ -450,6 +467,7 @@ class _Network:
                     "failed": tally.failed,
                     "heard_batches": {name: tally.batches[name] for name in (KUBO, *OURS)},
                     "errors": [*tally.errors, *self._apart()],
+                    **({"overlay": {name: self._overlay.heard[name] for name in NODES}} if self._overlay else {}),
                 }
             )
             await trio.sleep(1)
@@ -516,6 +534,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=default.seed, help="of the made-up world (%(default)s)")
     parser.add_argument("--separators", type=int, default=default.separators, help="how many (%(default)s)")
     parser.add_argument("--streams", type=int, default=default.streams, help="how many (%(default)s)")
+    parser.add_argument("--publisher", type=bytes.fromhex, help="of batches over BEP 50: its public key (none)")
     arguments = parser.parse_args()
     try:
         if not (math.isfinite(arguments.rate) and arguments.rate >= 0):
@@ -533,15 +552,15 @@ def main() -> None:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with held(folder, "network"):
             try:
-                trio.run(_run, folder, world, arguments.rate, fd)
-            except* (NodeError, KeyFileError, SeqnoError) as group:
+                trio.run(_run, folder, world, arguments.rate, arguments.publisher, fd)
+            except* (NodeError, KeyFileError, SeqnoError, CarrierError) as group:
                 raise NetworkError(str(_first(group))) from group
     except (NetworkError, StateInUseError, ValueError, OSError) as error:
         sys.exit(f"the demo network cannot run: {error}")
 
 
-async def _run(folder: Path, world: TrafficOptions, rate: float, fd: int) -> None:
-    await _Network(folder, world, rate, fd).run()
+async def _run(folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
+    await _Network(folder, world, rate, publisher, fd).run()
 
 
 if __name__ == "__main__":

@@ -6,15 +6,22 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
+from bridge.bep50.carrier import publisher_key
+from bridge.node.keys import KeyFileError
 from conf import PrerequisiteError
 from conf.settings import Settings
+from deploy.again import Again
 from deploy.bridge import child_environment
+from deploy.logs import keep_small
 from deploy.tied import end, tied
 
 _READY_IN = 60.0  # s
+_TRIES = 4
 
 
 class DemoNetworkError(PrerequisiteError):
@@ -22,7 +29,7 @@ class DemoNetworkError(PrerequisiteError):
 
 
 class DemoNetwork:
-    """`launch()`, `addresses()` once it listens, `go()`, then `stop()`. Its log is `logs/demo.log`.
+    """`launch()`, `addresses()` once it listens, `go()`, `check()` now and then, `stop()`. Its log is `logs/demo.log`.
 
     The BATCH_UPDATEs that its Kubo node heard are kept in `demo/heard.jsonl`, with their bytes.
     """
@@ -30,14 +37,25 @@ class DemoNetwork:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
+        self._again = Again()
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
         self.heard: dict[str, int] = {}
         """BATCH_UPDATEs that each node of it has heard"""
         self.errors: tuple[str, ...] = ()
+        try:
+            self._publisher = publisher_key(settings.bridge_dir).verify_key.encode().hex()
+        except KeyFileError as error:
+            raise DemoNetworkError(str(error)) from error
+        self.contacts: tuple[str, ...] = ()
+        """Where its nodes of BEP 50 listen, once it is up."""
+        self.follow: tuple[str, ...] = ()
+        """What they announce."""
 
     def launch(self) -> None:
         """Starts it, and returns at once."""
+        self._ready = threading.Event()
+        self._addresses = ()
         settings, traffic = self._settings, self._settings.traffic
         settings.logs.mkdir(parents=True, exist_ok=True)
         (settings.state / "demo").mkdir(exist_ok=True)
@@ -48,8 +66,9 @@ class DemoNetwork:
             "--seed": traffic.seed,
             "--separators": traffic.separators,
             "--streams": traffic.streams,
+            "--publisher": self._publisher,
         }
-        with (settings.logs / "demo.log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 tied(
                     [
@@ -67,12 +86,36 @@ class DemoNetwork:
                 start_new_session=True,
             )
         assert self._process.stdout is not None
-        threading.Thread(target=self._listen, args=(self._process.stdout,), name="demo", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(self._process.stdout, self._ready), name="demo", daemon=True
+        ).start()
+
+    def check(self) -> None:
+        """Starts it again when it has died, after a pause that doubles; keeps its log small.
+
+        Then it listens elsewhere, and waits to be told to go.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._again.died()
+            self.errors = (f"the demo network ended with {self._process.returncode}; it is started again",)
+            self._process = None
+        if self._process is None and self._again.due:
+            self.launch()
+        keep_small(self._log)
+
+    @property
+    def listens(self) -> bool:
+        """Whether it is up: `addresses` does not wait then."""
+        return self._process is not None and self._ready.is_set() and bool(self._addresses)
 
     def addresses(self) -> tuple[str, ...]:
-        """Where its nodes listen, as bootstrap peers for the bridge. DemoNetworkError."""
-        if not self._ready.wait(_READY_IN) or not self._addresses:
-            raise DemoNetworkError(f"the demo network did not come up: {self._settings.logs / 'demo.log'} says why")
+        """Where its nodes listen, as bootstrap peers for the bridge; waits until they do. DemoNetworkError."""
+        deadline = time.monotonic() + _READY_IN
+        while not self.listens:
+            self._ready.wait(0.05)
+            self.check()  # the one of a Kiln that was killed just now may still be leaving
+            if self._again.deaths >= _TRIES or time.monotonic() > deadline:
+                raise DemoNetworkError(f"the demo network did not come up: {self._log} says why")
         return self._addresses
 
     def go(self) -> None:
@@ -96,20 +139,27 @@ class DemoNetwork:
         if process is not None:
             end(process, patience)
 
-    def _listen(self, lines: IO[str]) -> None:
+    @property
+    def _log(self) -> Path:
+        return self._settings.logs / "demo.log"
+
+    def _listen(self, lines: IO[str], ready: threading.Event) -> None:
         with (self._settings.state / "demo" / "heard.jsonl").open("a") as heard:
             for line in lines:
+                if not line.endswith("\n"):
+                    break  # it was killed
                 event = json.loads(line)
                 match event["event"]:
                     case "ready":
                         self._addresses = tuple(event["addresses"])
-                        self._ready.set()
+                        self.contacts = tuple(event["overlay"]["contacts"])
+                        self.follow = tuple(event["overlay"]["follow"])
+                        self._again.well()
+                        ready.set()
                     case "status":
                         self.heard = event["heard_batches"]
                         self.errors = tuple(event["errors"])
                     case "batch":
                         heard.write(line)
                         heard.flush()
-        if self._process is not None:
-            self.errors = ("the demo network ended",)
-        self._ready.set()
+        ready.set()

@@ -24,7 +24,7 @@ from msgspec import Struct
 from schemas.cid import CidError, cid_end, is_cid
 from schemas.dht import bencode
 from schemas.dht.bencode import BencodeError, Value
-from schemas.dht.items import Item, is_signed, limit, read_item
+from schemas.dht.items import KEY_SIZE, Item, is_signed, limit, read_item
 from schemas.dht.krpc import Malformed, Query, Response, read_message
 from schemas.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
 from schemas.reject import Rejected
@@ -60,6 +60,25 @@ class Announcement(Struct, frozen=True):
     time_ms: int
     previous: tuple[bytes, ...] = ()
     count: int | None = None
+
+
+class Source(NamedTuple):
+    """Whom to listen to for the batches of a separator: items are of one key."""
+
+    key: bytes
+    separator: Separator
+
+
+def parse_source(text: str) -> Source:
+    """Read ``<publisher's public key in hex>/<key>/<value>``. Raises ValueError."""
+    key, _, separator = text.partition("/")
+    try:
+        raw = bytes.fromhex(key)
+    except ValueError:
+        raw = b""
+    if len(raw) != KEY_SIZE or len(key) != 2 * KEY_SIZE:
+        raise ValueError(f"{text[:100]!r} does not begin with a public key, {2 * KEY_SIZE} hex digits, and a slash")
+    return Source(raw, parse_separator_text(separator))
 
 
 def topic_salt(network: str, separator: Separator) -> bytes:

@@ -76,6 +76,11 @@ class Address(NamedTuple):
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
         return cls((mapped or ip).packed, port)
 
+    @classmethod
+    def from_text(cls, text: str) -> Address:
+        """The reverse of `text`. Raises ValueError."""
+        return cls.parse(*host_and_port(text))
+
     @property
     def host(self) -> str:
         """The IP as text."""
@@ -100,6 +105,18 @@ class Address(NamedTuple):
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Part ``host:port``; an IPv6 address stands in brackets. The host may be a name. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: an IPv6 address goes into brackets, as in [::1]:4813")
+    if not host or not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r}: expected host:port, such as 127.0.0.1:4813")
+    return host, int(port)
 
 
 class Node(NamedTuple):

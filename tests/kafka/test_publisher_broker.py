@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
+from bridge.ipfs import BlocksAway
 from bridge.publisher import TOO_OLD, Options, Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.embedded.topics import TOPICS, ensure_topics
@@ -55,6 +56,8 @@ class Kiln:
         self.sent: list[bytes] = []
         self.peers = 1
         self.held: str | None = None
+        self.away: str | None = None
+        self.kept: list[str] = []
         self.crash = False
         self.running: list[Publisher] = []
         ensure_topics(address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
@@ -87,9 +90,19 @@ class Kiln:
             self.sent.append(data)
         return self.peers
 
+    def keep(self, cid: str, block: bytes, now: int) -> None:
+        if self.away is not None:
+            raise BlocksAway(self.away)
+        self.kept.append(cid)
+
+    def let_go(self, now: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
     def start(self) -> Publisher:
         options = Options("local-test", publish_timeout=S, retry_every=S // 5)
-        publisher = Publisher([self.address], {}, self.prefix, options, self.publish, lambda: self.held)
+        publisher = Publisher([self.address], {}, self.prefix, options, self.publish, lambda: self.held, self)
         publisher.start()
         self.running.append(publisher)
         return publisher
@@ -142,6 +155,22 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.published == 1)
 
 
+def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
+    kiln.away = "http://127.0.0.1:5001 does not answer"
+    records = [batch(number) for number in range(4)]
+    kiln.write(*map(encode, records))
+    publisher = kiln.start()
+    assert awaited(
+        lambda: publisher.state == "IPFS is away: http://127.0.0.1:5001 does not answer (batches waiting: 4)"
+    )
+    assert publisher.error == "nothing is published, IPFS is away: http://127.0.0.1:5001 does not answer"
+    assert kiln.sent == []
+    kiln.away = None
+    assert awaited(lambda: publisher.published == 4)
+    assert awaited(lambda: publisher.error is None)
+    assert kiln.kept == [record.cid for record in records]
+
+
 # the fault is raised on purpose, in the publisher's thread
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -> None:
@@ -162,7 +191,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = Options("local-test")
-    publisher = Publisher(f"127.0.0.1:{free_port}", {}, "kiln.", options, kiln.publish, lambda: None)
+    publisher = Publisher(f"127.0.0.1:{free_port}", {}, "kiln.", options, kiln.publish, lambda: None, kiln)
     kiln.running.append(publisher)
     publisher.start()
     assert awaited(lambda: "Kafka fails" in publisher.state)

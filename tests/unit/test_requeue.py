@@ -15,10 +15,20 @@ from deltalake import write_deltalake
 
 from bridge.replay import replay
 from deploy.cli import run_command
-from deploy.requeue import At, Found, Requeue, RequeueError, frame_of, in_words, read_again, with_messages
+from deploy.requeue import (
+    At,
+    Found,
+    Requeue,
+    RequeueError,
+    frame_of,
+    in_words,
+    read_again,
+    wanted_again,
+    with_messages,
+)
 from deploy.sql import ask
 from pipelines.decode import Decoding, Faulty, decode, identities
-from pipelines.rows import RowBuffer, arrow_schema
+from pipelines.rows import RowBuffer, arrow_schema, columns_of
 from pipelines.sinks import Lake, create_tables
 from pipelines.transforms.archive import FRAMES, frame_row
 from pipelines.transforms.messages import MESSAGES, _message_row
@@ -27,6 +37,7 @@ from schemas.identity import Verdict, peer_of, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive
+from schemas.records import Coordinates, Epoch, UpdateRecord, WantedRecord, encode
 from schemas.reject import Rejected
 from schemas.tables import TABLES
 from schemas.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
@@ -353,3 +364,53 @@ def test_the_command(
     assert len(taken.frames) == 1
     assert run_command(["quarantine", "replay", "--reason", "unknown bundle"]) == 1
     assert "did you mean unknown bundle hash?" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what was not to be had
+
+
+def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
+    update = UpdateRecord(
+        network="mainnet",
+        origin="LIVE",
+        separator=None,
+        separator_source=None,
+        stream="kstream",
+        tip="bafytip",
+        from_=None,
+        message=message,
+        epoch=Epoch("q", 1),
+        frame=Coordinates(0, 1, 0),
+        observed_at=len(message),
+    )
+    return WantedRecord("mainnet", cid, "genesis", len(message), message=message, update=update)
+
+
+def give_up(world: World, *records: WantedRecord) -> None:
+    buffer = RowBuffer(arrow_schema(QUARANTINE))
+    for each in records:
+        buffer.add((0, 1, 0, None, "fetch", "genesis_unavailable", "", encode(each), 1))
+    for batch in buffer.drain():
+        write_deltalake(str(world.lake / "quarantine"), pa.Table.from_batches([batch]), mode="append")
+
+
+def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
+    give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
+    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("1st"), waiting("second")]
+
+
+def test_what_has_come_since_is_not_asked_for(world: World) -> None:
+    batch = WantedRecord("mainnet", "bafybatch", "batch", 5)
+    give_up(world, waiting("1st"), waiting("second"), batch)
+    create_tables(Lake(str(world.lake)), ("updates", "tips"))
+    update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)
+    tip = ("mainnet", "kstream", "bafytip", "batch", "bafybatch", 1)
+    for table, row in (("updates", update), ("tips", tip)):
+        buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
+        buffer.add(row)
+        write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
+    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("second")]
+
+
+def test_another_reason_is_none_of_fetching(world: World) -> None:
+    assert wanted_again(world.lake, UNKNOWN_BUNDLE) is None

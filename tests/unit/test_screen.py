@@ -17,8 +17,11 @@ from rich.console import Console
 
 from deploy.screen import (
     BatchLine,
+    BridgeLine,
     LineView,
     LiveView,
+    OverlayLine,
+    PeerLine,
     QueryLine,
     QueryPhase,
     Snapshot,
@@ -107,6 +110,19 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
         "the broker went away",
     ):
         assert expected in text, expected
+
+
+def test_bep_50_has_a_line_where_it_runs() -> None:
+    peers = [PeerLine(f"12D3KooW{number}", "kubo", "/meshsub/1.1.0", True) for number in range(3)]
+    bridge = BridgeLine("listening", peers=peers, overlay=OverlayLine(12, 24, 211, 242, 3, "waiting for batches"))
+    lines = picture(replace(FULL, bridge=bridge), 80, 24)
+    assert len(lines) <= 24
+    (shown,) = [text for text in lines if "BEP 50" in text]
+    assert "topics 12  contacts 24  items 242  dropped 3  announced 211  waiting" in shown
+    without = replace(bridge, overlay=None)
+    assert len(picture(replace(FULL, bridge=without), 80, 24)) == len(lines)
+    assert "BEP 50" not in "".join(picture(replace(FULL, bridge=without), 80, 24))
+    assert "BEP 50 announced 211" in line(replace(FULL, bridge=bridge))
 
 
 def test_more_room_shows_more_batches() -> None:

@@ -120,6 +120,22 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     if keys == ("kafka", "security_protocol"):
         monkeypatch.setenv("KILN_KAFKA__BOOTSTRAP", "broker:9092")
     before: object = load_settings()
+    if keys[0] == "bep50":
+        values |= {
+            "listen": "127.0.0.1:77",
+            "contacts": "127.0.0.1:77",
+            "follow": f"{'ab' * 32}/model/kabc",
+            "publish": "false",
+        }
+    values |= {"api": "helia", "api_auth": "bearer:token"}
+    if keys[0] == "transition":
+        values |= {"mode": "duplicate", "at": "2027-01-31T12:00:00Z", "rpc_url": "http://127.0.0.1:8545"}
+        if keys[-1] == "height":
+            monkeypatch.setenv("KILN_TRANSITION__RPC_URL", values["rpc_url"])
+        if keys[-1] == "phase_out":
+            monkeypatch.setenv("KILN_TRANSITION__AT", values["at"])
+    values["implied_separator"] = "model"
+    values["check_genesis"] = "false"
     guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "other"]
     for guess in guesses:
         monkeypatch.setenv(variable(keys), guess)
@@ -340,6 +356,91 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in f"{shown(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
     monkeypatch.setenv("KILN_KAFKA__SASL_USERNAME", "")
     assert "hunter2" not in problems()
+
+
+def test_what_kubo_asks_for_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_IPFS__API_AUTH", "bearer:hunter2")
+    loaded = load()
+    assert loaded.settings.ipfs.api_auth.get_secret_value() == "bearer:hunter2"
+    assert "hunter2" not in f"{shown(loaded)} {loaded!r} {loaded.settings.model_dump_json()}"
+    monkeypatch.setenv("KILN_IPFS__API_AUTH", "hunter2")
+    assert "hunter2" not in problems()
+    assert 'expected "bearer:TOKEN" or "basic:USER:PASSWORD"' in problems()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("height = 5", "transition.height needs transition.rpc_url, which is asked for the height (eth_blockNumber)"),
+        ('height = 5\nat = "2027-01-31T12:00:00Z"', "either transition.at or transition.height says when, not both"),
+        ('phase_out = "1h"', "transition.phase_out needs transition.at or transition.height"),
+        ('at = "2027-01-31 12:00"', "expected a time with its zone as RFC 3339 writes it"),
+        ('at = "soon"', "expected a time with its zone as RFC 3339 writes it"),
+        ('rpc_url = "secret.example/key"', "expected a URL that begins with http:// or https://"),
+        ('mode = "both"', "expected 'cutover' or 'duplicate'"),
+    ],
+)
+def test_transition_that_cannot_be(text: str, says: str, tmp_path: Path) -> None:
+    found = problems(write(tmp_path, f"[transition]\n{text}\n"))
+    assert says in found
+    assert "secret" not in found
+
+
+def test_moment_of_a_transition_is_that_of_its_zone(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, '[transition]\nat = "2027-01-31T12:00:00+02:00"\n'))
+    assert settings.transition.at_us == 1_801_389_600_000_000
+
+
+@pytest.mark.parametrize(
+    ("enabled", "api", "publishes"),
+    [
+        ('"auto"', "", False),
+        ('"auto"', "http://127.0.0.1:5001", True),
+        ("true", "", True),
+        ("false", "helia", False),
+    ],
+)
+def test_batches_go_out_where_others_can_fetch_them(enabled: str, api: str, publishes: bool, tmp_path: Path) -> None:
+    text = f'[publish]\nenabled = {enabled}\n[ipfs]\napi = "{api}"\n'
+    assert load_settings(write(tmp_path, text)).publishes is publishes
+
+
+KEY = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('listen = ["localhost:4813"]', "'localhost' does not appear to be an IPv4 or IPv6 address"),
+        ('listen = ["127.0.0.1:1", "127.0.0.1:2"]', "an IPv4 address, an IPv6 address, or one of each"),
+        ("listen = []", "an IPv4 address, an IPv6 address, or one of each"),
+        ('listen = ["::1:4813"]', "an IPv6 address goes into brackets"),
+        ('bootstrap = ["router.example"]', "expected host:port"),
+        ('contacts = ["kiln.example:4813"]', "'kiln.example' does not appear to be"),
+        ('follow = ["model/k2t6"]', "does not begin with a public key"),
+        (f'follow = ["{KEY}/model"]', "has no slash between key and value"),
+        ("topics = 0", "greater than or equal to 1"),
+    ],
+)
+def test_an_overlay_that_cannot_be(text: str, says: str, tmp_path: Path) -> None:
+    said = problems(write(tmp_path, f"[bep50]\n{text}"))
+    assert f"mine.toml:2: bep50.{text.split()[0]}" in said
+    assert says in said
+
+
+def test_an_overlay_that_can_be(tmp_path: Path) -> None:
+    text = f'''[bep50]
+enabled = true
+listen = ["0.0.0.0:4813", "[::]:4813"]
+bootstrap = ["router.example:6881", "[2001:db8::1]:6881"]
+contacts = ["10.0.0.1:4813"]
+follow = ["{KEY}/model/k2t6"]'''
+    settings = load_settings(write(tmp_path, text))
+    assert settings.bep50.bootstrap == ("router.example:6881", "[2001:db8::1]:6881")
+    assert not settings.announces  # nobody could fetch what is announced
+    for more, announces in (("publish = true", True), ("publish = false", False), ('[ipfs]\napi = "helia"', True)):
+        assert load_settings(write(tmp_path, f"{text}\n{more}")).announces == announces
+    assert not load_settings(write(tmp_path, "[bep50]\npublish = true")).announces
 
 
 def test_shown_is_toml_that_reads_back_and_says_where_values_came_from(

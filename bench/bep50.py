@@ -1,0 +1,142 @@
+"""The BEP 50 overlay in simulated time: the size of its tables, how soon an item is everywhere, what flooding costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from nacl.signing import SigningKey
+
+from bench.report import Aim, Finding, Note, Ratio, Series
+from bench.runs import Extent, Say, in_turn
+from bridge.bep50 import Carried, Settings
+from bridge.bep50.simulation import Network
+from schemas.dht import bencode
+from schemas.dht.items import sign, target
+from schemas.dht.krpc import Address
+
+UPDATES = 5
+
+_KEY, _SALT = SigningKey(b"\x01" * 32), b"salt"
+_JOINING, _PATIENCE, _STEP = 30.0, 5.0, 0.05  # simulated s
+
+
+class Trial(NamedTuple):
+    """Entries in a table, and duplicates a node and update."""
+
+    least: int
+    median: int
+    most: int
+    duplicates: float
+
+
+class Case(NamedTuple):
+    """An overlay. `trial`: what a prototype showed on real sockets, which is told beside."""
+
+    nodes: int
+    named: int
+    """nodes that a response names at most"""
+    loss: float
+    trial: Trial
+
+    @property
+    def name(self) -> str:
+        named = "" if self.named == 8 else ", 1 named"
+        return f"{self.nodes} nodes{named}, {self.loss:.0%} lost"
+
+
+CASES = (
+    Case(5, 8, 0.0, Trial(4, 4, 4, 2.4)),
+    Case(20, 8, 0.0, Trial(12, 12, 15, 11.2)),
+    Case(20, 8, 0.2, Trial(11, 12, 15, 7.9)),
+    Case(100, 8, 0.0, Trial(12, 15, 18, 12.9)),
+    Case(100, 1, 0.0, Trial(5, 11, 17, 9.5)),
+    Case(100, 8, 0.2, Trial(12, 17, 18, 13.0)),
+)
+
+
+class Seen(NamedTuple):
+    """One run of a case. Delays in simulated seconds, one an update; `missed`: nodes that an update never came to."""
+
+    sizes: list[int]
+    delays: list[float]
+    sent: float
+    duplicates: float
+    missed: int
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """Each run has a seed of its own, so that the same runs find the same again, on any machine."""
+    updates = extent.of(UPDATES)
+    runs: dict[tuple[Case, int], Seen] = {}
+
+    def side(case: Case) -> Callable[[int], float]:
+        def once(run: int) -> float:
+            runs[case, run] = seen = simulate(case, run, updates)
+            return seen.duplicates
+
+        return once
+
+    duplicates = in_turn({case.name: side(case) for case in CASES}, extent.runs, "duplicates", say)
+    series: list[Series] = []
+    notes: dict[str, Note] = {"updates": updates}
+    for case, copies in zip(CASES, duplicates, strict=True):
+        found, trial = [runs[case, run] for run in range(1, extent.runs + 1)], case.trial
+        entries, each_update = "entries (trial {})", "a node and update"
+        series += [
+            Series(f"{case.name}: table, least", entries.format(trial.least), tuple(min(each.sizes) for each in found)),
+            Series(
+                f"{case.name}: table, median", entries.format(trial.median), tuple(median(each.sizes) for each in found)
+            ),
+            Series(f"{case.name}: table, most", entries.format(trial.most), tuple(max(each.sizes) for each in found)),
+            Series(f"{case.name}: everywhere after", "s simulated", tuple(max(each.delays) for each in found)),
+            Series(f"{case.name}: items sent", each_update, tuple(each.sent for each in found)),
+            Series(f"{case.name}: duplicates", f"{each_update} (trial {trial.duplicates})", copies.values),
+        ]
+        missed = sum(each.missed for each in found)
+        if missed:
+            notes[f"{case.name}, nodes missed"] = missed
+    by_name = {each.name: each for each in series}
+    worst = by_name[f"{CASES[-1].name}: everywhere after"]
+    bound = Series("bound", "s simulated", tuple(_PATIENCE for _ in worst.values))
+    return Finding(
+        "bep50",
+        "the overlay in simulated time (10 to 100 ms a datagram)",
+        tuple(series),
+        (Ratio("slowest update over 5 s, 100 nodes, 20% lost", worst, bound, Aim(most=1.0)),),
+        notes,
+    )
+
+
+def simulate(case: Case, seed: int, updates: int) -> Seen:
+    """Nodes that join one after the other, each by one that is there, and then updates by the first."""
+    network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
+    topic, settings = target(public, _SALT), Settings(nodes=case.named)
+    places = [Address.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]
+    for number, place in enumerate(places):
+        contacts = [places[network.random.randrange(number)]] if number else []
+        overlay = network.add(place, settings)
+        network.carry(place, overlay.subscribe(public, _SALT, network.now, contacts=contacts))
+    network.run(_JOINING)
+    sizes = [len(each.topics[topic].contacts) for each in network.overlays.values()]
+    for events in network.events.values():
+        events.clear()
+    delays: list[float] = []
+    missed = 0
+    for sequence in range(1, updates + 1):
+        item = sign(_KEY, _SALT, sequence, bencode.encode(b"v%d" % sequence))
+        began = network.now
+        network.carry(places[0], network.overlays[places[0]].publish(item, network.now))
+        lacking = case.nodes
+        while lacking and network.now - began <= _PATIENCE:
+            network.run(_STEP)
+            lacking = sum(each.topics[topic].item != item for each in network.overlays.values())
+        delays.append(network.now - began)
+        missed += lacking
+        network.run(max(0.0, began + _PATIENCE - network.now))
+    carried = [event for events in network.events.values() for event in events if isinstance(event, Carried)]
+    came = sum(each.direction == "in" for each in carried)
+    share = case.nodes * updates
+    needed = (case.nodes - 1) * updates - missed
+    return Seen(sizes, delays, (len(carried) - came) / share, (came - needed) / share, missed)

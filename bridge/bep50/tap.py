@@ -1,0 +1,72 @@
+"""Datagrams that carry an item, to Frames (docs/DESIGN.md, Contracts, Frame). No clock and no socket."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from bridge.bep50.machine import Carried
+from bridge.capture.tap import Connection
+from schemas.dht.krpc import Address, Family
+from schemas.frames import BEP50, CONNECTION_BYTES
+
+MAX_OPEN: Final = 1024
+"""Connections at a time: strangers can have as many as they can have addresses. The one silent longest is closed."""
+
+
+class ItemTap:
+    """Numbers datagrams by connection: what one node and we say about one topic.
+
+    UDP has no connections, so one begins with its first datagram, and has a new id each time, also after a restart: a
+    frame is known by connection, direction and number.
+
+    ``local``: where we listen. ``put``: takes a connection's id and a serialized Frame.
+    """
+
+    def __init__(
+        self, network: str, node: bytes, local: Mapping[Family, Address], put: Callable[[bytes, bytes], None]
+    ) -> None:
+        self._network = network
+        self._node = node
+        self._local = local
+        self._put = put
+        self._open: OrderedDict[tuple[bytes, Address, bytes], Connection] = OrderedDict()
+        self._begun = 0
+        self.frames_in = 0
+        self.frames_out = 0
+
+    def take(self, carried: Carried, now: int) -> None:
+        """Put the datagram's frame. ``now``: unix ns."""
+        if carried.address.family not in self._local:  # an item for a node that we have no way to: it is not sent
+            return
+        key = (carried.target, carried.address, carried.node)
+        connection = self._open.get(key)
+        if connection is None:
+            if len(self._open) >= MAX_OPEN:
+                self._close(self._open.popitem(last=False)[1], now)
+            connection = self._open[key] = self._begin(*key, now)
+        self._open.move_to_end(key)
+        if carried.direction == "in":
+            self.frames_in += 1
+            self._put(connection.id, connection.frame("IN", carried.datagram, now))
+        else:
+            self.frames_out += 1
+            self._put(connection.id, connection.frame("OUT", carried.datagram, now))
+
+    def close(self, now: int) -> None:
+        """End all connections."""
+        while self._open:
+            self._close(self._open.popitem(last=False)[1], now)
+
+    def _begin(self, target: bytes, remote: Address, node: bytes, now: int) -> Connection:
+        self._begun = max(now, self._begun + 1)
+        local = self._local[remote.family]
+        name = local.compact + remote.compact + target + self._begun.to_bytes(8, "big")
+        connection = hashlib.sha256(name).digest()[:CONNECTION_BYTES]
+        return Connection(self._network, connection, self._node, node, BEP50, remote.compact)
+
+    def _close(self, connection: Connection, now: int) -> None:
+        for frame in connection.close(now):
+            self._put(connection.id, frame)

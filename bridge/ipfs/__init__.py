@@ -1,0 +1,48 @@
+"""Blocks: kept, fetched, pinned, by a real IPFS node where there is one (docs/DESIGN.md, The bridge)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bridge.ipfs.blocks import (
+    MAX_OTHER,
+    BlockRefused,
+    Blocks,
+    BlocksAway,
+    BlockUnavailable,
+    digest_of,
+    verified,
+)
+from bridge.ipfs.folder import FolderBlocks
+from bridge.ipfs.helia import Helia
+from bridge.ipfs.kubo import Kubo
+from bridge.ipfs.node import NodeBlocks
+
+__all__ = [
+    "MAX_OTHER",
+    "BlockRefused",
+    "BlockUnavailable",
+    "Blocks",
+    "BlocksAway",
+    "digest_of",
+    "open_blocks",
+    "verified",
+]
+
+
+def open_blocks(
+    api: str, state: Path, *, auth: str = "", listen: str = "", peers: Sequence[str] = (), at_most: int = 16
+) -> Blocks:
+    """Blocks as the settings `ipfs.…` say; returns at once, a node may come up later. End it with `close()`.
+
+    `api`: "" (a folder, STATE/blocks), "helia" (a node of our own, in STATE/helia) or the URL of Kubo's RPC. `auth`:
+    for that RPC. `listen`: where a node of our own listens ("": it only dials). `peers`: multiaddrs that the node is
+    kept connected to. `at_most`: blocks that are waited for at one time. ValueError: `auth` is not written as it should
+    be.
+    """
+    if not api:
+        return FolderBlocks(state / "blocks")
+    if api != "helia":
+        return NodeBlocks(Kubo(api, auth, at_most), peers)
+    folder = state / "helia"
+    helia = Helia(folder / "app", folder / "repo", state / "logs" / "helia.log", listen)
+    return NodeBlocks(Kubo("http://127.0.0.1:0", at_most=at_most), peers, helia)

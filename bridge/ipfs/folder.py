@@ -1,0 +1,72 @@
+"""Blocks in a folder, one file each, for those without an IPFS node: they are kept, and no peer can fetch them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from bridge.ipfs.blocks import BlocksAway, BlockUnavailable, digest_of, too_large, verified
+from schemas.batch import MAX_BLOCK
+from schemas.cid import cid_bytes, cid_text
+
+
+class FolderBlocks:
+    """`Blocks` in `folder`, made when first written to. A pin means nothing: nothing is ever collected."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, cid: str, data: bytes) -> None:
+        """As `Blocks.put`. On disk once it returns; BlocksAway: it cannot be written."""
+        verified(cid, data)
+        path = self._path(cid)
+        try:
+            if path.exists():
+                return
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Aside first: whoever finds the name finds all of the block.
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(file.name, path)
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            raise BlocksAway(f"{self._folder} cannot be written: {error.strerror}") from error
+
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
+        """As `Blocks.get`; there is nobody to wait for, so `timeout` is of no account."""
+        digest_of(cid)
+        try:
+            with self._path(cid).open("rb") as file:
+                data = file.read(limit + 1)
+        except FileNotFoundError:
+            raise BlockUnavailable(f"{cid[:80]} is not in {self._folder}, and no IPFS node is set to ask") from None
+        except OSError as error:
+            raise BlocksAway(f"{self._folder} cannot be read: {error.strerror}") from error
+        if len(data) > limit:
+            raise too_large(cid, limit)
+        return verified(cid, data)
+
+    def pin(self, cid: str) -> None:
+        """BlockUnavailable: there is no such block."""
+        digest_of(cid)
+        if not self._path(cid).exists():
+            raise BlockUnavailable(f"{cid[:80]} is not in {self._folder}")
+
+    def unpin(self, cid: str) -> None:
+        """Nothing."""
+
+    def about(self) -> str:
+        """As `Blocks.about`."""
+        return f"a folder, {self._folder}: no peer can fetch the blocks"
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _path(self, cid: str) -> Path:
+        return self._folder / cid_text(cid_bytes(cid))  # one name for all spellings, and none with a slash

@@ -1,0 +1,293 @@
+"""Kubo's HTTP RPC: https://docs.ipfs.tech/reference/kubo/rpc/. Our node of Helia's answers in the same way.
+
+Every call is a POST. Success is 200; what Kubo itself refuses is JSON, `{"Message", "Code", "Type": "error"}`, with 500
+(400: an argument is wrong); its handler answers 403, 404 and 405 in plain text. Anything else is no RPC of Kubo's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from bridge.ipfs.blocks import (
+    CODEC_UNSUPPORTED,
+    TOO_LARGE,
+    WRONG_CID,
+    BlockRefused,
+    BlocksAway,
+    BlockUnavailable,
+    digest_of,
+    too_large,
+    verified,
+)
+from schemas.batch import MAX_BLOCK
+from schemas.cid import CidError, cid_bytes, cid_text, read_varint
+
+_CODECS: Final = {
+    0x55: "raw",
+    0x70: "dag-pb",
+    0x71: "dag-cbor",
+    0x85: "dag-jose",
+    0x0129: "dag-json",
+    0x51: "cbor",
+    0x0200: "json",
+}
+_CONNECT: Final = 5.0  # s
+_CALL: Final = 15.0  # s, of a call that asks no peer
+_GRACE: Final = 5.0  # s on top of the time the node is given: it is to say itself that there was no time
+_MAX_ANSWER: Final = 1 << 20  # bytes of JSON
+
+
+class KuboError(Exception):
+    """What the node itself said: the text is its message."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who answers."""
+
+    peer: str
+    agent: str
+    """such as "kubo/0.44.0/" """
+    addresses: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Name and version: "kubo 0.44.0"."""
+        return " ".join(self.agent.split("/")[:2])
+
+
+def auth_header(auth: str) -> dict[str, str]:
+    """The header for a secret written as in Kubo's API.Authorizations: "bearer:TOKEN", "basic:USER:PASSWORD", or "".
+
+    ValueError, without the secret in it: written otherwise.
+    """
+    kind, _, secret = auth.partition(":")
+    if kind == "bearer" and secret:
+        return {"Authorization": f"Bearer {secret}"}
+    if kind == "basic" and ":" in secret:
+        user, _, password = secret.partition(":")
+        request = next(httpx.BasicAuth(user, password).auth_flow(httpx.Request("POST", "http://localhost")))
+        return {"Authorization": request.headers["Authorization"]}
+    if auth:
+        raise ValueError('ipfs.api_auth: expected "bearer:TOKEN" or "basic:USER:PASSWORD"')
+    return {}
+
+
+class Kubo:
+    """The calls of `Blocks`, and a few others, over the RPC at `url`. One object serves all threads."""
+
+    def __init__(self, url: str, auth: str = "", at_most: int = 16) -> None:
+        """`auth`: as `auth_header` takes it. `at_most`: calls that wait for peers at one time."""
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            headers={"Accept-Encoding": "identity", **auth_header(auth)},
+            limits=httpx.Limits(max_connections=at_most + 8, max_keepalive_connections=at_most),
+            trust_env=False,  # a proxy for the web has no business with a node on this machine
+        )
+        self._closed = False
+
+    # ------------------------------------------------------------ blocks
+
+    def put(self, cid: str, data: bytes) -> None:
+        """As `Blocks.put`. The block is not pinned, and what it links to is not looked at."""
+        verified(cid, data)
+        ours = cid_bytes(cid)
+        options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
+        try:
+            answer = self._json("block/put", options, _CALL, files={"data": ("block", data)})
+        except KuboError as error:
+            if "big block" in str(error):
+                raise BlockRefused(TOO_LARGE, f"{cid}: {self.url} takes no block this large: {error}") from None
+            raise BlocksAway(f"{self.url} keeps no blocks: {error}") from None
+        theirs = answer.get("Key")
+        if not isinstance(theirs, str):
+            raise self._odd("block/put", answer)
+        if not _same(theirs, ours):
+            raise BlockRefused(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
+
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
+        """As `Blocks.get`. A node that breaks off in the middle may do so for this block alone: BlockUnavailable."""
+        options = {"arg": _usual(cid), "timeout": _go_duration(timeout)}
+        ends_at = time.monotonic() + timeout + _GRACE
+        data = bytearray()
+        try:
+            with self._post("block/get", options, timeout + _GRACE) as response:
+                for part in response.iter_raw():
+                    data += part
+                    if len(data) > limit:
+                        raise too_large(cid, limit)
+                    if time.monotonic() > ends_at:
+                        raise BlockUnavailable(f"{cid}: only {len(data)} bytes of it came in {timeout:g} s")
+        except KuboError as error:
+            raise BlockUnavailable(f"{cid}: {error}") from None
+        except httpx.TimeoutException:
+            raise BlockUnavailable(f"{cid}: {self.url} did not answer in {timeout + _GRACE:g} s") from None
+        except httpx.TransportError as error:
+            raise BlockUnavailable(f"{cid}: {self.url} broke off after {len(data)} bytes: {error}") from None
+        try:
+            return verified(cid, bytes(data))
+        except BlockRefused:
+            if data:
+                raise
+            raise BlockUnavailable(f"{cid}: {self.url} answered with nothing") from None
+
+    def pin(self, cid: str) -> None:
+        """As `Blocks.pin`: a direct pin. One that is pinned with all it links to already is left so."""
+        usual = _usual(cid)
+        options = {"arg": usual, "recursive": "false", "timeout": _go_duration(_CALL)}
+        try:
+            answer = self._json("pin/add", options, _CALL + _GRACE)
+        except KuboError as error:
+            if "already pinned" in str(error):
+                return
+            raise BlockUnavailable(f"{cid} cannot be pinned: {error}") from None
+        pins = answer.get("Pins")
+        if not isinstance(pins, list) or usual not in pins:
+            raise self._odd("pin/add", answer)
+
+    def unpin(self, cid: str) -> None:
+        """As `Blocks.unpin`."""
+        try:
+            self._json("pin/rm", {"arg": _usual(cid), "recursive": "false"}, _CALL)
+        except KuboError as error:
+            if "not pinned" in str(error) or "pinned recursively" in str(error):
+                return
+            raise BlocksAway(f"{self.url} cannot unpin {cid}: {error}") from None
+
+    def close(self) -> None:
+        """As `Blocks.close`."""
+        self._closed = True
+        self._client.close()
+
+    # ------------------------------------------------------------ the node
+
+    def identity(self, timeout: float = _CALL) -> Identity:
+        """Who answers. BlocksAway: nobody, or no RPC of Kubo's."""
+        try:
+            answer = self._json("id", {}, timeout)
+        except KuboError as error:
+            raise BlocksAway(f"{self.url} does not say who it is: {error}") from None
+        peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
+        if not isinstance(peer, str) or not isinstance(agent, str):
+            raise self._odd("id", answer)
+        return Identity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
+
+    def connect(self, multiaddr: str, timeout: float = _CALL) -> None:
+        """Connect the node to a peer; nothing if it is so already. KuboError: why not. BlocksAway."""
+        self._json("swarm/connect", {"arg": multiaddr, "timeout": _go_duration(timeout)}, timeout + _GRACE)
+
+    # ------------------------------------------------------------ HTTP
+
+    def _json(
+        self,
+        command: str,
+        options: Mapping[str, str],
+        timeout: float,
+        files: Mapping[str, tuple[str, bytes]] | None = None,
+    ) -> dict[str, object]:
+        try:
+            with self._post(command, options, timeout, files) as response:
+                body = _read(response, _MAX_ANSWER)
+        except httpx.TimeoutException:
+            raise self._away(f"no answer to {command} within {timeout:g} s") from None
+        except httpx.TransportError as error:
+            raise self._away(f"broke off in {command}: {error}") from None
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise self._odd(command, body[:200].decode(errors="replace")) from None
+        if not isinstance(answer, dict):
+            raise self._odd(command, answer)
+        return answer
+
+    @contextmanager
+    def _post(
+        self,
+        command: str,
+        options: Mapping[str, str],
+        timeout: float,
+        files: Mapping[str, tuple[str, bytes]] | None = None,
+    ) -> Iterator[httpx.Response]:
+        """The response, if its status is 200. BlocksAway, KuboError; httpx's errors once there is a connection."""
+        try:
+            with self._client.stream(
+                "POST",
+                f"{self.url}/api/v0/{command}",
+                params=dict(options),
+                files=files,
+                timeout=httpx.Timeout(timeout, connect=_CONNECT),
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise self._failure(command, response)
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise self._away(f"does not answer: {error or type(error).__name__}") from None
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise self._away(f"no address of an RPC: {error}") from None
+        except RuntimeError:
+            if not self._closed:
+                raise
+            raise BlocksAway("the bridge is stopping") from None
+
+    def _failure(self, command: str, response: httpx.Response) -> Exception:
+        body = _read(response, _MAX_ANSWER)
+        try:
+            said = json.loads(body)
+        except ValueError:
+            said = None
+        if isinstance(said, dict) and isinstance(said.get("Message"), str):
+            return KuboError(said["Message"])
+        status = f"{response.status_code} {response.reason_phrase}".strip()
+        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return self._away(f"answers {command} with {status}: see ipfs.api_auth")
+        return self._away(f"answers {command} with {status}: is ipfs.api the address of Kubo's RPC?")
+
+    def _away(self, text: str) -> BlocksAway:
+        return BlocksAway(f"{self.url} {text}")
+
+    def _odd(self, command: str, answer: object) -> BlocksAway:
+        return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not as Kubo does")
+
+
+def _read(response: httpx.Response, limit: int) -> bytes:
+    """The body, or its beginning if it is longer than `limit` bytes."""
+    body = bytearray()
+    for part in response.iter_raw():
+        body += part
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
+def _usual(cid: str) -> str:
+    """The CID as Kubo writes it. BlockRefused: as `digest_of`."""
+    digest_of(cid)
+    return cid_text(cid_bytes(cid))
+
+
+def _codec(cid: str, raw: bytes) -> str:
+    """Kubo's name for the codec of a CIDv1. BlockRefused: it has none, or the CID is of version 0."""
+    code = read_varint(raw, 1)[0] if raw.startswith(b"\x01") else None
+    if code not in _CODECS:
+        raise BlockRefused(
+            CODEC_UNSUPPORTED, f"{cid}: blocks are put with {', '.join(_CODECS.values())} and a CIDv1 only"
+        )
+    return _CODECS[code]
+
+
+def _same(text: str, raw: bytes) -> bool:
+    try:
+        return cid_bytes(text) == raw
+    except CidError:
+        return False
+
+
+def _go_duration(seconds: float) -> str:
+    return f"{max(1, round(seconds * 1000))}ms"

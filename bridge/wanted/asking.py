@@ -1,0 +1,89 @@
+"""One try to get a block out of IPFS, and to read it: the genesis of a stream, or the block of a batch."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from bridge.ipfs import MAX_OTHER, BlockRefused, Blocks, BlocksAway, BlockUnavailable
+from schemas.batch import MAX_BLOCK, BlockError, read_block
+from schemas.cid import cid_bytes, cid_text
+from schemas.genesis import NeedsBlock, read_genesis
+from schemas.records import SeparatorRecord
+from schemas.reject import Rejected
+
+GENESIS_UNAVAILABLE: Final = "genesis_unavailable"
+BLOCK_UNAVAILABLE: Final = "block_unavailable"
+BLOCK_MALFORMED: Final = "block_malformed"
+FAULT: Final = "fetch_fault"
+REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT)
+"""beside those of bridge.ipfs and schemas.genesis"""
+
+
+class Ask(NamedTuple):
+    """A block to get."""
+
+    kind: Literal["genesis", "batch"]
+    cid: str
+
+
+class Origin(NamedTuple):
+    """What the genesis of a stream says: its separator, or why it has none."""
+
+    separator: SeparatorRecord | None
+    without: str | None
+
+
+class Batch(NamedTuple):
+    """The block of a batch, read: its bytes and the streams in it."""
+
+    block: bytes
+    streams: tuple[str, ...]
+
+
+class Failed(NamedTuple):
+    """It could not be had; `final`: and never will."""
+
+    reason: str
+    detail: str
+    final: bool
+
+
+class Away(NamedTuple):
+    """IPFS is away: why."""
+
+    why: str
+
+
+Answer = Origin | Batch | Failed | Away
+
+
+def fetch(blocks: Blocks, ask: Ask, timeout: float, implied_separator: str | None = None) -> Answer:
+    """One try. `timeout` in s, of each block: a signed genesis has two."""
+    try:
+        if ask.kind == "batch":
+            return _read_batch(blocks.get(ask.cid, timeout, MAX_BLOCK))
+        return _get_genesis(blocks, ask.cid, timeout, implied_separator)
+    except BlocksAway as error:
+        return Away(str(error))
+    except BlockUnavailable as error:
+        return Failed(BLOCK_UNAVAILABLE if ask.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False)
+    except BlockRefused as error:
+        return Failed(error.reason, str(error), final=True)
+
+
+def _read_batch(data: bytes) -> Answer:
+    try:
+        return Batch(data, tuple(read_block(data)))
+    except BlockError as error:
+        return Failed(BLOCK_MALFORMED, str(error), final=True)
+
+
+def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: str | None) -> Answer:
+    root = cid_bytes(cid)
+    found: dict[bytes, bytes] = {}
+    while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
+        found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_OTHER)
+    if isinstance(read, Rejected):
+        return Failed(read.reason, read.detail, final=True)
+    separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)
+    return Origin(separator, read.without)

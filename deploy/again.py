@@ -1,0 +1,33 @@
+"""When to start a process again that has died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_LONGEST_PAUSE = 30.0  # s
+
+
+class Again:
+    """A pause after each death, twice as long as the one before, until it is well again."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """`now`: monotonic s."""
+        self._now = now
+        self.deaths = 0
+        """since it was well"""
+        self._at = 0.0
+
+    def died(self) -> None:
+        """It is not to be started before the pause is over."""
+        self.deaths += 1
+        self._at = self._now() + min(2.0 ** (self.deaths - 1), _LONGEST_PAUSE)
+
+    def well(self) -> None:
+        """It does what it is for: the next pause is the shortest again."""
+        self.deaths = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it may be started now."""
+        return self._now() >= self._at

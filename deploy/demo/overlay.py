@@ -1,0 +1,101 @@
+"""BEP 50 on the demo network: two nodes that listen to what Kiln announces.
+
+One of them announces it again under a key of its own, for a few separators, which Kiln follows: so there is something
+to hear, and no block is spoken of that nobody has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+from nacl.signing import SigningKey
+from trio_typing import TaskStatus
+
+from bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
+from bridge.capture.sink import Sink
+from bridge.publisher import PublishError
+from schemas.cid import cid_text
+from schemas.dht.announcement import Source, read_announcement, topic_salt
+from schemas.dht.items import Item
+from schemas.pubsub import write_batch_update
+from schemas.reject import Rejected
+from schemas.topics import Separator, separator_text, topic_name
+
+NODES: Final = ("one", "two")
+AGAIN: Final = 3
+"""Separators whose batches are announced again."""
+
+
+class Listeners:
+    """Both nodes, on free ports of 127.0.0.1. `folder` keeps what they are."""
+
+    def __init__(
+        self,
+        folder: Path,
+        network: str,
+        publisher: bytes,
+        separators: Sequence[Separator],
+        sink: Sink,
+        error: Callable[[str], None],
+    ) -> None:
+        """`publisher`: the public key to listen to, for these separators. `error` is told what goes wrong."""
+        self._folder = folder
+        self._network = network
+        self._follow = tuple(Source(publisher, each) for each in separators)
+        self._again = {topic_salt(network, each): each for each in separators[:AGAIN]}
+        self._sink = sink
+        self._error = error
+        self._key = publisher_key(folder)
+        self._to_announce, self._heard_by_one = trio.open_memory_channel[Item](math.inf)
+        self.addresses: list[str] = []
+        """Where they listen, once they do."""
+        self.heard: Counter[str] = Counter()
+        """Items that each has heard."""
+
+    @property
+    def sources(self) -> list[str]:
+        """What one of them announces, as the settings name it (`bep50.follow`)."""
+        key = self._key.verify_key.encode().hex()
+        return [f"{key}/{separator_text(each)}" for each in self._again.values()]
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; started when both listen. CarrierError."""
+        async with trio.open_nursery() as nursery:
+            for name in NODES:
+                carrier = Carrier(
+                    CarrierOptions(
+                        self._network, ("127.0.0.1:0",), contacts=tuple(self.addresses), follow=self._follow
+                    ),
+                    self._key if name == NODES[0] else SigningKey.generate(),
+                    self._folder / f"{name}.bep50",
+                    self._sink,
+                    on_item=partial(self._hear, name),
+                )
+                await nursery.start(carrier.run)
+                self.addresses += [each.text for each in carrier.addresses]
+                if name == NODES[0]:
+                    nursery.start_soon(self._announce_again, carrier)
+            task_status.started()
+
+    def _hear(self, name: str, item: Item) -> None:
+        self.heard[name] += 1
+        if name == NODES[0] and item.salt in self._again:
+            self._to_announce.send_nowait(item)
+
+    async def _announce_again(self, carrier: Carrier) -> None:
+        async for item in self._heard_by_one:
+            separator = self._again[item.salt]
+            found = read_announcement(item.value, self._network, item.salt)
+            if isinstance(found, Rejected):
+                continue
+            try:
+                topic = topic_name(self._network, separator)
+                await carrier.announce(topic, write_batch_update(separator, cid_text(found.batch)))
+            except PublishError as error:
+                self._error(str(error))

@@ -1,0 +1,162 @@
+"""BEP 50 from broker to broker: what one bridge finds on `kiln.batches` is on `kiln.frames` of another, with gossipsub
+off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from bridge.bep50.carrier import publisher_key
+from bridge.status import BridgeStatus, read_status
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.embedded.topics import TOPICS, ensure_topics
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
+from schemas.dht.items import target
+from schemas.frames import read_frame
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from schemas.topics import Separator, separator_value, topic_name
+
+pytestmark = pytest.mark.kafka
+
+NETWORK = "local-test"
+SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
+TOPIC = topic_name(NETWORK, SEPARATOR)
+PATIENCE = 60.0  # s
+
+
+def batch(number: int) -> BatchRecord:
+    block, closed = b"block %d" % number, time.time_ns() // 1_000
+    separator = SeparatorRecord(*SEPARATOR)
+    return BatchRecord(NETWORK, "LIVE", separator, cid_text(block_cid(block)), block, closed - 1_000_000, closed)
+
+
+class Side:
+    """A bridge's topics, state folder and process."""
+
+    def __init__(self, broker: EmbeddedBroker, prefix: str, state: Path) -> None:
+        self.address, self.prefix, self.state = broker.address, prefix, state
+        ensure_topics(self.address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
+
+    @property
+    def status(self) -> BridgeStatus | None:
+        return read_status(self.state / "bridge" / "status.json")
+
+    @contextmanager
+    def running(self, **settings: str) -> Iterator[BridgeStatus]:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("KILN_")},
+            "KILN_STATE": str(self.state),
+            "KILN_NETWORK": NETWORK,
+            "KILN_KAFKA__BOOTSTRAP": self.address,
+            "KILN_KAFKA__PREFIX": self.prefix,
+            "KILN_BRIDGE__LISTEN": "[]",
+            "KILN_PUBLISH__ENABLED": "false",
+            "KILN_PUBLISH__TIMEOUT": "2s",
+            "KILN_BEP50__ENABLED": "true",
+            "KILN_BEP50__PUBLISH": "true",
+            "KILN_BEP50__LISTEN": "127.0.0.1:0",
+            **settings,
+        }
+        (self.state / "bridge" / "status.json").unlink(missing_ok=True)
+        with subprocess.Popen([sys.executable, "-m", "bridge.main"], env=environment) as process:
+            try:
+                await_(lambda: self.status is not None or process.poll() is not None)
+                status = self.status
+                assert status is not None
+                yield status
+            finally:
+                process.terminate()
+            assert process.wait(PATIENCE) == 0
+
+    def write(self, *batches: BatchRecord) -> None:
+        producer = KafkaProducer(bootstrap_servers=[self.address], acks="all")
+        for each in batches:
+            producer.send(f"{self.prefix}batches", value=encode(each), partition=0)
+        producer.close()
+
+    def read(self, topic: str) -> list[bytes]:
+        consumer = KafkaConsumer(bootstrap_servers=[self.address])
+        parts = [TopicPartition(f"{self.prefix}{topic}", number) for number in range(2)]
+        parts = [part for part in parts if part.partition in (consumer.partitions_for_topic(part.topic) or ())]
+        consumer.assign(parts)
+        consumer.seek_to_beginning(*parts)
+        ends = consumer.end_offsets(parts)
+        found: list[bytes] = []
+        while any(consumer.position(part) < end for part, end in ends.items()):
+            for records in consumer.poll(timeout_ms=500).values():
+                found += [record.value for record in records]
+        consumer.close()
+        return found
+
+    def receipts(self) -> dict[str, PublicationRecord]:
+        return {each.cid: each for each in map(decode_publication, self.read("publications"))}
+
+    def announced(self) -> list[str]:
+        """CIDs that came in, each once."""
+        found: dict[str, None] = {}
+        for frame in map(read_frame, self.read("frames")):
+            assert isinstance(frame, Frame)
+            assert frame.protocol == "bep50"
+            if frame.direction == Frame.IN and frame.payload:
+                read = read_datagram(frame.payload, NETWORK)
+                assert isinstance(read, Announced)
+                found[cid_text(read.announcement.batch)] = None
+        return list(found)
+
+
+def await_(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def sides(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> tuple[Side, Side]:
+    return Side(broker, f"a{prefix}", tmp_path / "a"), Side(broker, f"b{prefix}", tmp_path / "b")
+
+
+def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[Side, Side]) -> None:
+    one, other = sides
+    batches = [batch(number) for number in range(5)]
+    key = publisher_key(one.state / "bridge").verify_key.encode()
+    follow = f"{key.hex()}/{SEPARATOR.key}/{SEPARATOR.value}"
+    with ExitStack() as stack:
+        theirs = stack.enter_context(other.running(KILN_BEP50__FOLLOW=follow)).bep50
+        assert theirs is not None
+        stack.enter_context(one.running(KILN_BEP50__CONTACTS=theirs.addresses[0]))
+        for each in batches[:3]:
+            one.write(each)
+        await_(lambda: len(one.receipts()) == 3)
+        assert {each.error for each in one.receipts().values()} == {None}
+        await_(lambda: len(other.announced()) == 3)
+        for each in batches[:3]:
+            receipt = one.receipts()[each.cid]
+            assert (receipt.transport, receipt.topic, receipt.peers) == ("bep50", TOPIC, 1)
+            assert receipt.target == target(Source(key, SEPARATOR).key, topic_salt(NETWORK, SEPARATOR)).hex()
+    assert other.announced() == [each.cid for each in batches[:3]]
+    # Nobody is there; what was announced meanwhile is found by who comes back, and nothing goes out twice.
+    with one.running() as ours:
+        one.write(batches[3])
+        await_(lambda: batches[3].cid in one.receipts())
+        receipt = one.receipts()[batches[3].cid]
+        assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 2 s")
+        assert ours.bep50 is not None
+        with other.running(KILN_BEP50__FOLLOW=follow, KILN_BEP50__CONTACTS=ours.bep50.addresses[0]):
+            await_(lambda: other.announced()[-1] == batches[3].cid)
+            one.write(batches[4])
+            await_(lambda: other.announced()[-1] == batches[4].cid)
+            await_(lambda: batches[4].cid in one.receipts())
+    assert other.announced() == [each.cid for each in batches]
+    assert len(one.read("publications")) == 5

@@ -1,0 +1,345 @@
+"""The fetcher on a real broker, with an IPFS node of the test's that goes away and comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+
+import cbor2
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.structs import OffsetAndMetadata
+
+from bridge.fetcher import Fetcher
+from bridge.ipfs import BlocksAway, BlockUnavailable, verified
+from bridge.wanted.desk import Options
+from bridge.wanted.ledger import Ledger
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.embedded.topics import TOPICS, ensure_topics
+from pipelines.windows import PartitionWindows
+from schemas.batch import write_blocks
+from schemas.cid import block_cid, cid_text
+from schemas.records import (
+    Coordinates,
+    Epoch,
+    SeparatorRecord,
+    UpdateRecord,
+    WantedRecord,
+    decode_block,
+    decode_quarantine,
+    decode_stream,
+    decode_update,
+    decode_wanted,
+    encode,
+)
+from schemas.streamid import StreamID
+from schemas.topics import separator_value
+
+pytestmark = pytest.mark.kafka
+
+S = 1_000_000
+MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
+OPTIONS = Options("local-test", at_most=4, timeout=S, give_up=600 * S, check_for=2 * S)
+
+
+def awaited(true: Callable[[], bool], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def genesis(number: int) -> bytes:
+    header = {"controllers": [f"did:key:z{number}"], "sep": "model", "model": b"\x01\x02"}
+    return cbor2.dumps({"data": None, "header": header}, canonical=True)
+
+
+def stream(number: int) -> str:
+    return StreamID(3, block_cid(genesis(number))).text
+
+
+def wanted(number: int, message: int) -> WantedRecord:
+    update = UpdateRecord(
+        "local-test",
+        "LIVE",
+        None,
+        None,
+        stream(number),
+        cid_text(block_cid(f"tip {message}".encode())),
+        None,
+        f"message {message}",
+        Epoch("updates", 0),
+        Coordinates(0, message, 0),
+        1,
+    )
+    return WantedRecord("local-test", cid_text(block_cid(genesis(number))), "genesis", 1, update=update)
+
+
+class Ipfs:
+    """Blocks in memory; who asks for one that is not there waits in vain."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, bytes] = {}
+        self.away = False
+        self.asked: Counter[str] = Counter()
+        self.fault: str | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def add(self, block: bytes) -> str:
+        cid = cid_text(block_cid(block))
+        self.blocks[cid] = block
+        return cid
+
+    def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
+        self.asked[cid] += 1
+        self.gate.wait()
+        if self.away:
+            raise BlocksAway("no node at http://127.0.0.1:5001")
+        if cid == self.fault:
+            raise RecursionError("what a peer sent")
+        if cid not in self.blocks:
+            raise BlockUnavailable(f"{cid}: not found in {timeout:g} s")
+        return verified(cid, self.blocks[cid])
+
+    def put(self, cid: str, data: bytes) -> None: ...
+    def pin(self, cid: str) -> None: ...
+    def unpin(self, cid: str) -> None: ...
+    def about(self) -> str:
+        return "blocks in memory"
+
+    def close(self) -> None: ...
+
+
+def has_released(fetcher: Fetcher) -> bool:
+    return fetcher.counts["released"] > 0
+
+
+class Kiln:
+    """Topics of its own, fetchers on them."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self.address = address
+        self.prefix = prefix
+        self.ipfs = Ipfs()
+        self.interests: tuple[str, ...] = ("model",)
+        self.running: list[Fetcher] = []
+        ensure_topics(address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)))
+
+    def write(self, *records: WantedRecord | bytes) -> None:
+        producer = KafkaProducer(bootstrap_servers=[self.address], acks="all")
+        for record in records:
+            value = record if isinstance(record, bytes) else encode(record)
+            producer.send(f"{self.prefix}wanted", value=value, partition=0)
+        producer.close()
+
+    def read(self, topic: str) -> list[bytes]:
+        consumer = KafkaConsumer(bootstrap_servers=[self.address])
+        parts = [TopicPartition(f"{self.prefix}{topic}", number) for number in range(2 if topic == "updates" else 1)]
+        consumer.assign(parts)
+        consumer.seek_to_beginning(*parts)
+        ends = consumer.end_offsets(parts)
+        found: list[bytes] = []
+        while any(consumer.position(part) < ends[part] for part in parts):
+            found += [r.value for records in consumer.poll(timeout_ms=500).values() for r in records]
+        consumer.close()
+        return found
+
+    def updates(self) -> list[UpdateRecord]:
+        return [decode_update(value) for value in self.read("updates")]
+
+    def kept(self) -> list[str]:
+        """Messages as the batcher keeps them."""
+        windows = PartitionWindows(S)
+        return [u.message for u in self.updates() if not windows.repeats(u.epoch.query, u.epoch.batch, u.message)]
+
+    def start(
+        self, options: Options = OPTIONS, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000
+    ) -> Fetcher:
+        fetcher = Fetcher([self.address], {}, self.prefix, options, self.ipfs, lambda: self.interests, clock_us)
+        fetcher.start()
+        self.running.append(fetcher)
+        return fetcher
+
+    def committed(self) -> OffsetAndMetadata | None:
+        with KafkaAdminClient(bootstrap_servers=[self.address]) as admin:
+            group = f"{self.prefix}fetcher.local-test"
+            found = admin.list_group_offsets({group: None})[group]
+        return next((kept for part, kept in found.items() if part.topic == f"{self.prefix}wanted"), None)
+
+    def place(self) -> int | None:
+        kept = self.committed()
+        return None if kept is None else kept.offset
+
+    def not_done(self, until: int) -> list[int]:
+        """Offsets that the next run would deal with."""
+        kept = self.committed()
+        if kept is None:
+            return list(range(until))
+        ledger = Ledger(kept.offset, kept.metadata, 0)
+        return [offset for offset in range(kept.offset, until) if ledger.take(offset)]
+
+
+@pytest.fixture
+def kiln(broker: EmbeddedBroker, prefix: str) -> Iterator[Kiln]:
+    made = Kiln(broker.address, prefix)
+    yield made
+    made.ipfs.gate.set()
+    for fetcher in made.running:
+        fetcher.stop()
+
+
+def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> None:
+    for number in range(3):
+        kiln.ipfs.add(genesis(number))
+    kiln.ipfs.away = True
+    kiln.write(*(wanted(message % 3, message) for message in range(30)))
+    fetcher = kiln.start()
+    assert awaited(lambda: fetcher.state == "IPFS is away: no node at http://127.0.0.1:5001 (waiting: 30)")
+    assert fetcher.error == "nothing is fetched, IPFS is away: no node at http://127.0.0.1:5001"
+    kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
+    assert awaited(lambda: fetcher.waiting == 60)
+    assert kiln.read("updates") == []
+    kiln.ipfs.away = False
+    assert awaited(lambda: fetcher.counts["released"] == 60)
+    updates = kiln.updates()
+    for number in range(3):
+        own = [update.message for update in updates if update.stream == stream(number)]
+        assert own == [f"message {message}" for message in range(60) if message % 3 == number]
+    assert {(update.separator, update.separator_source) for update in updates} == {(MODEL, "genesis")}
+    known = {record.stream: record.separator for record in map(decode_stream, kiln.read("streams"))}
+    assert known == {stream(number): MODEL for number in range(3)}
+    assert awaited(lambda: kiln.place() == 60)
+    assert awaited(lambda: fetcher.error is None and fetcher.state == "waiting for what is wanted")
+
+
+def test_streams_that_are_known_are_not_fetched_again_after_a_restart(kiln: Kiln) -> None:
+    cid = kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0))
+    first = kiln.start()
+    assert awaited(lambda: first.counts["released"] == 1)
+    assert awaited(lambda: kiln.place() == 1)
+    first.stop()
+    assert first.state == "stopped"
+    kiln.write(wanted(1, 1))
+    again = kiln.start()
+    assert awaited(lambda: again.counts["released"] == 1)
+    assert [update.message for update in kiln.updates()] == ["message 0", "message 1"]
+    assert kiln.ipfs.asked[cid] == 1
+    assert len(kiln.read("streams")) == 1
+
+
+def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln: Kiln) -> None:
+    kiln.ipfs.add(genesis(1))
+    records = [wanted(0, 0), wanted(1, 1), wanted(0, 2)]
+    kiln.write(*records)
+    fetcher = kiln.start(Options("local-test", timeout=S, give_up=2 * S))
+    assert awaited(lambda: fetcher.counts["released"] == 1)
+    assert awaited(lambda: fetcher.counts["genesis_unavailable"] == 2)
+    faults = [decode_quarantine(value) for value in kiln.read("quarantine")]
+    assert [(fault.stage, fault.reason) for fault in faults] == [("fetch", "genesis_unavailable")] * 2
+    assert [decode_wanted(fault.data) for fault in faults] == [records[0], records[2]]
+    assert awaited(lambda: kiln.place() == 3)
+
+
+def test_blocks_of_batches(kiln: Kiln) -> None:
+    (good,) = write_blocks({stream(number): [block_cid(b"tip")] for number in range(3)})
+    kiln.ipfs.blocks[good.cid] = good.data
+    for number in range(2):
+        kiln.ipfs.add(genesis(number))
+    bad = kiln.ipfs.add(b"\xa0")
+    faulty = cid_text(block_cid(b"faulty"))
+    kiln.ipfs.fault = faulty
+    other = SeparatorRecord("tenant", MODEL.value)
+    kiln.write(
+        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message="m1"),
+        WantedRecord("local-test", good.cid, "batch", 1, separator=MODEL, message="m2"),
+        WantedRecord("local-test", good.cid, "batch", 1, separator=other, message="m3"),
+        WantedRecord("local-test", bad, "batch", 1, separator=MODEL, message="m4"),
+        WantedRecord("local-test", faulty, "batch", 1, separator=MODEL, message="m5"),
+        b"{",
+    )
+    fetcher = kiln.start()
+    assert awaited(lambda: kiln.place() == 6)
+    blocks = {block.cid: block for block in map(decode_block, kiln.read("blocks"))}
+    assert (blocks[good.cid].block, blocks[good.cid].separator, blocks[good.cid].reason) == (good.data, MODEL, None)
+    assert (blocks[bad].block, blocks[bad].reason) == (None, "block_malformed")
+    assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
+    reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
+    assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}
+    assert (fetcher.counts["not_of_interest"], fetcher.counts["again"]) == (1, 1)
+    # the third stream's genesis cannot be had in time, so it is not contradicted
+    assert {decode_stream(value).stream for value in kiln.read("streams")} == {stream(0), stream(1)}
+
+
+def test_stop_in_the_middle_loses_and_repeats_nothing(kiln: Kiln) -> None:
+    for number in range(20):
+        kiln.ipfs.add(genesis(number))
+    for turn in range(6):
+        kiln.write(*(wanted(message % 20, message) for message in range(200 * turn, 200 * (turn + 1))))
+        fetcher = kiln.start()
+        assert awaited(partial(has_released, fetcher))
+        fetcher.stop()
+        assert fetcher.state == "stopped"
+    last = kiln.start()
+    assert awaited(lambda: kiln.place() == 1_200)
+    last.stop()
+    assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(1_200))
+
+
+# the fault is raised on purpose, in the fetcher's thread
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_crash_after_a_release_repeats_it_in_the_same_epoch(kiln: Kiln) -> None:
+    for number in range(20):
+        kiln.ipfs.add(genesis(number))
+    crashed = 0
+    for turn in range(5):
+        kiln.write(*(wanted(message % 20, message) for message in range(100 * turn, 100 * (turn + 1))))
+        before = len(kiln.read("updates"))
+
+        def clock(before: int = before) -> int:
+            # asked for between what is written and the commit that says so
+            if len(kiln.read("updates")) > before:
+                raise RuntimeError("the process ends here")
+            return time.time_ns() // 1_000
+
+        fetcher = kiln.start(clock_us=clock)
+        assert awaited(lambda: kiln.running[-1].state == "stopped")
+        crashed += fetcher.error == "nothing is fetched: the fetcher has ended by a fault"
+    assert crashed == 5
+    last = kiln.start()
+    assert awaited(lambda: kiln.place() == 500)
+    last.stop()
+    assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(500))
+    assert len(kiln.updates()) > 500  # there were repeats
+
+
+def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) -> None:
+    """What comes after it is done, and stays done over a restart, though the place stays before it."""
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(0, 0), *(wanted(1, message) for message in range(1, 1_001)))
+    first = kiln.start()
+    assert awaited(lambda: first.counts["released"] == 1_000)
+    assert awaited(lambda: kiln.not_done(1_001) == [0])
+    first.stop()
+    kiln.ipfs.add(genesis(0))
+    again = kiln.start()
+    assert awaited(lambda: again.counts["released"] == 1)
+    assert awaited(lambda: kiln.place() == 1_001)
+    assert again.counts["released"] == 1
+    assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(1_001))
+
+
+def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
+    fetcher = Fetcher(f"127.0.0.1:{free_port}", {}, "kiln.", OPTIONS, kiln.ipfs, lambda: ("*",))
+    fetcher.start()
+    assert awaited(lambda: "Kafka fails" in fetcher.state)
+    fetcher.stop(10)
+    assert fetcher.state == "stopped"

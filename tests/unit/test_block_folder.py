@@ -1,0 +1,97 @@
+"""Blocks in a folder: kept whole, verified when handed out."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.ipfs import BlockRefused, Blocks, BlocksAway, BlockUnavailable, open_blocks
+from bridge.ipfs.folder import FolderBlocks
+from schemas.cid import block_cid, cid_text
+
+DATA = b"\xa1dtips\xa0"
+CID = cid_text(block_cid(DATA))
+OTHER = cid_text(block_cid(b"other"))
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Blocks:
+    return open_blocks("", tmp_path)
+
+
+def test_what_is_put_is_there_for_the_next_one_too(blocks: Blocks, tmp_path: Path) -> None:
+    blocks.put(CID, DATA)
+    blocks.put(CID, DATA)
+    blocks.pin(CID)
+    assert open_blocks("", tmp_path).get(CID, 1.0) == DATA
+    blocks.unpin(CID)
+    assert blocks.get(CID, 1.0) == DATA
+    assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
+    assert "no peer can fetch" in blocks.about()
+
+
+def test_what_is_not_there_is_unavailable(blocks: Blocks) -> None:
+    with pytest.raises(BlockUnavailable, match="no IPFS node"):
+        blocks.get(OTHER, 60.0)
+    with pytest.raises(BlockUnavailable):
+        blocks.pin(OTHER)
+    blocks.unpin(OTHER)
+
+
+def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: Blocks, tmp_path: Path) -> None:
+    with pytest.raises(BlockRefused, match="another hash") as refused:
+        blocks.put(OTHER, DATA)
+    assert refused.value.reason == "block_hash_mismatch"
+    blocks.put(CID, DATA)
+    (tmp_path / "blocks" / CID).write_bytes(DATA[:-1])
+    with pytest.raises(BlockRefused, match="another hash"):
+        blocks.get(CID, 1.0)
+
+
+def test_no_more_is_read_than_asked_for(blocks: Blocks) -> None:
+    blocks.put(CID, DATA)
+    assert blocks.get(CID, 1.0, limit=len(DATA)) == DATA
+    with pytest.raises(BlockRefused) as refused:
+        blocks.get(CID, 1.0, limit=len(DATA) - 1)
+    assert refused.value.reason == "block_too_large"
+
+
+@pytest.mark.parametrize(
+    ("cid", "reason"),
+    [
+        ("../../etc/passwd", "cid_malformed"),
+        ("", "cid_malformed"),
+        ("bafyreib", "cid_malformed"),
+        (cid_text(b"\x01\x71\x13\x40" + bytes(64)), "cid_hash_unsupported"),  # sha2-512
+        (cid_text(b"\x01\x71\x00\x20" + bytes(32)), "cid_hash_unsupported"),  # identity
+        (cid_text(b"\x01\x71\x12\x1f" + bytes(31)), "cid_hash_unsupported"),  # sha2-256, cut
+    ],
+)
+def test_what_cannot_be_checked_is_refused(blocks: Blocks, cid: str, reason: str) -> None:
+    for call in (lambda: blocks.get(cid, 1.0), lambda: blocks.put(cid, DATA), lambda: blocks.pin(cid)):
+        with pytest.raises(BlockRefused) as refused:
+            call()
+        assert refused.value.reason == reason
+
+
+@given(data=st.binary(max_size=300), codec=st.sampled_from([0x55, 0x70, 0x71, 0x85, 0x0129]))
+def test_every_block_comes_back(tmp_path_factory: pytest.TempPathFactory, data: bytes, codec: int) -> None:
+    blocks = FolderBlocks(tmp_path_factory.getbasetemp() / "every")
+    raw = block_cid(data, codec)
+    blocks.put(cid_text(raw), data)
+    assert blocks.get(cid_text(raw), 1.0) == data
+    assert blocks.get(cid_text(raw).upper(), 1.0) == data  # base32 is read in either case
+
+
+def test_a_version_0_cid_is_of_its_bytes_too(blocks: Blocks) -> None:
+    old = cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:])
+    assert old.startswith("Qm")
+    blocks.put(old, DATA)
+    assert blocks.get(old, 1.0) == DATA
+
+
+def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None:
+    (tmp_path / "blocks").write_text("a file")
+    with pytest.raises(BlocksAway, match="blocks cannot be written"):
+        open_blocks("", tmp_path).put(CID, DATA)
