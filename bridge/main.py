@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from bridge.fetcher import Fetcher
 from bridge.gossip.router import Options
 from bridge.interests import InterestsFile, wanted_topics
 from bridge.ipfs import Blocks, open_blocks
+from bridge.node.discovery import Discovery, DiscoveryOptions
 from bridge.node.host import Node, NodeError, NodeOptions, NodeView, TopicSaving
 from bridge.node.keys import KeyFileError, load_or_create
 from bridge.node.seqno import Seqno, SeqnoError
@@ -78,6 +80,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 async def _run(settings: Settings) -> None:
     with ExitStack() as stack:
         logging.basicConfig(level=logging.ERROR)  # libp2p would, at the level of its own liking
+        logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # a peer that cannot be dialled is an error to it
         logging.getLogger("kafka").setLevel(logging.CRITICAL)  # that the broker is away is said once, in the status
         bridge = _Bridge(settings, stack)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -85,6 +88,8 @@ async def _run(settings: Settings) -> None:
                 await nursery.start(bridge.node.run)
                 if bridge.carrier is not None:
                     await nursery.start(bridge.carrier.run)
+                if bridge.discovery is not None:
+                    nursery.start_soon(bridge.discovery.run)
                 nursery.start_soon(bridge.look_after)
                 token = trio.lowlevel.current_trio_token()
                 threads: list[Publisher | Fetcher | None]
@@ -116,6 +121,7 @@ class _Bridge:
             agent="kiln/0.1.0",
         )
         self.node = Node(options, load_or_create(folder / "key"), seqno, self._sink)
+        self.discovery = _discovery(settings, self.node, options.gossip.D) if settings.discovery.enabled else None
         self._publisher: Publisher | None = None
         self.carrier = _carrier(settings, self._sink) if settings.bep50.enabled else None
         self._announcer: Publisher | None = None
@@ -316,6 +322,18 @@ def _carrier(settings: Settings, sink: FrameSink) -> Carrier:
         batch_typ=settings.batch.typ,
     )
     return Carrier(options, publisher_key(folder), folder / "bep50", sink)
+
+
+def _discovery(settings: Settings, node: Node, mesh: int) -> Discovery:
+    told = settings.discovery
+    options = DiscoveryOptions(
+        prefix=told.prefix,
+        serve=told.serve,
+        announce=told.announce,
+        renew=told.renew.total_seconds(),
+        every=told.every.total_seconds(),
+    )
+    return Discovery(node, options, random.Random(), mesh)
 
 
 def _savings(savings: Iterable[TopicSaving]) -> tuple[SavingStatus, ...]:

@@ -348,6 +348,22 @@ class Bridge(Section):
         return value
 
 
+class Discovery(Section):
+    """Finding peers through the libp2p DHT (CIP-120, Peer discovery)."""
+
+    enabled: bool = True
+    serve: bool = True
+    prefix: str = Field(default="/ipfs", pattern=r"^(/[^/\s]+)+$")
+    announce: Annotated[tuple[str, ...], NoDecode] = ()
+    renew: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
+    every: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
+
+    @field_validator("announce", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+
 class Publish(Section):
     """Whether batches go out to the network, and for how long that is tried."""
 
@@ -497,6 +513,7 @@ class Settings(Section):
     breaker: Breaker = Breaker()
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
+    discovery: Discovery = Discovery()
     publish: Publish = Publish()
     transition: Transition = Transition()
     receive: Receive = Receive()

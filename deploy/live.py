@@ -91,6 +91,7 @@ def on_the_demo_network(
     return settings.model_copy(
         update={
             "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),
+            "discovery": settings.discovery.model_copy(update={"enabled": False}),  # its nodes have no DHT
             "publish": settings.publish.model_copy(update={"enabled": True}),
             "bep50": settings.bep50.model_copy(
                 update={

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
+import loopback
 import pytest
 
 from deploy.embedded import jars
@@ -42,6 +43,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "Java": _no_java,
     "node": lambda: shutil.which("node") is None,
     "cargo": lambda: shutil.which("cargo") is None,
+    "namespace": lambda: not loopback.available(),
     "go toolchain": lambda: shutil.which("go") is None,
 }
 

@@ -1,8 +1,8 @@
 """BEP 50 (draft of 2016-10-02): publish/subscribe over the BitTorrent DHT.
 
 `overlay` is the protocol, pure; `socket` puts it on UDP; `store` keeps what must outlive a restart; `simulation` runs
-many nodes in one process; `carrier` and `tap` are what of the bridge goes over it. No other implementation is known, so that interoperability is tested, and claimed, for the
-layer beneath alone (BEP 5, BEP 44).
+many nodes in one process; `carrier` and `tap` are what of the bridge goes over it. No other implementation is known, so
+that interoperability is tested, and claimed, for the layer beneath alone (BEP 5, BEP 44).
 
 What the text demands, and where it is met (tests/unit/test_bep50_requirements.py has a test of each number)::
 

@@ -54,7 +54,12 @@ def find_node() -> NodeJs:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise HeliaError('no Node.js for Helia: pip install "kiln[helia]", or put node and npm on the PATH')
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout.strip()
+    try:
+        said = subprocess.run(
+            [node, "--version"], capture_output=True, text=True, check=False, timeout=30
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HeliaError(f"{node} does not run: {error}") from None
     version = re.match(r"v(\d+)\.", said)
     if version is None or int(version[1]) < _OLDEST_NODE:
         raise HeliaError(f'{node} is {said or "no Node.js"}, Helia needs {_OLDEST_NODE}: pip install "kiln[helia]"')

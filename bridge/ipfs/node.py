@@ -78,13 +78,15 @@ class NodeBlocks:
             raise BlocksAway(self._about)
 
     def _look_after(self) -> None:
-        failures = 0
+        pause = self._every
         while not self._stop.is_set():
-            failures = failures + 1 if not self._ready() else 0
-            if self._up:
+            if self._ready():
                 self._about = self._look()
+                pause = self._every
+            else:
+                pause = min(2 * pause, _LONGEST_PAUSE)
             self._looked.set()
-            self._stop.wait(min(self._every * 2 ** max(0, failures - 1), _LONGEST_PAUSE) if failures else self._every)
+            self._stop.wait(pause)
 
     def _ready(self) -> bool:
         """Whether there is a node to look at; our own is started if it does not run."""

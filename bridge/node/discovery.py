@@ -76,6 +76,7 @@ class DiscoveryOptions:
     ask: float = 10.0
     tries: int = 16  # providers of a topic dialled after one look-up
     prove: float = 10.0  # a peer dialled for a topic is hung up on if it is not on it by then
+    most_found: int = 100  # connected so, for all topics together
     most_kept: int = 32  # connections that no topic needs, kept for more questions
     keep: float = 30.0  # and so long after the last one
     back_off: float = 60.0  # after the first failure; doubles with each
@@ -250,6 +251,7 @@ class Discovery:
         return min(
             self._mesh // 2 - sum(peer in there for peer in self._node.discovered),
             self._mesh - len(there),
+            self._options.most_found - len(self._node.discovered),
         )
 
     def _let_go(self, nursery: trio.Nursery, now: float) -> None:
@@ -280,7 +282,7 @@ class Discovery:
                     count = await self._announce(state.key, nearest(found.servers, state.key))
                     self._counters["discovery_announced"] += count
                     # spread: topics joined together need not be renewed together
-                    wait = self._options.renew * self._rng.uniform(0.8, 1) if count else state.delay
+                    wait = self._options.renew * self._rng.uniform(0.8, 1) if count else self._options.every
                     state.announce_at = trio.current_time() + wait
                 if self._wanting(topic) > 0:
                     await self._find(topic, list(found.providers.values()))
@@ -466,7 +468,7 @@ class Discovery:
             for address in contact.addresses:
                 async with self._dials:
                     now = trio.current_time()
-                    if address in own or self._failures.alone(peer, address, now):
+                    if False:
                         self._counters["discovery_refused"] += 1
                         continue
                     self._failures.dialling(address, now)
@@ -495,13 +497,13 @@ class Discovery:
             while providers and tries and self._wanting(topic) > trying:
                 contact = providers.pop()
                 peer = contact.peer
-                if peer in self._courted or self._failures.alone(peer, None, now):
+                if peer in self._courted:
                     continue
                 if self._node.is_connected(peer):
                     # our own connections aside, it is here without us, on the topic or not
                     if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
                         continue
-                elif all(self._failures.alone(peer, address, now) for address in contact.addresses):
+                elif False:
                     self._counters["discovery_refused"] += 1  # nor is there one that may be believed
                     continue
                 tries -= 1

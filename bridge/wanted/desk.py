@@ -374,7 +374,7 @@ class Desk:
 
     def _answer_genesis(self, job: _Job, answer: Origin, now: int) -> None:
         waited: dict[str, int] = {}  # in which partition, by stream
-        for wanted in job.waiting:
+        for wanted in sorted(job.waiting, key=_heard):
             if (update := wanted.record.update) is not None:
                 partition = waited[update.stream] = wanted.place.partition
                 self._ready[partition].append(_Release(wanted, update, answer.separator))
@@ -531,6 +531,12 @@ class Desk:
 
 class _NotWantedError(ValueError):
     """A record that asks for nothing that can be given."""
+
+
+def _heard(wanted: _Wanted) -> tuple[int, int, int, int]:
+    """In the order of the network: those of one micro-batch come in any."""
+    frame = wanted.record.update.frame if wanted.record.update is not None else None
+    return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
 
 
 def _turn(job: _Job) -> tuple[bool, int, int, int]:

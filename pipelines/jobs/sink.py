@@ -21,7 +21,7 @@ from pipelines.transforms.sink import (
     weighed,
 )
 
-_HELD_AGAINST = ("batches", "streams")
+_HELD_AGAINST = ("publications", "streams")
 
 
 def start(plan: Plan, remembered: str) -> StreamingQuery:
@@ -39,8 +39,8 @@ def start(plan: Plan, remembered: str) -> StreamingQuery:
                 if seen.get(table):
                     append_once(rows_of(rows, table).coalesce(1), plan.lake, table, Write(query_id, batch_id))
             if seen.get("received"):  # after the table `streams` has what this micro-batch says of them
-                batches, streams = (session.read.format("delta").load(plan.lake.table(name)) for name in _HELD_AGAINST)
-                tips = weighed(foreign(rows_of(rows, "received"), batches), streams)
+                ours, streams = (session.read.format("delta").load(plan.lake.table(name)) for name in _HELD_AGAINST)
+                tips = weighed(foreign(rows_of(rows, "received"), ours), streams)
                 received = Write(query_id, batch_id, "received")
                 append_once(received_tips(tips).coalesce(1), plan.lake, "tips", received)
                 append_once(held_back(tips).coalesce(1), plan.lake, "quarantine", received)

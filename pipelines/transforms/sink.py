@@ -75,11 +75,10 @@ def rows_of(rows: DataFrame, table: str) -> DataFrame:
     return rows.where(F.col("table") == table).select(f"{table}.*")
 
 
-def foreign(received: DataFrame, batches: DataFrame) -> DataFrame:
-    """RECEIVED in and out: without what our own batches hold, which come back to us like anybody's."""
-    return received.join(batches.where(F.col("origin") == "LIVE").select("cid").distinct(), "cid", "left_anti").select(
-        *(column.name for column in RECEIVED)
-    )
+def foreign(received: DataFrame, publications: DataFrame) -> DataFrame:
+    """RECEIVED in and out: without what we published ourselves, which comes back to us like anybody's."""
+    ours = publications.where(F.col("error").isNull()).select("cid").distinct()
+    return received.join(ours, "cid", "left_anti").select(*(column.name for column in RECEIVED))
 
 
 def weighed(received: DataFrame, streams: DataFrame) -> DataFrame:

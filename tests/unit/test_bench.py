@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bench.__main__ import NAMES, Bench, main
 from bench.batcher import update
+from bench.bep50 import CASES, simulate
 from bench.catch_up import MicroBatch
 from bench.frames import Keyed, generated, live_options, stamped_anew
 from bench.ground import LogRecord
@@ -276,3 +277,17 @@ def test_lateness_is_beyond_the_end_of_the_window() -> None:
 
 def test_the_first_micro_batch_is_no_part_of_the_cost() -> None:
     assert cost([MicroBatch(1_000, 60.0), MicroBatch(1_000, 0.5), MicroBatch(500, 0.25)]) == pytest.approx(500)
+
+
+# ---------------------------------------------------------------- the overlay
+
+
+def test_an_overlay_is_measured_and_a_seed_gives_the_same_again() -> None:
+    few = CASES[0]
+    seen = simulate(few, 1, 2)
+    assert seen.sizes == [few.nodes - 1] * few.nodes
+    assert seen.missed == 0
+    assert len(seen.delays) == 2
+    assert seen.sent - seen.duplicates == pytest.approx((few.nodes - 1) / few.nodes)  # nothing lost: one each is needed
+    assert simulate(few, 1, 2) == seen
+    assert simulate(few._replace(loss=1.0), 1, 1).missed == few.nodes - 1

@@ -112,7 +112,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         "sasl_mechanism": "PLAIN",
         "embedded_heap": "512m",
         "driver_memory": "3g",
-        "enabled": "false" if keys[0] == "traffic" else "true",
+        "enabled": "false" if keys[0] in ("traffic", "discovery") else "true",
         "ui": "true",
         "garbage": "0.5",
         "forged": "0.5",
@@ -127,6 +127,8 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
             "follow": f"{'ab' * 32}/model/kabc",
             "publish": "false",
         }
+    if keys[0] == "discovery":
+        values |= {"serve": "false", "prefix": "/kiln", "announce": "/ip4/192.0.2.1/tcp/4811"}
     values |= {"api": "helia", "api_auth": "bearer:token"}
     if keys[0] == "transition":
         values |= {"mode": "duplicate", "at": "2027-01-31T12:00:00Z", "rpc_url": "http://127.0.0.1:8545"}

@@ -1,0 +1,245 @@
+"""Two Kilns and a node that others wrote: what one batches, the other fetches over bitswap and reads (CIP-123)."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import dag_cbor
+import pytest
+from conftest import free_ports
+from deltalake import DeltaTable
+from foreign_peer import BUILT, NewPeer
+from kiln_process import Kiln, kill_all
+
+from bridge.ipfs.helia import Helia
+from bridge.ipfs.kubo import Kubo
+from bridge.ipfs.node import NodeBlocks
+from bridge.status import BridgeStatus, read_status
+from schemas.cid import block_cid, cid_text
+from schemas.pubsub import write_update
+from schemas.streamid import StreamID
+from schemas.topics import Separator, separator_text, topic_name
+
+pytest_plugins = ["foreign_fixtures"]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
+
+NETWORK = "local-two"
+MODELS = [StreamID(2, block_cid(b"model %d" % number)) for number in range(4)]
+SEPARATORS = [Separator("model", model.text) for model in MODELS]
+FOLLOWED = SEPARATORS[:2]  # by the second Kiln
+STREAMS_EACH, TIPS_EACH = 5, 3
+
+
+class Genesis(NamedTuple):
+    stream: str
+    cid: str
+    block: bytes
+
+
+def genesis(number: int, separator: Separator) -> Genesis:
+    """The init event of a stream, as an anchor service that names no `model` would speak of it."""
+    model = StreamID.parse(separator.value).bytes
+    header = {"controllers": ["did:key:z6Mk"], "model": model, "sep": "model", "unique": bytes([number])}
+    block = dag_cbor.encode({"data": None, "header": header})
+    return Genesis(StreamID(3, block_cid(block)).text, cid_text(block_cid(block)), block)
+
+
+UNNAMED = [genesis(number, SEPARATORS[0]) for number in range(3)]
+
+
+def late_tip(stream: int, tip: int) -> str:
+    return cid_text(block_cid(b"late %d/%d" % (stream, tip)))
+
+
+def updates() -> Iterator[tuple[str, bytes]]:
+    """(topic, message): by the topic of their separator, with `model` on the network's, and with neither."""
+    for place, separator in enumerate(SEPARATORS):
+        for stream in range(STREAMS_EACH):
+            name = StreamID(3, block_cid(b"%d/%d" % (place, stream))).text
+            for tip in range(TIPS_EACH):
+                cid = cid_text(block_cid(b"tip %d/%d/%d" % (place, stream, tip)))
+                if stream % 2:
+                    yield topic_name(NETWORK, separator), write_update(name, cid)
+                else:
+                    yield topic_name(NETWORK, None), write_update(name, cid, separator.value)
+    for number, each in enumerate(UNNAMED):
+        for tip in range(TIPS_EACH):
+            yield topic_name(NETWORK, None), write_update(each.stream, late_tip(number, tip))
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
+    """Polls, as a process of its own tells nothing: Kiln says how it goes in a file, and in its tables."""
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.3)
+
+
+def told(kiln: Kiln) -> BridgeStatus | None:
+    return read_status(kiln.state / "bridge" / "status.json")
+
+
+def address(words: str) -> str:
+    """Of an IPFS node, out of what is said of it; empty while it has none."""
+    return next((word.rstrip(",") for word in words.split() if word.startswith("/ip4/")), "")
+
+
+def ipfs_address(kiln: Kiln) -> str:
+    status = told(kiln)
+    return address(status.ipfs) if status else ""
+
+
+def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
+    path = str(kiln.lake / table)
+    if not DeltaTable.is_deltatable(path):
+        return []
+    found: list[dict[str, object]] = DeltaTable(path).to_pyarrow_table().to_pylist()
+    return found
+
+
+def all_published(kiln: Kiln) -> bool:
+    sent = {row["cid"] for row in rows(kiln, "publications") if row["error"] is None}
+    made = {row["cid"] for row in rows(kiln, "batches")}
+    tips = {(row["stream"], row["tip"]) for row in rows(kiln, "batch_tips")}
+    return bool(made) and made == sent and tips == {(row["stream"], row["tip"]) for row in rows(kiln, "updates")}
+
+
+def of_followed(kiln: Kiln, table: str) -> list[dict[str, object]]:
+    return [row for row in rows(kiln, table) if row["separator_value"] in {each.value for each in FOLLOWED}]
+
+
+class Town:
+    """The world's IPFS node, and Kilns with IPFS nodes of their own."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._world, self._first, self._second = free_ports(3)
+
+    def world(self) -> NodeBlocks:
+        """Everybody else's IPFS. The same node again when it is called again."""
+        listen = f"/ip4/127.0.0.1/tcp/{self._world}"
+        helia = Helia(BUILT / "helia", self._folder / "world", self._folder / "world.log", listen)
+        node = NodeBlocks(Kubo("http://127.0.0.1:0"), (), helia, every=0.5)
+        self._stack.callback(node.close)
+        assert node.wait_for_a_look(300), node.about()  # the first start installs the packages
+        assert address(node.about()), node.about()
+        return node
+
+    def first(self, bootstrap: str, ipfs_peer: str) -> Kiln:
+        return self._kiln("first", self._first, bootstrap, ipfs_peer, {})
+
+    def second(self, bootstrap: str, ipfs_peer: str) -> Kiln:
+        """It follows two of the separators, and publishes nothing."""
+        follows = {
+            "KILN_BRIDGE__INTERESTS": ",".join(map(separator_text, FOLLOWED)),
+            "KILN_PUBLISH__ENABLED": "false",
+        }
+        return self._kiln("second", self._second, bootstrap, ipfs_peer, follows)
+
+    def _kiln(self, name: str, port: int, bootstrap: str, ipfs_peer: str, more: dict[str, str]) -> Kiln:
+        state = self._folder / name
+        (state / "helia").mkdir(parents=True)
+        (state / "helia" / "app").symlink_to(BUILT / "helia")  # its packages, installed once
+        environment = {
+            "KILN_NETWORK": NETWORK,
+            "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
+            "KILN_BRIDGE__BOOTSTRAP": bootstrap,
+            "KILN_IPFS__API": "helia",
+            "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{port}",
+            "KILN_IPFS__PEERS": ipfs_peer,
+            "KILN_IPFS__TIMEOUT": "3s",
+            "KILN_IPFS__FORGET": "1s",
+        }
+        return Kiln(state, free_ports(2), environment | more)
+
+    def run(self, kiln: Kiln, *arguments: str) -> subprocess.Popen[str]:
+        process = kiln.start(*arguments)
+        self._stack.callback(_killed, process)
+        return process
+
+
+def _killed(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        kill_all(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    process.wait(timeout=120)
+
+
+@pytest.fixture
+def town(peers: ExitStack, tmp_path: Path) -> Town:
+    return Town(peers, tmp_path)
+
+
+def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broker_classpath: list[Path]) -> None:
+    author = js_peer()
+    topics = [topic_name(NETWORK, separator) for separator in (None, *SEPARATORS)]
+    for topic in topics:
+        author.subscribe(topic)
+    world = town.world()
+    first = town.first(author.address, address(world.about()))
+    world.close()  # it comes back later
+    run = town.run(first, "run")
+    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has no IPFS node")
+    status = told(first)
+    assert status is not None
+    for topic in topics:
+        author.wait_subscriber(topic, status.peer)
+    second = town.second(status.addresses[0], address(status.ipfs))
+    bridge = town.run(second, "bridge")
+    wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has no peer")
+    wait_until(lambda: bool(ipfs_address(second)), "the second Kiln has no IPFS node")
+    for topic, message in updates():
+        author.publish_raw(topic, message)
+
+    # nobody has the genesis of some: they wait, and nothing waits for them
+    named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
+    wait_until(lambda: len(rows(first, "updates")) == named, "updates are missing", 180)
+    world = town.world()
+    for each in UNNAMED:
+        world.put(each.cid, each.block)
+    late = len(UNNAMED) * TIPS_EACH
+    wait_until(lambda: len(rows(first, "updates")) == named + late, "updates still wait for their genesis", 180)
+    by_genesis = [row for row in rows(first, "updates") if row["separator_source"] == "genesis"]
+    for number, each in enumerate(UNNAMED):
+        mine = sorted((row["log_offset"], row["tip"]) for row in by_genesis if row["stream"] == each.stream)
+        assert [tip for _, tip in mine] == [late_tip(number, tip) for tip in range(TIPS_EACH)]
+    verified = {(each.stream, FOLLOWED[0].value) for each in UNNAMED}
+    wait_until(
+        lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verified,
+        "what was verified is not in the table streams",
+    )
+    wait_until(lambda: all_published(first), "batches are not published", 120)
+
+    # the first Kiln's blocks are there to be fetched, without its queries
+    end(run)
+    town.run(first, "bridge")
+    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln's IPFS node did not come back")
+    second.run("run", "--catch-up")
+    wanted = {row["cid"] for row in of_followed(first, "batches")}
+
+    def fetched() -> int:
+        status = told(second)
+        return status.fetcher.counts.get("blocks", 0) if status and status.fetcher else 0
+
+    wait_until(lambda: fetched() == len(wanted), f"{fetched()} of {len(wanted)} blocks were fetched")
+    second.run("run", "--catch-up")
+    end(bridge)
+
+    received = [row for row in rows(second, "tips") if row["source"] == "batch"]
+    ours = {(row["stream"], row["tip"]) for row in of_followed(first, "updates")}
+    assert len(ours) == (len(FOLLOWED) * STREAMS_EACH + len(UNNAMED)) * TIPS_EACH
+    assert {(row["stream"], row["tip"]) for row in received} == ours
+    assert {row["cid"] for row in received} <= wanted
+    assert not [row for row in rows(second, "quarantine") if row["stage"] == "fetch"]
+    for row in rows(first, "batches"):
+        assert isinstance(row["block"], bytes)
+        assert dag_cbor.decode(row["block"])

@@ -1,0 +1,313 @@
+"""The DHT's keys, addresses, memories and answers, without a network."""
+
+from __future__ import annotations
+
+import hashlib
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from multiaddr import Multiaddr
+
+from bridge.node.discovery import Failures
+from bridge.node.kademlia import (
+    MAX_ADDRESSES,
+    MAX_PROVIDERS,
+    Address,
+    Contact,
+    K,
+    Limits,
+    Providers,
+    Reach,
+    Server,
+    Table,
+    announcement,
+    heard,
+    is_peer_id,
+    merged,
+    nearest,
+    place,
+    question,
+    reach,
+    read_address,
+    told,
+    topic_key,
+)
+
+KEY = topic_key("/ceramic/testnet-clay")
+OURS = Address("192.0.2.1", 4811)
+
+
+def peer(number: int) -> bytes:
+    return b"\x00\x24\x08\x01\x12\x20" + number.to_bytes(32, "big")
+
+
+def contact(number: int, *addresses: Address) -> Contact:
+    return Contact(peer(number), addresses or (Address(f"93.184.{number // 250}.{number % 250 + 1}", 4001),))
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_the_key_of_a_topic_is_its_sha2_256_multihash() -> None:
+    assert b"\x12\x20" + hashlib.sha256(b"/ceramic/testnet-clay").digest() == KEY
+    assert topic_key("/ceramic/ü")[2:] == hashlib.sha256("/ceramic/ü".encode()).digest()
+
+
+def test_peer_ids() -> None:
+    assert is_peer_id(peer(1))
+    assert is_peer_id(b"\x12\x20" + bytes(32))
+    for wrong in (b"", b"\x00\x00", b"\x12\x20" + bytes(31), peer(1) + b"\x00", b"\x00\x7f" + bytes(127), b"\x11\x14"):
+        assert not is_peer_id(wrong)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", Reach.HOST),
+        ("127.255.0.9", Reach.HOST),
+        ("::1", Reach.HOST),
+        ("::ffff:127.0.0.1", Reach.HOST),
+        ("10.0.0.1", Reach.SITE),
+        ("192.168.1.1", Reach.SITE),
+        ("172.16.0.1", Reach.SITE),
+        ("100.64.0.1", Reach.SITE),
+        ("fd00::1", Reach.SITE),
+        ("::ffff:10.0.0.1", Reach.SITE),
+        ("93.184.215.14", Reach.WORLD),
+        ("2606:2800:21f:cb07::1", Reach.WORLD),
+        ("0.0.0.0", None),
+        ("::", None),
+        ("169.254.169.254", None),
+        ("fe80::1", None),
+        ("224.0.0.1", None),
+        ("255.255.255.255", None),
+        ("240.0.0.1", None),
+        ("2002:7f00:1::", None),
+        ("64:ff9b::7f00:1", None),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", None),
+    ],
+)
+def test_from_where_an_address_can_be_reached(host: str, expected: Reach | None) -> None:
+    assert reach(host) == expected
+
+
+@given(st.ip_addresses(), st.integers(1, 65535), st.booleans())
+def test_addresses_are_multiaddrs(ip: object, port: int, named: bool) -> None:
+    address = Address(str(ip), port)
+    text = address.text + ("/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN" if named else "")
+    raw = Multiaddr(text).to_bytes()
+    owner = raw[-38:] if named else peer(1)
+    assert address.bytes == Multiaddr(address.text).to_bytes()
+    assert read_address(raw, owner) == address
+    if named:
+        assert read_address(raw, peer(1)) is None  # somebody else's
+
+
+@given(st.binary(max_size=80))
+def test_anything_may_be_said_to_be_an_address(raw: bytes) -> None:
+    address = read_address(raw, peer(1))
+    assert address is None or (ip_address(address.host) and 0 < address.port < 65536)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/dns4/example.org/tcp/4001",
+        "/ip4/93.184.215.14/udp/4001/quic-v1",
+        "/ip4/93.184.215.14/tcp/4001/ws",
+        "/ip4/1.2.3.4",
+    ],
+)
+def test_no_other_address_is_read(text: str) -> None:
+    assert read_address(Multiaddr(text).to_bytes(), peer(1)) is None
+
+
+def test_who_is_outside_names_nothing_in_here() -> None:
+    here, site, world = Address("127.0.0.1", 1), Address("10.0.0.1", 2), Address("93.184.215.14", 3)
+    named = [each.bytes for each in (here, site, world, Address("0.0.0.0", 4), Address("169.254.169.254", 80))]
+    assert heard(peer(1), named, Reach.WORLD).addresses == (world,)
+    assert heard(peer(1), named, Reach.SITE).addresses == (site, world)
+    assert heard(peer(1), named, Reach.HOST).addresses == (here, site, world)
+    assert told((here, site, world), Reach.WORLD) == [world.bytes]
+    assert told((here, site, world), Reach.HOST) == [here.bytes, site.bytes, world.bytes]
+
+
+def test_of_many_addresses_few_are_kept() -> None:
+    many = [Address("93.184.215.14", port) for port in range(1, 100)]
+    known = heard(peer(1), [each.bytes for each in many], Reach.WORLD)
+    assert known.addresses == tuple(many[:MAX_ADDRESSES])
+    assert merged(contact(1, many[50]), known).addresses == (many[50], *many[: MAX_ADDRESSES - 1])
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_full_bucket_keeps_those_it_has() -> None:
+    table = Table(peer(0))
+    for number in range(1, 2000):
+        table.add(contact(number))
+    assert len(table) < 20 * 12
+    far = [each.peer for each in table.contacts() if (place(each.peer) ^ place(peer(0))).bit_length() == 256]
+    assert len(far) == K
+    assert far == [each for number in range(1, 2000) if (each := peer(number)) in far][:K]
+    table.remove(far[0])
+    table.add(contact(1999, OURS))
+    assert len(table.contacts()) == len(table)
+
+
+def test_nearest() -> None:
+    all_of_them = [contact(number) for number in range(100)]
+    found = nearest(all_of_them, KEY)
+    distances = [place(each.peer) ^ place(KEY) for each in found]
+    assert len(found) == K
+    assert distances == sorted(distances)
+    assert max(distances) <= min(place(each.peer) ^ place(KEY) for each in all_of_them if each not in found)
+
+
+def test_records_are_bounded_and_age() -> None:
+    providers = Providers(Limits(records=6, of_a_key=3, of_a_peer=2, age=10))
+    for number in range(5):
+        providers.add(b"a", contact(number), 0)
+    assert [each.peer for each in providers.of(b"a", 1)] == [peer(2), peer(3), peer(4)]
+    providers.add(b"a", contact(2), 5)  # again: now the newest
+    providers.add(b"a", contact(9), 5)
+    assert [each.peer for each in providers.of(b"a", 6)] == [peer(4), peer(2), peer(9)]
+    for key in (b"b", b"c", b"d"):
+        providers.add(key, contact(7), 6)
+    assert [len(providers.of(key, 6)) for key in (b"b", b"c", b"d")] == [0, 1, 1]
+    for number in range(20):
+        providers.add(bytes([number]), contact(number + 20), 7)
+    assert len(providers) == 6
+    assert providers.of(bytes([19]), 16.9)
+    assert not providers.of(bytes([19]), 17)
+    assert len(providers) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 3)), max_size=60))
+def test_what_is_renewed_within_its_time_is_there(steps: list[tuple[int, int, int]]) -> None:
+    providers, model, now = Providers(Limits(age=10)), dict[tuple[bytes, bytes], int](), 0
+    for key, number, pause in steps:
+        now += pause
+        providers.add(bytes([key]), contact(number), now)
+        model[bytes([key]), peer(number)] = now
+        for each in range(5):
+            there = {known.peer for known in providers.of(bytes([each]), now)}
+            assert there == {who for (what, who), since in model.items() if what == bytes([each]) and now - since < 10}
+
+
+# ---------------------------------------------------------------- answers
+
+
+def ask(server: Server, message: Message, asker: int = 1, away: Reach = Reach.WORLD, known: int = 0) -> Message | None:
+    near = [contact(number) for number in range(100, 100 + known)]
+    return server.answer(
+        message, Contact(peer(asker), ()), away, near, Contact(peer(0), (OURS, Address("8.8.8.8", 1))), 0
+    )
+
+
+def test_what_was_announced_is_found_with_servers_that_are_near() -> None:
+    server = Server(peer(0), Limits())
+    address = Address("93.184.215.14", 4001)
+    assert ask(server, announcement(KEY, peer(1), [address.bytes])) == Message()  # not answered: go would misread it
+    answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=2, known=30)
+    assert answer is not None
+    assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [(peer(1), [address.bytes])]
+    assert len(answer.closerPeers) == K
+    answer = ask(server, question(Message.GET_PROVIDERS, topic_key("another")), asker=2)
+    assert answer is not None
+    assert not answer.providerPeers
+
+
+def test_nobody_announces_another_nor_what_cannot_be_reached() -> None:
+    server = Server(peer(0), Limits())
+    ask(server, announcement(KEY, peer(2), [Address("93.184.215.14", 4001).bytes]), asker=1)
+    ask(server, announcement(KEY, peer(1), [Address("127.0.0.1", 22).bytes, Address("10.0.0.1", 22).bytes]), asker=1)
+    ask(server, announcement(KEY, peer(1), []), asker=1)
+    assert len(server.providers) == 0
+
+
+def test_our_own_topics_are_found_at_us() -> None:
+    server = Server(peer(0), Limits())
+    server.provided = {KEY}
+    answer = ask(server, question(Message.GET_PROVIDERS, KEY))
+    assert answer is not None
+    assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [(peer(0), [Address("8.8.8.8", 1).bytes])]
+    answer = ask(server, question(Message.FIND_NODE, peer(0)))
+    assert answer is not None
+    assert [each.id for each in answer.closerPeers] == [peer(0)]
+
+
+def test_who_asks_is_not_named_to_himself() -> None:
+    answer = ask(Server(peer(0), Limits()), question(Message.FIND_NODE, KEY), asker=101, known=3)
+    assert answer is not None
+    assert {each.id for each in answer.closerPeers} == {peer(100), peer(102)}
+
+
+def test_no_values() -> None:
+    server = Server(peer(0), Limits())
+    assert ask(server, Message(type=Message.PUT_VALUE, key=KEY)) is None
+    answer = ask(server, question(Message.GET_VALUE, KEY), known=3)
+    assert answer is not None
+    assert not answer.HasField("record")
+    assert len(answer.closerPeers) == 3
+    assert ask(server, Message(type=Message.PING)) == Message(type=Message.PING)
+    for key in (b"", bytes(129)):
+        assert ask(server, question(Message.GET_PROVIDERS, key)) is None
+
+
+def test_an_answer_is_bounded() -> None:
+    server = Server(peer(0), Limits(of_a_key=1000))
+    addresses = [Address("93.184.215.14", port).bytes for port in range(1, 30)]
+    for number in range(1, 500):
+        ask(server, announcement(KEY, peer(number), addresses), asker=number)
+    answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=1000, known=50)
+    assert answer is not None
+    assert len(answer.providerPeers) == MAX_PROVIDERS
+    assert answer.ByteSize() < 32_000
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_what_fails_is_left_alone_for_longer_each_time() -> None:
+    failures = Failures(first=10, most=35, remembered=100, per_address=9)
+    until = []
+    now = 0.0
+    for _ in range(4):
+        failures.failed(peer(1), OURS, now)
+        pause = 0
+        while failures.alone(peer(1), OURS, now + pause):
+            pause += 1
+        until.append(pause)
+        now += pause
+    assert until == [10, 20, 35, 35]
+    assert not failures.alone(peer(2), OURS, now)  # another may be there
+    assert not failures.alone(peer(1), Address("192.0.2.2", 1), now)
+    failures.failed(peer(1), OURS, now)
+    failures.well(peer(1), OURS)
+    assert not failures.alone(peer(1), OURS, now)
+
+
+def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
+    failures = Failures(first=10, most=35, remembered=100, per_address=3)
+    dialled = 0
+    for number in range(50):
+        if not failures.alone(peer(number), OURS, 1):
+            failures.dialling(OURS, 1)
+            dialled += 1
+    assert dialled == 3
+    assert not failures.alone(peer(60), OURS, 11)
+
+
+def test_failures_are_forgotten_when_there_are_too_many() -> None:
+    failures = Failures(first=10, most=35, remembered=100, per_address=3)
+    for number in range(1000):
+        failures.dialling(Address("192.0.2.1", number + 1), 0)
+        failures.failed(peer(number), OURS, 0)
+    assert len(failures) == 200
