@@ -32,6 +32,7 @@ from bridge.node.seqno import Seqno, SeqnoError
 from bridge.pins import Pins
 from bridge.publisher import Options as Publishing
 from bridge.publisher import Publisher, PublishError
+from bridge.quarantine import Quarantine
 from bridge.status import (
     BridgeStatus,
     FetcherStatus,
@@ -123,7 +124,8 @@ class _Bridge:
         self.node = Node(options, load_or_create(folder / "key"), seqno, self._sink)
         self.discovery = _discovery(settings, self.node, options.gossip.D) if settings.discovery.enabled else None
         self._publisher: Publisher | None = None
-        self.carrier = _carrier(settings, self._sink) if settings.bep50.enabled else None
+        self._quarantine = stack.enter_context(_quarantine(settings))
+        self.carrier = _carrier(settings, self._sink, self._quarantine) if settings.bep50.enabled else None
         self._announcer: Publisher | None = None
         self._blocks = stack.enter_context(_blocks(settings))
         self._fetcher: Fetcher | None = None
@@ -268,6 +270,7 @@ class _Bridge:
                 errors += [f"{TRANSPORT}: {self._announcer.error}"] if self._announcer.error else []
             overlay = self.carrier.status(announcer)
             errors += self.carrier.errors
+            errors += [f"{TRANSPORT}: {self._quarantine.error}"] if self._quarantine.error else []
         return BridgeStatus(
             at=time.time(),
             pid=os.getpid(),
@@ -310,7 +313,7 @@ class _Bridge:
         )
 
 
-def _carrier(settings: Settings, sink: FrameSink) -> Carrier:
+def _carrier(settings: Settings, sink: FrameSink, quarantine: Quarantine) -> Carrier:
     told, folder = settings.bep50, settings.bridge_dir
     options = CarrierOptions(
         network=settings.network,
@@ -321,7 +324,7 @@ def _carrier(settings: Settings, sink: FrameSink) -> Carrier:
         most_topics=told.topics,
         batch_typ=settings.batch.typ,
     )
-    return Carrier(options, publisher_key(folder), folder / "bep50", sink)
+    return Carrier(options, publisher_key(folder), folder / "bep50", sink, quarantine=quarantine.put)
 
 
 def _discovery(settings: Settings, node: Node, mesh: int) -> Discovery:
@@ -379,6 +382,19 @@ def _height(settings: Settings) -> Iterator[HeightWatch | None]:
         yield watch
     finally:
         watch.stop()
+
+
+@contextmanager
+def _quarantine(settings: Settings) -> Iterator[Quarantine]:
+    kafka = settings.kafka
+    quarantine = Quarantine(
+        lambda: KafkaFrames(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
+    )
+    quarantine.start()
+    try:
+        yield quarantine
+    finally:
+        quarantine.stop()
 
 
 @contextmanager

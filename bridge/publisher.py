@@ -10,8 +10,9 @@ and fetch it. While IPFS is away nothing is published, no time runs out, and the
 On which topics a batch goes out, the transition of CIP-120 says (bridge.transition); each of them gets a receipt.
 
 A batch that no peer is there for is tried again every `retry_every`; after `publish_timeout` its receipt says so. The
-others go on meanwhile; those of one topic keep their order. While `can_publish` holds publishing back, nothing is tried
-and no time runs out.
+others go on meanwhile; those of one topic keep their order. Each is handed over before it is given up, also one that
+had only waited for its turn: a transport may keep it for who comes later. While `can_publish` holds publishing back,
+nothing is tried and no time runs out.
 
 A first start (no committed place) begins at the beginning of the topic, but what closed more than `max_age` before it
 gets a receipt with the error `too old` instead: peers have moved on. That moment is kept with the committed place, so
@@ -160,6 +161,11 @@ class Delivery:
             return None
         error = f"{why} for {self._waited / 1e6:.0f} s"
         return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
+
+    def is_last_try(self, now: int, timeout: int) -> bool:
+        """Whether it is given up unless this try reaches a peer."""
+        since = 0 if self._tried_at is None else max(0, now - self._tried_at)
+        return self._waited + since >= timeout
 
     def held(self) -> None:
         """Time until the next try does not count: publishing was held back."""
@@ -368,7 +374,7 @@ class Outbox:
         for delivery in list(self._lines[topic]):
             publication = delivery.publication
             peers, why = 0, NO_PEER
-            if blocked is None:
+            if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
                 try:
                     peers = publish(topic, publication.data)
                 except PublishError as error:

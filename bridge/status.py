@@ -75,7 +75,7 @@ class OverlayTopicStatus(Struct, frozen=True):
 class OverlayStatus(Struct, frozen=True):
     """The BEP 50 overlay. `key`: under which we publish, hex; `contacts` of all `joined` topics, of which `topics` are
     those with most; `items`: new ones, ours included; `stored`: nodes of the plain DHT that took an item of ours;
-    `dropped`, `unsent`: datagrams, by reason."""
+    `dropped`, `unsent`: datagrams, by reason; `gaps`: items after which batches are missing."""
 
     key: str
     node: str
@@ -90,6 +90,7 @@ class OverlayStatus(Struct, frozen=True):
     frames_out: int
     dropped: dict[str, int]
     unsent: dict[str, int]
+    gaps: int = 0
 
 
 class BridgeStatus(Struct, frozen=True):

@@ -4,12 +4,16 @@ A topic is that of one publisher's key and one separator (schemas.dht.announceme
 Those under our own key are joined when a batch of their separator is to be announced, and left again when too many have
 had one since.
 
+An item that does not name the batch which the one before it announced leaves a gap: what was announced between them
+nobody can tell any more. It goes to quarantine, and only then is the newer item kept, so that a crash loses no gap.
+
 Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and contacts; `stopped`, see `stopped`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,10 +39,11 @@ from bridge.capture.sink import Sink
 from bridge.node.keys import load_or_create
 from bridge.publisher import PublishError
 from bridge.status import OverlayStatus, OverlayTopicStatus, PublisherStatus
-from schemas.cid import CidError, cid_bytes
+from schemas.cid import CidError, cid_bytes, cid_text
 from schemas.dht.announcement import (
     Announcement,
     Source,
+    missed,
     next_sequence,
     read_announcement,
     topic_salt,
@@ -49,10 +54,12 @@ from schemas.dht.items import target as target_of
 from schemas.dht.krpc import ID_SIZE, Address, Family, host_and_port
 from schemas.dht.node_id import bound_id, is_exempt
 from schemas.pubsub import BATCH_UPDATE, read_message
+from schemas.records import QuarantineRecord
 from schemas.reject import Rejected
 from schemas.topics import TopicError, parse_topic, separator_text
 
 TRANSPORT: Final = "bep50"
+GAP: Final = "gap"
 
 _KEEP_AFTER: Final = 2.0
 """Seconds from an item to its file. By then its frame is with Kafka or in the spool; were the file first, a crash
@@ -61,6 +68,7 @@ _EVERY: Final = 1.0
 _ASK_AGAIN: Final = 60.0  # s between two tries to find the address of a name
 _FULL: Final = 0.1  # s between two looks whether the sink has room
 _MOST_TOLD: Final = 50  # topics in the status
+_MOST_GAPS: Final = 1_000  # that wait for Kafka before nothing more is read
 
 
 class CarrierError(Exception):
@@ -95,14 +103,17 @@ class Carrier:
         sink: Sink,
         clock_ns: Callable[[], int] = time.time_ns,
         on_item: Callable[[Item], None] | None = None,
+        quarantine: Callable[[bytes, QuarantineRecord], threading.Event] | None = None,
     ) -> None:
-        """``on_item`` is told each new item of others. Raises CarrierError."""
+        """``on_item`` is told each new item of others. ``quarantine`` takes a record and its key, and sets the event
+        once nothing can lose it any more. Raises CarrierError."""
         self.public = key.verify_key.encode()
         self._options = options
         self._key = key
         self._sink = sink
         self._clock_ns = clock_ns
         self._on_item = on_item
+        self._quarantine = quarantine
         self._stop_file = folder / "stopped"
         try:
             self._store = Store(folder)
@@ -114,6 +125,7 @@ class Carrier:
         self._sources: dict[bytes, Source] = {}
         self._ours: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, the last used last
         self._unsaved: dict[bytes, float] = {}
+        self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, those not known to be written
         self._unknown: dict[str, str] = {}  # names of no address, and why
         self._counts: Counter[str] = Counter()
         self._troubles: dict[bytes, str] = {}
@@ -161,7 +173,7 @@ class Carrier:
             self._tap.close(self._clock_ns())
 
     async def _room(self) -> None:
-        while self._sink.full:
+        while self._sink.full or sum(map(len, self._gaps.values())) > _MOST_GAPS:
             await trio.sleep(_FULL)
 
     async def _keep(self) -> None:
@@ -221,6 +233,10 @@ class Carrier:
         topic = self._overlay.topics.get(target)
         if topic is None:
             return
+        if not all(written.is_set() for written in self._gaps.get(target, ())):
+            self._unsaved[target] = trio.current_time() + _EVERY
+            return
+        self._gaps.pop(target, None)
         try:
             self._store.save(target, topic.item, addresses(topic.contacts))
         except OSError as error:
@@ -248,8 +264,32 @@ class Carrier:
             self._save(event.target)
             return
         self._unsaved.setdefault(event.target, trio.current_time() + _KEEP_AFTER)
+        self._look_for_gap(event)
         if self._on_item is not None:
             self._on_item(event.item)
+
+    def _look_for_gap(self, event: Updated) -> None:
+        source = self._sources[event.target]
+        if event.held is None or source.key == self.public:
+            return
+        last, new = self._read(event.held), self._read(event.item)
+        # what is no announcement the pipeline quarantines, as it has its frame
+        if isinstance(last, Rejected) or isinstance(new, Rejected) or not missed(new, last.batch).gap:
+            return
+        self._counts["gaps"] += 1
+        if self._quarantine is None:
+            return
+        cid = cid_text(new.batch)
+        record = QuarantineRecord(
+            stage=TRANSPORT,
+            reason=GAP,
+            # the same whenever it is found: so it is one row, however often it is written
+            detail=f"{source.key.hex()} for {separator_text(source.separator)}: the item of {cid} does not name "
+            f"{cid_text(last.batch)}, the newest known before it",
+            data=event.item.value,
+            observed_at=self._clock_ns() // 1_000,
+        )
+        self._gaps.setdefault(event.target, []).append(self._quarantine(cid.encode(), record))
 
     def _conflict(self, event: Conflict) -> None:
         source = self._sources[event.target]
@@ -307,8 +347,11 @@ class Carrier:
         """The batches that the topic's item names, newest first. So they survive a restart with the item."""
         if topic.item is None:
             return ()
-        found = read_announcement(topic.item.value, self._options.network, topic.salt, self._options.batch_typ)
+        found = self._read(topic.item)
         return () if isinstance(found, Rejected) else (found.batch, *found.previous)
+
+    def _read(self, item: Item) -> Announcement | Rejected:
+        return read_announcement(item.value, self._options.network, item.salt, self._options.batch_typ)
 
     # ---------------------------------------------------------------- telling
 
@@ -345,6 +388,7 @@ class Carrier:
             frames_out=self._tap.frames_out,
             dropped=dict(self._overlay.dropped),
             unsent=dict(self._endpoint.unsent),
+            gaps=self._counts["gaps"],
         )
 
 

@@ -72,6 +72,8 @@ class Updated(NamedTuple):
     item: Item
     via: Via
     source: Address | None
+    held: Item | None
+    """The one that it replaces."""
 
 
 class Conflict(NamedTuple):

@@ -373,7 +373,7 @@ class Topic:
         get has brought is as new to our contacts."""
         held = self.item
         self.item = item
-        self._machine.tell(Updated(self.target, item, via, source))
+        self._machine.tell(Updated(self.target, item, via, source, held))
         if self.published is not None and self.published is not item and held is not None:
             self._report(held, item, source)
         for contact in self.contacts:

@@ -468,7 +468,7 @@ class Discovery:
             for address in contact.addresses:
                 async with self._dials:
                     now = trio.current_time()
-                    if False:
+                    if address in own or self._failures.alone(peer, address, now):
                         self._counters["discovery_refused"] += 1
                         continue
                     self._failures.dialling(address, now)
@@ -497,13 +497,13 @@ class Discovery:
             while providers and tries and self._wanting(topic) > trying:
                 contact = providers.pop()
                 peer = contact.peer
-                if peer in self._courted:
+                if peer in self._courted or self._failures.alone(peer, None, now):
                     continue
                 if self._node.is_connected(peer):
                     # our own connections aside, it is here without us, on the topic or not
                     if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
                         continue
-                elif False:
+                elif all(self._failures.alone(peer, address, now) for address in contact.addresses):
                     self._counters["discovery_refused"] += 1  # nor is there one that may be believed
                     continue
                 tries -= 1

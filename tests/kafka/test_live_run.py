@@ -13,7 +13,7 @@ from conftest import free_ports
 from kiln_process import Kiln
 from log_model import expected_batches, read_batches, read_log
 
-from conf.settings import load_settings
+from conf.settings import Settings
 from deploy.stack import broker
 from schemas.pubsub import write_batch_update
 from schemas.topics import parse_topic
@@ -80,7 +80,7 @@ def test_each_batch_has_a_receipt_and_is_heard_by_the_foreign_node_as_written(ki
 
 
 def test_the_batches_are_those_of_the_model_and_our_own_are_not_batched_again(kiln: Kiln) -> None:
-    settings = load_settings(None, state=kiln.state)
+    settings = Settings(state=kiln.state)
     port = int(kiln.servers.rpartition(":")[2])
     kafka = settings.kafka.model_copy(update={"embedded_port": port, "embedded_controller_port": free_ports(1)[0]})
     with broker(settings.model_copy(update={"kafka": kafka}), lambda words: None, die_with_parent=True) as servers:

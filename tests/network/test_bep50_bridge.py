@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,15 +21,26 @@ from nacl.signing import SigningKey
 from torrent_nodes import PATIENCE, Torrent
 
 from bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
+from bridge.bep50.store import Store
 from bridge.publisher import PublishError
 from bridge.status import OverlayStatus, PublisherStatus, read_status
 from deploy.demo.overlay import AGAIN, NODES, Listeners
 from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.dht.announcement import Announced, Source, missed, parse_source, read_datagram, topic_salt
+from schemas.dht.announcement import (
+    Announced,
+    Announcement,
+    Source,
+    missed,
+    parse_source,
+    read_announcement,
+    read_datagram,
+    topic_salt,
+)
 from schemas.dht.items import target
 from schemas.frames import BEP50, read_frame
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_batch_update
+from schemas.records import QuarantineRecord
 from schemas.topics import Separator, separator_value, topic_name
 
 pytest_plugins = ["torrent_fixtures"]
@@ -76,6 +88,26 @@ class Tape:
         return list(dict.fromkeys(cid_text(each.announcement.batch) for each in self.announced()))
 
 
+class Records:
+    """A quarantine that has what it took only once it is told so."""
+
+    def __init__(self, *, is_there: bool = True) -> None:
+        self.is_there = is_there
+        self.taken: list[tuple[bytes, QuarantineRecord]] = []
+        self._events: list[threading.Event] = []
+
+    def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
+        self.taken.append((key, record))
+        self._events.append(threading.Event())
+        if self.is_there:
+            self.come_back()
+        return self._events[-1]
+
+    def come_back(self) -> None:
+        for event in self._events:
+            event.set()
+
+
 class Kiln:
     """A running overlay of a bridge."""
 
@@ -119,10 +151,11 @@ async def kiln(
     listen: Sequence[str] = ANYWHERE,
     clock_ns: Callable[[], int] = time.time_ns,
     most_topics: int = 500,
+    quarantine: Records | None = None,
 ) -> AsyncIterator[Kiln]:
     tape = Tape()
     options = CarrierOptions(NETWORK, listen, bootstrap, contacts, follow, most_topics)
-    carrier = Carrier(options, key, folder, tape, clock_ns)
+    carrier = Carrier(options, key, folder, tape, clock_ns, quarantine=quarantine.put if quarantine else None)
     async with trio.open_nursery() as nursery:
         await nursery.start(carrier.run)
         yield Kiln(carrier, tape)
@@ -332,14 +365,125 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     assert caught.group_contains(CarrierError, match=f"{TARGET.hex()}.item is damaged", depth=None)
 
 
+# ---------------------------------------------------------------- gaps
+
+
+def kept(folder: Path) -> Announcement:
+    """What the item announces that a folder holds."""
+    item = Store(folder).load(TARGET).item
+    assert item is not None
+    found = read_announcement(item.value, NETWORK, item.salt)
+    assert isinstance(found, Announcement)
+    return found
+
+
+async def away_while(a: Kiln, folder: Path, numbers: range) -> None:
+    """A subscriber hears batch 1 and is away while others are announced."""
+    async with kiln(folder, OTHER_KEY, follow=[SOURCE], contacts=[a.place]) as b:
+        await a.announce(1)
+        await until(lambda: b.tape.batches() == [cid(1)])
+    for number in numbers:
+        await a.announce(number, peers=0)
+
+
+def test_more_batches_than_an_item_names_leave_a_gap_which_is_quarantined_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        records = Records()
+        async with kiln(tmp_path / "a", KEY) as a:
+            await away_while(a, tmp_path / "b", range(2, 30))
+            async with kiln(
+                tmp_path / "b", OTHER_KEY, follow=[SOURCE], contacts=[a.place], quarantine=records
+            ) as again:
+                await until(lambda: again.tape.batches() == [cid(29)])
+                await a.announce(30)  # which names all that came
+                await until(lambda: len(again.tape.batches()) == 2)
+                assert again.status.gaps == 1
+                ((key, record),) = records.taken
+                assert key == cid(29).encode()
+                assert (record.stage, record.reason) == ("bep50", "gap")
+                for told in (SOURCE.key.hex(), f"{SEPARATOR.key}/{SEPARATOR.value}", cid(1), cid(29)):
+                    assert told in record.detail
+                read = read_announcement(record.data, NETWORK, topic_salt(NETWORK, SEPARATOR))
+                assert isinstance(read, Announcement)
+                assert read.batch == cid_bytes(cid(29))
+                assert cid_bytes(cid(1)) not in read.previous
+
+    trio.run(main)
+
+
+def test_batches_that_an_item_names_are_no_gap(tmp_path: Path) -> None:
+    """The item has room for all that were announced meanwhile, and the one before."""
+
+    async def main() -> None:
+        records = Records()
+        async with kiln(tmp_path / "a", KEY) as a:
+            await away_while(a, tmp_path / "b", range(2, 24))
+            async with kiln(
+                tmp_path / "b", OTHER_KEY, follow=[SOURCE], contacts=[a.place], quarantine=records
+            ) as again:
+                await until(lambda: again.tape.batches() == [cid(23)])
+                assert len(again.tape.announced()[0].announcement.previous) == 22
+                assert again.status.gaps == 0
+        assert records.taken == []
+        assert kept(tmp_path / "b").batch == cid_bytes(cid(23))
+
+    trio.run(main)
+
+
+def test_a_newcomer_has_no_gap_and_a_publisher_none_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        records = Records()
+        async with kiln(tmp_path / "a", KEY, follow=[SOURCE], quarantine=records) as a:
+            for number in range(30):
+                await a.announce(number, peers=0)
+            async with kiln(tmp_path / "b", OTHER_KEY, follow=[SOURCE], contacts=[a.place], quarantine=records) as b:
+                await until(lambda: b.tape.batches() == [cid(29)])
+        assert records.taken == []
+
+    trio.run(main)
+
+
+def test_an_item_after_a_gap_is_kept_once_kafka_has_the_gap(tmp_path: Path) -> None:
+    """A crash, or a stop, before that: the gap is found again, in the same words. New items come in meanwhile."""
+
+    async def main() -> None:
+        away = Records(is_there=False)
+        async with kiln(tmp_path / "a", KEY) as a:
+            await away_while(a, tmp_path / "b", range(2, 30))
+            async with kiln(tmp_path / "b", OTHER_KEY, follow=[SOURCE], contacts=[a.place], quarantine=away) as b:
+                await until(lambda: len(away.taken) == 1)
+                await trio.sleep(3.0)  # longer than an item otherwise takes to its file
+                assert kept(tmp_path / "b").batch == cid_bytes(cid(1))
+                assert b.tape.batches() == [cid(29)]
+            assert kept(tmp_path / "b").batch == cid_bytes(cid(1))
+            async with kiln(tmp_path / "b", OTHER_KEY, follow=[SOURCE], contacts=[a.place], quarantine=away) as b:
+                await until(lambda: len(away.taken) == 2)
+                (first_key, first), (second_key, second) = away.taken
+                assert (first_key, first.stage, first.reason, first.detail, first.data) == (
+                    second_key,
+                    second.stage,
+                    second.reason,
+                    second.detail,
+                    second.data,
+                )
+                await a.announce(30)
+                await until(lambda: b.tape.batches() == [cid(29), cid(30)])
+                away.come_back()
+                await until(lambda: kept(tmp_path / "b").batch == cid_bytes(cid(30)))
+        assert len(away.taken) == 2
+
+    trio.run(main)
+
+
 # ---------------------------------------------------------------- one key, two publishers
 
 
 def test_another_publisher_under_our_key_stops_ours_for_good(tmp_path: Path) -> None:
     async def main() -> None:
+        records = Records()
         async with (
             kiln(tmp_path / "b", OTHER_KEY, follow=[SOURCE]) as b,
-            kiln(tmp_path / "one", KEY, contacts=[b.place]) as one,
+            kiln(tmp_path / "one", KEY, contacts=[b.place], quarantine=records) as one,
             kiln(tmp_path / "two", KEY, contacts=[b.place]) as two,
         ):
             await one.announce(1)
@@ -348,6 +492,8 @@ def test_another_publisher_under_our_key_stops_ours_for_good(tmp_path: Path) -> 
             with pytest.raises(PublishError, match="somebody else publishes under our key"):
                 await one.announce(3)
             assert one.carrier.stopped in one.carrier.errors
+            assert records.taken == []  # nothing of ours is lost
+            assert b.status.gaps == 1
             for each in b.tape.announced():
                 assert str(each.item.sequence) in str(one.carrier.stopped)  # theirs, and ours
             await two.announce(4)  # the other one goes on, and is not answered

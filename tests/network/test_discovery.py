@@ -193,7 +193,7 @@ def test_found_peers_are_half_of_a_mesh(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["192.0.2.1:4811", "/dns4/example.org/tcp/4811", "/ip4/192.0.2.1/udp/4811/quic-v1"])
 def test_what_cannot_be_announced_is_refused(tmp_path: Path, text: str) -> None:
     async def test(town: Town) -> None:
-        with pytest.raises(NodeError, match="discovery.announce.*such as /ip4/192.0.2.1/tcp/4811"):
+        with pytest.raises(NodeError, match=r"discovery\.announce.*such as /ip4/192.0.2.1/tcp/4811"):
             await finder(town, options=replace(FAST, announce=(text,)))
 
     in_town(tmp_path, test)
@@ -251,7 +251,7 @@ def test_go_uses_our_server(go_kad_peer: NewPeer, tmp_path: Path) -> None:
         said = "/ip4/127.0.0.1/tcp/1"  # behind NAT, say
         behind = await finder(town, third.address, options=replace(HIDDEN, announce=(said,)))
         await town.bell.until(lambda: behind.count("announced") >= 1)
-        assert (await named_by(other))[behind.peer] == [said]
+        assert (await named_by(other))[behind.peer].count(said) == 1
         await told(one.wait_connected, first.peer)
 
     in_town(tmp_path, test)
@@ -328,7 +328,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third, friend, victim = await server(town), await town.node(), await town.node()
         friend.node.join(OTHER)
-        true = await finder(town, third.address, options=HIDDEN, listen=(LISTEN,))
+        true = await finder(town, third.address, options=replace(HIDDEN, tries=0))  # it looks for nobody
         await town.bell.until(lambda: true.count("announced") > 0)
         hole = Hole()
         silent = [await hole.listen(town) for _ in range(20)]
@@ -340,28 +340,29 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
                 town.nursery.start_soon(lie, third, port, few)
             await town.bell.until(lambda: third.discovery.sizes["records"] == 51)
 
-            began, hole.count, hole.most = trio.current_time(), 0, 0
-            seeker = await finder(town, third.address, friend.address, topics=(TOPIC, OTHER), options=HIDDEN, listen=())
+            patient = replace(HIDDEN, back_off=60.0, back_off_most=60.0)
+            seeker = await finder(
+                town, third.address, friend.address, topics=(TOPIC, OTHER), options=patient, listen=()
+            )
             await town.bell.until(lambda: on_topic(friend, seeker, OTHER))
             slowest, number = 0.0, 0
-            while not on_topic(seeker, true):
-                # meanwhile its other topic is as it was
+            # on when it has found the true one: it wants more, and there are but liars
+            while not on_topic(seeker, true) or seeker.count("looked_up") < 24:
                 sent, number = trio.current_time(), number + 1
                 friend.node.publish(OTHER, b"%d" % number)
                 await town.bell.until(lambda: b"%d" % number in seeker.heard)  # noqa: B023  - awaited here
                 slowest = max(slowest, trio.current_time() - sent)
                 await trio.sleep(0.02)
-            took = trio.current_time() - began
             await talk(town, seeker, true, b"found")
 
-        tried = 2 + took / FAST.back_off  # times for each, with the back-off doubling
-        assert hole.most <= 2 * 3  # no more than are wanted; the true one looks for others too
-        assert seeker.count("dialled") <= 51 * tried
-        assert hole.count <= 2 * len(silent) * tried
-        assert seeker.discovery.sizes["failures"] <= 2 * 51
-        assert slowest < 1
-        assert victim.node.view().connections == 0
-        assert seeker.node.router.peers[peer_bytes(friend.peer)].score >= 0
-        await town.bell.until(lambda: len(seeker.node.discovered) == 1)
+            assert slowest < 1  # meanwhile its other topic is as it was
+            assert 0 < hole.count <= len(silent)
+            assert hole.most <= 3  # half a mesh is wanted
+            # ten of one address, twice, of which some are dialled; the others once each
+            assert seeker.count("dialled") <= len(silent) + 2 * FAST.dials_of_address + 10 + 1
+            assert seeker.discovery.sizes["failures"] <= 2 * 51
+            assert victim.node.view().connections == 0
+            assert seeker.node.router.peers[peer_bytes(friend.peer)].score >= 0
+            await town.bell.until(lambda: len(seeker.node.discovered) == 1)
 
     in_town(tmp_path, test)

@@ -304,9 +304,10 @@ def test_r5_a_valid_update_is_stored(node: Overlay) -> None:
     client's currently stored value." """
     peer = Peer(node, 1)
     for sequence in (0, 1, 5, 2**63 - 1):
+        before = held(node)
         assert isinstance(peer.put(item(sequence)), Response)
         assert held(node) == item(sequence)
-        assert Updated(TOPIC, item(sequence), "put", peer.address) in peer.last.events
+        assert Updated(TOPIC, item(sequence), "put", peer.address, before) in peer.last.events
 
 
 def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:

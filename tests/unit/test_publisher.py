@@ -200,6 +200,23 @@ def test_topic_without_peers_holds_up_no_other_and_keeps_its_order() -> None:
     assert run.node.cids[3:] == [record.cid for record in lonely]
 
 
+def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> None:
+    """A transport may keep it for who comes later, as BEP 50's item does."""
+    run = Run(Node(peers=0))
+    given: list[bytes] = []
+
+    def publish(topic: str, data: bytes) -> int:
+        given.append(data)
+        return 0
+
+    for number in range(3):
+        run.take(batch(number))
+    outputs = [output for at in range(0, 20 * S, S) for output in run.outbox.step(False, run.ipfs, publish, START + at)]
+    assert len(outputs) == 3
+    messages = [read_message(data) for data in dict.fromkeys(given)]
+    assert [each.batch for each in messages if isinstance(each, PubsubMessage)] == [batch(n).cid for n in range(3)]
+
+
 def test_held_back_nothing_is_tried_and_no_time_runs_out() -> None:
     run = Run(Node(peers=0))
     run.take(batch(1))

@@ -1,0 +1,361 @@
+"""Two Kilns with nothing between them but BEP 50 and bitswap: batches, restarts, and what is lost beyond `prev`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from deltalake import DeltaTable
+from foreign_peer import BUILT
+from kafka import KafkaProducer
+from kiln_process import Kiln, kill_all
+from log_feed import frames_producer, kiln_beside
+
+from bridge.bep50.carrier import publisher_key
+from bridge.bep50.store import Store
+from bridge.status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
+from deploy.embedded.broker import EmbeddedBroker
+from schemas.batch import write_blocks
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announcement, read_announcement, topic_salt
+from schemas.dht.bencode import Value
+from schemas.dht.items import Item, put_fields, read_item, target
+from schemas.dht.krpc import OLD_SEQUENCE, Error, Message, Query, Response, read_message, write_message
+from schemas.identity import peer_of_ed25519, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_update
+from schemas.records import BatchRecord, SeparatorRecord, encode
+from schemas.streamid import StreamID
+from schemas.topics import Separator, separator_text, topic_name
+
+pytest_plugins = ["foreign_fixtures"]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
+
+NETWORK = "local-two-bep50"
+SEPARATORS = [Separator("model", StreamID(2, block_cid(b"model %d" % number)).text) for number in range(3)]
+FOLLOWED = SEPARATORS[:2]  # by the second Kiln
+STREAMS_EACH, TIPS_EACH = 4, 3
+NAMED_BEFORE = 23  # batches that an item names beside its own
+
+Tip = tuple[object, object]
+"""StreamID and CID, texts."""
+
+
+def tip_of(separator: int, stream: int, tip: int) -> tuple[str, str]:
+    name = StreamID(3, block_cid(b"%d/%d" % (separator, stream))).text
+    return name, cid_text(block_cid(b"tip %d/%d/%d" % (separator, stream, tip)))
+
+
+def frames() -> Iterable[Frame]:
+    """What a bridge on gossipsub would have captured: updates, each by the topic of its separator."""
+    key = Ed25519PrivateKey.generate()
+    author, connection = peer_of_ed25519(key.public_key().public_bytes_raw()), b"\x07" * 16
+    number = 0
+    for place, separator in enumerate(SEPARATORS):
+        for stream in range(STREAMS_EACH):
+            for tip in range(TIPS_EACH):
+                number += 1
+                message = PubsubEnvelope(
+                    topic=topic_name(NETWORK, separator),
+                    data=write_update(*tip_of(place, stream, tip)),
+                    seqno=number.to_bytes(8),
+                )
+                sign(message, key)
+                yield Frame(
+                    network=NETWORK,
+                    connection=connection,
+                    direction=Frame.IN,
+                    remote_peer=author,
+                    protocol="/meshsub/1.2.0",
+                    observed_at=time.time_ns(),
+                    payload=RPC(publish=[message]).SerializeToString(),
+                    sequence=number,
+                    origin=Frame.LIVE,
+                )
+
+
+def batches_of(separator: Separator, numbers: Iterable[int]) -> dict[str, tuple[BatchRecord, Tip]]:
+    """One tip each; by CID."""
+    found: dict[str, tuple[BatchRecord, Tip]] = {}
+    for number in numbers:
+        closed = time.time_ns() // 1_000
+        stream, tip = StreamID(3, block_cid(b"later")).text, block_cid(b"%s %d" % (separator.value.encode(), number))
+        (block,) = write_blocks({stream: [tip]})
+        record = BatchRecord(
+            NETWORK, "LIVE", SeparatorRecord(*separator), block.cid, block.data, closed - 1_000_000, closed
+        )
+        found[block.cid] = record, (stream, cid_text(tip))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
+    """Polls, as a process of its own tells nothing: Kiln says how it goes in a file, and in its tables."""
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.2)
+
+
+def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
+    path = str(kiln.lake / table)
+    if not DeltaTable.is_deltatable(path):
+        return []
+    found: list[dict[str, object]] = DeltaTable(path).to_pyarrow_table().to_pylist()
+    return found
+
+
+def received(kiln: Kiln) -> set[Tip]:
+    return {(row["stream"], row["tip"]) for row in rows(kiln, "tips") if row["source"] == "batch"}
+
+
+class Side:
+    """A Kiln, with its bridge and its queries as processes of their own."""
+
+    def __init__(self, stack: ExitStack, kiln: Kiln, address: str, prefix: str) -> None:
+        self.kiln = kiln
+        self.prefix = prefix
+        self._stack = stack
+        self._address = address
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        (kiln.state / "helia").mkdir(parents=True)
+        (BUILT / "helia").mkdir(parents=True, exist_ok=True)
+        (kiln.state / "helia" / "app").symlink_to(BUILT / "helia")  # its packages, installed once
+
+    @property
+    def key(self) -> bytes:
+        return publisher_key(self.kiln.state / "bridge").verify_key.encode()
+
+    @property
+    def status(self) -> BridgeStatus | None:
+        return read_status(self.kiln.state / "bridge" / "status.json")
+
+    @property
+    def overlay(self) -> OverlayStatus:
+        status = self.status
+        assert status is not None
+        assert status.bep50 is not None
+        return status.bep50
+
+    def topic(self, key: bytes, separator: Separator) -> OverlayTopicStatus | None:
+        wanted = target(key, topic_salt(NETWORK, separator)).hex()
+        return next((each for each in self.overlay.topics if each.target == wanted), None)
+
+    def sequence(self, key: bytes, separator: Separator) -> int | None:
+        topic = self.topic(key, separator)
+        return topic.sequence if topic else None
+
+    def start(self, *arguments: str) -> None:
+        process = self.kiln.start(*arguments)
+        self._running[arguments[0]] = process
+        self._stack.callback(_killed, process)
+
+    def start_bridge(self) -> None:
+        """Until it has an IPFS node."""
+        (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
+        self.start("bridge")
+        wait_until(lambda: bool(self.ipfs), f"no IPFS node: {self.status.errors if self.status else ''}", 300)
+
+    def end(self, command: str) -> None:
+        process = self._running.pop(command)
+        process.terminate()
+        assert process.wait(timeout=120) == 0
+
+    @property
+    def ipfs(self) -> str:
+        """Where its IPFS node is; empty while there is none."""
+        words = self.status.ipfs.split() if self.status else []
+        return next((word.rstrip(",") for word in words if word.startswith("/ip4/")), "")
+
+    def announce(self, batches: dict[str, tuple[BatchRecord, Tip]]) -> None:
+        """Have its bridge announce batches, as if its queries had made them; returns when it has."""
+        before = self.overlay.publisher
+        producer = KafkaProducer(bootstrap_servers=[self._address], acks="all")
+        for record, _ in batches.values():
+            producer.send(f"{self.prefix}batches", value=encode(record), partition=0)
+        producer.close()
+
+        def receipts() -> int:
+            now = self.overlay.publisher
+            return now.published + now.failed - before.published - before.failed
+
+        wait_until(lambda: receipts() == len(batches), f"{receipts()} of {len(batches)} batches have a receipt")
+
+
+def _killed(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        kill_all(process)
+
+
+class Stranger:
+    """A node of the overlay that says what it is told to."""
+
+    def __init__(self, place: str, topic: bytes) -> None:
+        host, _, port = place.rpartition(":")
+        self._there = (host, int(port))
+        self._topic = topic
+
+    def ask(self, method: bytes, arguments: dict[bytes, Value]) -> Message:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            udp.settimeout(20)
+            query = Query(b"??", method, b"\x55" * 20, arguments, topic=self._topic, read_only=True)
+            udp.sendto(write_message(query), self._there)
+            answer = read_message(udp.recv(2_000))
+        assert isinstance(answer, Response | Error)
+        return answer
+
+
+@pytest.fixture
+def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> tuple[Side, Side]:
+    """The first batches; the second follows it, and publishes nothing. Neither listens for gossipsub, nor dials."""
+    blocks, first, second = free_ports(3)
+    alike = {
+        "KILN_NETWORK": NETWORK,
+        "KILN_BRIDGE__LISTEN": "[]",
+        "KILN_PUBLISH__ENABLED": "false",
+        "KILN_PUBLISH__TIMEOUT": "3s",
+        "KILN_IPFS__API": "helia",
+        "KILN_IPFS__TIMEOUT": "3s",
+        "KILN_BEP50__ENABLED": "true",
+        "KILN_JOBS__SINK__TRIGGER": "1s",
+    }
+
+    def side(name: str, settings: dict[str, str]) -> Side:
+        own = f"{name}.{prefix}"
+        kiln = kiln_beside(broker.address, own, tmp_path / name, alike | settings)
+        return Side(peers, kiln, broker.address, own)
+
+    one = side(
+        "first",
+        {
+            "KILN_IPFS__LISTEN": f"/ip4/127.0.0.1/tcp/{blocks}",
+            "KILN_BEP50__LISTEN": f"127.0.0.1:{first}",
+            "KILN_BEP50__CONTACTS": f"127.0.0.1:{second}",
+            "KILN_JOBS__RUN": "updates,batch,sink",
+        },
+    )
+    follow = [f"{one.key.hex()}/{separator_text(each)}" for each in FOLLOWED]
+    other = side(
+        "second",
+        {
+            "KILN_BEP50__LISTEN": f"127.0.0.1:{second}",
+            "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
+            "KILN_BEP50__FOLLOW": ",".join(follow),
+            "KILN_BEP50__PUBLISH": "false",
+            "KILN_JOBS__RUN": "updates,sink",
+        },
+    )
+    return one, other
+
+
+def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], broker: EmbeddedBroker) -> None:
+    one, other = sides
+    one.start_bridge()
+    other.kiln.environment["KILN_IPFS__PEERS"] = one.ipfs
+    other.start_bridge()
+    what_one_batches_the_other_has(one, other, broker.address)
+    older = Store(one.kiln.state / "bridge" / "bep50").load(target(one.key, topic_salt(NETWORK, FOLLOWED[0]))).item
+    assert older is not None
+    last = what_was_announced_meanwhile_comes_after_a_restart(one, other)
+    one.end("bridge")
+    a_stored_item_is_served_and_an_older_one_refused(other, one.key, older)
+    one.start_bridge()
+    what_an_item_does_not_name_is_one_gap(one, other, last)
+
+
+def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None:
+    with frames_producer(address, one.prefix) as producer:
+        for frame in frames():
+            producer.send(frame)
+    one.start("run", "--no-network")
+    updates = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
+
+    def all_announced() -> bool:
+        receipts = {row["cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
+        tips = {row["tip"]: row["cid"] for row in rows(one.kiln, "batch_tips")}
+        return len(tips) == updates and set(tips.values()) == receipts
+
+    wait_until(all_announced, "the first Kiln's batches are not announced", 180)
+    one.end("run")
+    other.start("run", "--no-network")
+    ours = {
+        (row["stream"], row["tip"])
+        for row in rows(one.kiln, "updates")
+        if row["separator_value"] in {each.value for each in FOLLOWED}
+    }
+    assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
+    wait_until(lambda: received(other.kiln) >= ours, f"{len(received(other.kiln))} of {len(ours)} tips", 180)
+    assert received(other.kiln) == ours
+    for side in (one, other):
+        assert side.status is not None
+        assert side.status.peers == ()
+        assert side.status.addresses == ()
+
+
+def what_was_announced_meanwhile_comes_after_a_restart(one: Side, other: Side) -> str:
+    """The CID of the batch that was announced last of the first separator."""
+    other.end("bridge")
+    expected, last = received(other.kiln), ""
+    for separator, count in ((FOLLOWED[1], 2), (FOLLOWED[0], 6)):
+        batches = batches_of(separator, range(count))
+        expected |= {tip for _, tip in batches.values()}
+        one.announce(batches)
+        last = list(batches)[-1]
+    assert received(other.kiln) < expected
+    other.start_bridge()
+    wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile is not there")
+    assert received(other.kiln) == expected
+    assert other.overlay.gaps == 0
+    assert not rows(other.kiln, "quarantine")
+    return last
+
+
+def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, older: Item) -> None:
+    """While nobody else has it."""
+    sequence = other.sequence(key, FOLLOWED[0])
+    assert sequence is not None
+    assert sequence > older.sequence
+    other.end("bridge")
+    other.start_bridge()
+    assert other.sequence(key, FOLLOWED[0]) == sequence
+    stranger = Stranger(other.overlay.addresses[0], older.target)
+    served = stranger.ask(b"get", {b"target": older.target})
+    assert isinstance(served, Response)
+    item = read_item(served.values, older.salt)
+    assert isinstance(item, Item)
+    assert (item.key, item.sequence) == (key, sequence)
+    refused = stranger.ask(b"put", {**put_fields(older), b"token": served.values[b"token"]})
+    assert isinstance(refused, Error)
+    assert refused.refusal.code == OLD_SEQUENCE.code
+    wait_until(lambda: other.overlay.dropped.get(f"refused_{OLD_SEQUENCE.code}") == 1, "the refusal is not told")
+    assert other.sequence(key, FOLLOWED[0]) == sequence
+
+
+def what_an_item_does_not_name_is_one_gap(one: Side, other: Side, last: str) -> None:
+    expected = received(other.kiln)
+    other.end("bridge")
+    batches = batches_of(FOLLOWED[0], range(100, 100 + NAMED_BEFORE + 4))
+    one.announce(batches)
+    other.start_bridge()
+    expected |= {tip for _, tip in list(batches.values())[-1 - NAMED_BEFORE :]}
+    wait_until(lambda: received(other.kiln) >= expected, "what the item names is not there")
+    assert received(other.kiln) == expected
+    wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap is not in quarantine")
+    (row,) = rows(other.kiln, "quarantine")
+    newest = list(batches)[-1]
+    assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
+    for told in (one.key.hex(), separator_text(FOLLOWED[0]), last, newest):
+        assert told in str(row["detail"])
+    assert isinstance(row["data"], bytes)
+    read = read_announcement(row["data"], NETWORK, topic_salt(NETWORK, FOLLOWED[0]))
+    assert isinstance(read, Announcement)
+    assert [cid_text(each) for each in (*reversed(read.previous), read.batch)] == list(batches)[-1 - NAMED_BEFORE :]
+    assert other.overlay.gaps == 1
