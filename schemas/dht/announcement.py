@@ -9,8 +9,8 @@ There is no standard for it; this layout is Kiln's::
     ts      when it was announced, ms since the epoch
     typ     BATCH_UPDATE's number, 3
 
-An item is the *latest* value, not a log: ``prev`` lets a reader who missed some find them. Of CIDs of the usual 36 bytes
-23 fit in MAX_ANNOUNCEMENT bytes with the separator of a model, 22 beside ``n``. The salt is the sha2-256 of the
+An item is the *latest* value, not a log: ``prev`` lets a reader who missed some find them. Of CIDs of the usual 36
+bytes 23 fit in MAX_ANNOUNCEMENT bytes with the separator of a model, 22 beside ``n``. The salt is the sha2-256 of the
 separator's topic name, which CIP-120 already uses as the topic's key in a DHT; a topic name can be longer than the 64
 bytes of a salt.
 """
