@@ -412,6 +412,11 @@ class Transition(Section):
         return self
 
     @property
+    def under_way(self) -> bool:
+        """Whether the same may be said on both topics."""
+        return self.mode == "duplicate" or bool(self.at or self.height)
+
+    @property
     def at_us(self) -> int | None:
         """`at` in µs since the epoch; None: not set."""
         return round(datetime.fromisoformat(self.at).timestamp() * 1e6) if self.at else None

@@ -94,7 +94,7 @@ def separating(settings: Settings) -> Separating:
     """Verified separators are looked up in any case, as an earlier run may have learnt them."""
     kafka = settings.kafka
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return Separating(streams, fetch=bool(settings.ipfs.api))
+    return Separating(streams, fetch=bool(settings.ipfs.api), twice=settings.transition.under_way)
 
 
 def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:

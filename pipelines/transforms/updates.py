@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities
+from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities, identities_of
 from pipelines.known_streams import StreamsTopic, known_streams
 from pipelines.rows import RowBuffer
 from schemas.cid import cid_text
@@ -45,10 +45,15 @@ _SCHEMA = pa.schema([("identity", pa.binary()), ("topic", pa.string()), ("key", 
 
 @dataclass(frozen=True)
 class Separating:
-    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for."""
+    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
+
+    `twice`: while a network goes over to topics by separator, an author may say the same on both topics (CIP-120,
+    Transition): two messages, and one update.
+    """
 
     streams: StreamsTopic | None = None
     fetch: bool = False
+    twice: bool = False
 
 
 class Row(NamedTuple):
@@ -128,7 +133,7 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
                     if isinstance(item, Faulty):
                         continue
                     if item.content.type == "UPDATE":
-                        made = _of_update(item, epoch, how, known, separating.fetch)
+                        made = _of_update(item, epoch, how, known, separating)
                     elif item.content.type == "BATCH_UPDATE" and separating.fetch:
                         made = _of_batch(item)
                     else:
@@ -150,7 +155,14 @@ def _epoch() -> Epoch:
     return Epoch(query=query or "batch", batch=int(batch or 0))
 
 
-def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, fetch: bool) -> Iterator[Row]:
+def _said(item: Decoded, separator: Separator | None, horizon: int) -> bytes:
+    """The same for what one author says of a stream on two topics, but for what straddles two spans of the horizon."""
+    text = sha256(item.envelope.data).hexdigest()
+    what = f"{author(item)}/{separator_text(separator) if separator else ''}/{text}"
+    return identities_of(item.network, what, False, item.observed_at, item.origin, horizon)[0]
+
+
+def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separating: Separating) -> Iterator[Row]:
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
     found = separate(item.separator, content.model, (item.network, stream), known)
@@ -169,7 +181,9 @@ def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, fetch: 
         observed_at=item.observed_at,
     )
     identity, _ = identities(item, item.origin, how.unsigned_horizon)
-    if found.source is None and fetch:
+    if separating.twice:
+        identity = _said(item, found.separator, how.unsigned_horizon)
+    if found.source is None and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(item.network, genesis, "genesis", item.observed_at, message=item.message, update=record)
         yield Row(identity, "wanted", genesis.encode(), encode(wanted))

@@ -191,6 +191,32 @@ def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_gen
     assert MODEL.text in said.detail
 
 
+# ---------------------------------------------------------------- from one topic to the other
+
+
+def identities_during_transition(*values: bytes) -> list[bytes]:
+    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    made = module._rows(Decoding(default_policy="either"), Separating(twice=True))
+    return [row["identity"] for batch in made(batches) for row in batch.to_pylist()]
+
+
+def test_what_an_author_says_on_both_topics_is_one_update() -> None:
+    data, topic = write_update(STREAM, TIP, MODEL.text), topic_name("testnet-clay", BY_MODEL)
+    on_one, on_the_other = frame(signed(data)), frame(signed(data, topic, b"\0\2"))
+    first, second = identities_during_transition(on_one, on_the_other)
+    assert first == second
+    apart = [row["identity"] for row in rows(on_one, on_the_other)]
+    assert apart[0] != apart[1]  # else it is said again, and is another message
+
+
+def test_two_tips_and_two_authors_are_two_updates_during_a_transition_too() -> None:
+    data = write_update(STREAM, TIP, MODEL.text)
+    by_nobody, later = unsigned(data), frame(signed(data), at=1_700_050_000_000_000)
+    other = signed(write_update(STREAM, cid_text(block_cid(b"another tip")), MODEL.text))
+    found = identities_during_transition(frame(signed(data)), frame(by_nobody), frame(other), later)
+    assert len(set(found)) == 4
+
+
 # ---------------------------------------------------------------- what must be fetched
 
 
