@@ -1,0 +1,138 @@
+"""From the topic of the network to the topics of separators (CIP-120, Transition): what peers on either one get.
+
+The bridge is a process, the broker and the two peers are real; the batches are written by the test.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+from foreign_peer import ForeignPeer, NewPeer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln_process import Kiln, kill_all
+
+from bridge.status import read_status
+from schemas.cid import block_cid, cid_text
+from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from schemas.streamid import StreamID
+from schemas.topics import Separator, topic_name
+
+pytest_plugins = ["foreign_fixtures"]
+pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]
+
+NETWORK = "local-transition"
+SEPARATOR = Separator("model", StreamID(2, block_cid(b"model")).text)
+OLD, NEW = topic_name(NETWORK, None), topic_name(NETWORK, SEPARATOR)
+PATIENCE = 60.0
+
+
+class Running:
+    """A bridge with both peers on it."""
+
+    def __init__(self, kiln: Kiln) -> None:
+        self._kiln = kiln
+        self._written = 0
+
+    def write(self, count: int) -> list[str]:
+        """Batches that close now; their CIDs."""
+        cids = []
+        producer = KafkaProducer(bootstrap_servers=[self._kiln.servers], acks="all")
+        for _ in range(count):
+            block = b"block %d" % self._written
+            self._written += 1
+            now = time.time_ns() // 1_000
+            cids.append(cid_text(block_cid(block)))
+            record = BatchRecord(NETWORK, "LIVE", SeparatorRecord(*SEPARATOR), cids[-1], block, now - 1_000_000, now)
+            producer.send("kiln.batches", value=encode(record))
+        producer.close()
+        return cids
+
+    def receipts(self, count: int) -> list[PublicationRecord]:
+        """Once there are so many."""
+        consumer = KafkaConsumer(bootstrap_servers=[self._kiln.servers])
+        part = TopicPartition("kiln.publications", 0)
+        consumer.assign([part])
+        consumer.seek_to_beginning(part)
+        found: list[PublicationRecord] = []
+        until = time.monotonic() + PATIENCE
+        while len(found) < count:
+            assert time.monotonic() < until, found
+            records = consumer.poll(timeout_ms=500).get(part, [])
+            found += [decode_publication(record.value) for record in records]
+        consumer.close()
+        return found
+
+
+@contextmanager
+def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str, str]) -> Iterator[Running]:
+    """Runs `kiln bridge`; the peers are on OLD and on NEW, and see it there."""
+    environment = {
+        "KILN_NETWORK": NETWORK,
+        "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
+        "KILN_BRIDGE__BOOTSTRAP": f"{old.address},{new.address}",
+        "KILN_PUBLISH__ENABLED": "true",
+    }
+    old.subscribe(OLD)
+    new.subscribe(NEW)
+    kiln = Kiln(folder, free_ports(2), environment | settings)
+    process = kiln.start("bridge")
+    try:
+        path = folder / "bridge" / "status.json"
+        until = time.monotonic() + PATIENCE
+        while (status := read_status(path)) is None or len(status.peers) < 2:
+            assert time.monotonic() < until, (folder / "started.out").read_text()
+            time.sleep(0.1)
+        old.wait_subscriber(OLD, status.peer)
+        new.wait_subscriber(NEW, status.peer)
+        yield Running(kiln)
+    finally:
+        kill_all(process)
+
+
+def heard(peer: ForeignPeer, topic: str) -> list[str]:
+    return [json.loads(each.data)["batch"] for each in peer.received if each.topic == topic]
+
+
+def test_during_duplicate_a_peer_on_either_topic_gets_every_batch_once(
+    js_peer: NewPeer, broker_classpath: list[Path], tmp_path: Path
+) -> None:
+    old, new = js_peer(), js_peer()
+    with bridge(tmp_path / "kiln", old, new, {"KILN_TRANSITION__MODE": "duplicate"}) as running:
+        cids = running.write(20)
+        old.wait_received(20, OLD)
+        new.wait_received(20, NEW)
+        receipts = running.receipts(40)
+    assert sorted(heard(old, OLD)) == sorted(heard(new, NEW)) == sorted(cids)
+    assert sorted((each.cid, each.topic) for each in receipts) == sorted(
+        (cid, topic) for cid in cids for topic in (OLD, NEW)
+    )
+    assert all(each.error is None for each in receipts)
+
+
+def test_at_the_cutover_nothing_is_lost_and_nothing_is_said_twice(
+    js_peer: NewPeer, broker_classpath: list[Path], tmp_path: Path
+) -> None:
+    old, new = js_peer(), js_peer()
+    moment = datetime.now(UTC) + timedelta(seconds=25)
+    with bridge(tmp_path / "kiln", old, new, {"KILN_TRANSITION__AT": moment.isoformat()}) as running:
+        assert datetime.now(UTC) < moment - timedelta(seconds=2), "too slow to see what is before it"
+        cids: list[str] = []
+        while datetime.now(UTC) < moment + timedelta(seconds=2):  # on both sides of it
+            cids += running.write(2)
+        receipts = running.receipts(len(cids))
+        before = [each.cid for each in receipts if each.topic == OLD]
+        after = [each.cid for each in receipts if each.topic == NEW]
+        old.wait_received(len(before), OLD)
+        new.wait_received(len(after), NEW)
+    assert before
+    assert after
+    assert sorted(before + after) == sorted(cids)
+    assert heard(old, OLD) == before
+    assert heard(new, NEW) == after
