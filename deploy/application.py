@@ -18,13 +18,13 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 
-from bridge.status import OverlayStatus
+from bridge.status import BridgeStatus, OverlayStatus
 from conf.locks import held
 from conf.settings import JobName, Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_jars
 from deploy.embedded.topics import TOPICS
 from deploy.live import LiveNetwork, Source
-from deploy.screen import BridgeLine, OverlayLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
+from deploy.screen import BridgeLine, FetchLine, OverlayLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
 from deploy.stack import LaunchedBroker, launched_broker
 from deploy.watch import Watch
 from pipelines.application import READS, Application, GaveUpError
@@ -248,6 +248,22 @@ def _bridge_line(live: LiveNetwork) -> BridgeLine | None:
         publishing=status.publisher.state,
         heard=live.heard_batches,
         overlay=_overlay_line(status.bep50),
+        fetch=_fetch_line(status),
+    )
+
+
+def _fetch_line(status: BridgeStatus) -> FetchLine | None:
+    fetcher = status.fetcher
+    if fetcher is None or fetcher.state.startswith("off"):
+        return None
+    counts = fetcher.counts
+    return FetchLine(
+        node=status.ipfs,
+        waiting=fetcher.waiting,
+        fetching=fetcher.fetching,
+        blocks=counts.get("blocks", 0),
+        released=counts.get("released", 0),
+        given_up=counts.get("quarantined", 0),
     )
 
 

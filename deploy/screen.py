@@ -86,6 +86,18 @@ class OverlayLine:
 
 
 @dataclass(frozen=True)
+class FetchLine:
+    """What is wanted out of IPFS: records that wait, blocks under way, blocks had, updates let go, given up."""
+
+    node: str
+    waiting: int
+    fetching: int
+    blocks: int
+    released: int
+    given_up: int
+
+
+@dataclass(frozen=True)
 class BridgeLine:
     """The bridge on the screen; counts since it started. `heard`: BATCH_UPDATEs by node of the demo network."""
 
@@ -103,7 +115,8 @@ class BridgeLine:
     publishing: str = ""
     heard: Mapping[str, int] = field(default_factory=dict)
     overlay: OverlayLine | None = None
-    """None: it does not run"""
+    fetch: FetchLine | None = None
+    """of both, None: it does not run"""
 
 
 @dataclass(frozen=True)
@@ -236,6 +249,7 @@ def _bridge_words(bridge: BridgeLine | None) -> list[str]:
         f"peers {len(bridge.peers)} topics {bridge.topics} in {count(bridge.frames_in)} out {count(bridge.frames_out)}",
         f"published {count(bridge.published)}{heard}",
         *([f"BEP 50 announced {count(bridge.overlay.published)}"] if bridge.overlay else []),
+        *([f"wanted {count(bridge.fetch.waiting)} blocks {count(bridge.fetch.blocks)}"] if bridge.fetch else []),
     ]
 
 
@@ -399,7 +413,7 @@ def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
 
 
 def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[RenderableType]:
-    """The title, a line of figures, one of BEP 50 where it runs, and a line for each peer."""
+    """The title, a line of figures, one of BEP 50 and one of IPFS where they run, and a line for each peer."""
     if bridge is None:
         return []
     heard = ", ".join(f"{name} {count(number)}" for name, number in bridge.heard.items())
@@ -424,6 +438,9 @@ def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[Renderabl
     if bridge.overlay is not None:
         lines.append(_overlay(bridge.overlay, width))
         peers -= 1
+    if bridge.fetch is not None:
+        lines.append(_fetch(bridge.fetch, width))
+        peers -= 1
     for peer in list(bridge.peers)[:peers]:
         arrow = "→" if peer.outbound else "←"
         line = Text.assemble(f"{arrow} {short(peer.peer, 16)} ", (f"{peer.protocol} ", _LABEL), peer.agent)
@@ -445,6 +462,24 @@ def _overlay(overlay: OverlayLine, width: int) -> Text:
         ("  announced ", _LABEL),
         count(overlay.published),
         (f"  {overlay.publishing}", _LABEL),
+    )
+    figures.truncate(width, overflow="ellipsis")
+    return figures
+
+
+def _fetch(fetch: FetchLine, width: int) -> Text:
+    figures = Text.assemble(
+        ("IPFS  wanted ", _LABEL),
+        count(fetch.waiting),
+        ("  fetching ", _LABEL),
+        count(fetch.fetching),
+        ("  blocks ", _LABEL),
+        count(fetch.blocks),
+        ("  updates let go ", _LABEL),
+        count(fetch.released),
+        ("  given up ", _LABEL),
+        count(fetch.given_up),
+        (f"  {fetch.node}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     return figures

@@ -18,6 +18,7 @@ from rich.console import Console
 from deploy.screen import (
     BatchLine,
     BridgeLine,
+    FetchLine,
     LineView,
     LiveView,
     OverlayLine,
@@ -123,6 +124,13 @@ def test_bep_50_has_a_line_where_it_runs() -> None:
     assert len(picture(replace(FULL, bridge=without), 80, 24)) == len(lines)
     assert "BEP 50" not in "".join(picture(replace(FULL, bridge=without), 80, 24))
     assert "BEP 50 announced 211" in line(replace(FULL, bridge=bridge))
+
+
+def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
+    bridge = BridgeLine("listening", fetch=FetchLine("kubo 0.43.0 at http://127.0.0.1:5001", 12, 3, 40, 7, 1))
+    (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
+    assert "wanted 12  fetching 3  blocks 40  updates let go 7  given up 1  kubo 0.43.0" in shown
+    assert "wanted 12 blocks 40" in line(replace(FULL, bridge=bridge))
 
 
 def test_more_room_shows_more_batches() -> None:
