@@ -108,7 +108,7 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
 
     JavaError, JarsError, BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
     """
-    port, controller_port = _free_ports()
+    port, controller_port = free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
     settings = Settings(state=folder / "ground", kafka=kafka)
     with broker(settings, say, die_with_parent=True) as servers:
@@ -117,7 +117,8 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
             yield Ground(spark, servers, folder, say)
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
+    """Two that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
         for each in sockets:

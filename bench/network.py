@@ -1,6 +1,7 @@
-"""The node on the network: a peer in Rust (tests/network/rust) sends as fast as the node takes, nothing goes to Kafka.
+"""The node on the network: a peer in Rust (tests/network/rust) sends as fast as the node takes.
 
-What a frame costs is parted by leaving things out: each side does less than the one before it.
+What a frame costs is parted by leaving things out: each side does less than the one before it. The first puts frames
+into Kafka, as a bridge does; the others count them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,11 +30,15 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
+from bench.ground import free_ports
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
+from bridge.capture.spool import FrameSink, KafkaFrames
 from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
 from bridge.node.host import Node, NodeOptions, _Link, _Session
 from bridge.node.seqno import Seqno
+from conf.settings import Kafka, Settings
+from deploy.stack import broker
 from schemas.identity import Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 
@@ -83,7 +88,9 @@ class _Blind(Node):
             self._sink.put(session.id, payload)
 
 
+KAFKA: Final = "into Kafka"
 NODE: Final[Mapping[str, tuple[type[Node], type[Router], bool]]] = {
+    KAFKA: (Node, Router, True),
     "whole": (Node, Router, True),
     "signatures not verified": (Node, Router, False),
     "nor routed": (Node, _Mute, False),
@@ -96,19 +103,11 @@ def measure(extent: Extent, say: Say) -> Finding:
 
     BenchError without cargo, or when a peer fails.
     """
-    frames, unique = extent.of(FRAMES, least=1000), extent.of(UNIQUE, least=500)
     mesh = f"{MESH} mesh peers"
-    found: dict[str, list[Figures]] = {}
     try:
         binary = build_rust()
-        for run in range(1, extent.runs + 1):
-            for name in (*NODE, STOCK, RUST, mesh):
-                if name == RUST:
-                    figures = _rust(binary, frames)
-                else:
-                    figures = _play(binary, name, MESH, unique) if name == mesh else _play(binary, name, 1, frames)
-                found.setdefault(name, []).append(figures)
-                say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs CPU each")
+        with TemporaryDirectory(prefix="kiln-bench-") as folder, _broker(Path(folder), say) as servers:
+            found = _in_turn(binary, servers, mesh, extent, say)
     except ForeignPeerError as error:
         raise BenchError(f"the peer in Rust: {error}") from error
     cost = {
@@ -117,11 +116,11 @@ def measure(extent: Extent, say: Say) -> Finding:
     }
     rate = {
         name: Series(f"frames, {name}", "frames/s", tuple(each.rate for each in found[name]))
-        for name in ("whole", STOCK, RUST)
+        for name in (KAFKA, "whole", STOCK, RUST)
     }
     return Finding(
         "network",
-        f"the node, fed by a peer in Rust: signed messages of {SIZE} bytes, one in a frame; captured frames go nowhere",
+        f"the node, fed by a peer in Rust: signed messages of {SIZE} bytes, one in a frame",
         (
             *rate.values(),
             *cost.values(),
@@ -130,18 +129,46 @@ def measure(extent: Extent, say: Say) -> Finding:
             Series(f"frames in and out, {mesh}", "frames/message", tuple(each.frames for each in found[mesh])),
         ),
         tuple(Ratio(f"{name}, of the whole", cost[name], cost["whole"]) for name in cost if name != "whole"),
-        {"frames": frames, "unique messages": unique, "peers": "on the same cores"},
+        {**_sizes(extent), "peers and broker": "on the same cores"},
     )
 
 
-def _play(binary: Path, side: str, peers: int, count: int) -> Figures:
+def _sizes(extent: Extent) -> dict[str, int]:
+    return {"frames": extent.of(FRAMES, least=1000), "unique messages": extent.of(UNIQUE, least=500)}
+
+
+def _in_turn(binary: Path, servers: str, mesh: str, extent: Extent, say: Say) -> dict[str, list[Figures]]:
+    frames, unique = _sizes(extent).values()
+    found: dict[str, list[Figures]] = {}
+    for run in range(1, extent.runs + 1):
+        for name in (*NODE, STOCK, RUST, mesh):
+            if name == RUST:
+                figures = _rust(binary, frames)
+            elif name == mesh:
+                figures = _play(binary, name, MESH, unique)
+            else:
+                figures = _play(binary, name, 1, frames, servers)
+            found.setdefault(name, []).append(figures)
+            say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs CPU each")
+    return found
+
+
+@contextmanager
+def _broker(folder: Path, say: Say) -> Iterator[str]:
+    port, controller_port = free_ports()
+    settings = Settings(state=folder, kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port))
+    with broker(settings, say, die_with_parent=True) as servers:
+        yield servers
+
+
+def _play(binary: Path, side: str, peers: int, count: int, servers: str = "") -> Figures:
     """One run. The node has a process of its own, so that its CPU time is nobody else's."""
     ours, theirs = get_context("spawn").Pipe()
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         rusts = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
         node = get_context("spawn").Process(
             target=_stock if side == STOCK else _node,
-            args=(theirs, side if side in NODE else "whole", peers > 1, count, folder),
+            args=(theirs, side if side in NODE else "whole", peers > 1, count, folder, servers),
             daemon=True,
         )
         node.start()
@@ -252,10 +279,29 @@ class _Ticking(_Counting):
         self._counter.tick(self.frames)
 
 
-def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str) -> None:
+class _IntoKafka(_Ticking):
+    """Frames go where those of a bridge go. What the broker has not taken yet at the end is a part of a second's."""
+
+    def __init__(self, counter: _Counter, sink: FrameSink) -> None:
+        super().__init__(counter)
+        self._sink = sink
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        self._sink.put(connection, frame)
+        super().put(connection, frame)
+
+
+def _sink(side: str, counter: _Counter, by_message: bool, folder: str, servers: str) -> _Counting:
+    if side == KAFKA:
+        frames = FrameSink(lambda: KafkaFrames([servers], {}), "kiln.frames", Path(folder, "spool"), 1 << 30, 64 << 20)
+        return _IntoKafka(counter, frames)
+    return _Counting() if by_message else _Ticking(counter)
+
+
+def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str, servers: str) -> None:
     node_type, router_type, verified = NODE[side]
     counter = _Counter(pipe, count)
-    sink = _Counting() if by_message else _Ticking(counter)
+    sink = _sink(side, counter, by_message, folder, servers)
     key = Ed25519PrivateKey.generate()
     gossip = Options()
     router = router_type(
@@ -277,7 +323,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     trio.run(main)
 
 
-def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str) -> None:
+def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, servers: str) -> None:
     """py-libp2p's own host and pubsub, with its silent limit of 10 messages a second off."""
     counter = _Counter(pipe, count)
     logging.getLogger("libp2p").addHandler(logging.NullHandler())
