@@ -45,7 +45,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "cargo": lambda: shutil.which("cargo") is None,
     "namespace": lambda: not loopback.available(),
     "go toolchain": lambda: shutil.which("go") is None,
-    "kubo": lambda: shutil.which("ipfs") is None,
+    "`ipfs` program": lambda: shutil.which("ipfs") is None,
 }
 
 

@@ -86,7 +86,7 @@ class Daemon:
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     program = os.environ.get("KILN_TEST_KUBO") or shutil.which("ipfs")
     if program is None:
-        pytest.skip("no kubo: `ipfs` is not on the PATH")
+        pytest.skip("no `ipfs` program (Kubo) on the PATH")
     daemon = Daemon(program, tmp_path / "kubo")
     yield daemon
     daemon.stop()
