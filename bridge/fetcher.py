@@ -17,7 +17,6 @@ decision 7; bridge.wanted.ledger).
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,12 +26,12 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from bridge.capture.spool import KafkaFrames
 from bridge.frames_producer import FramesProducerError
 from bridge.ipfs import Blocks
+from bridge.kafka_thread import KafkaThread, partitions_of
 from bridge.wanted.asking import FAULT, Answer, Ask, Failed, fetch
 from bridge.wanted.desk import Desk, Memory, Options, Output, Place
 from bridge.wanted.ledger import Ledger
@@ -48,7 +47,7 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Fetcher:
+class Fetcher(KafkaThread):
     """Runs a Desk between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
 
     One for a network and prefix: it assigns itself the partitions. While Kafka is away it tries again from its
@@ -71,39 +70,21 @@ class Fetcher:
         `interests`: in which separators, as texts (`schemas.topics.parse_interest`), now; called in this thread.
         `group`: who keeps the place; by default one of the network.
         """
-        self._servers = bootstrap_servers
-        self._client_options = dict(client_options)
-        self._prefix = prefix
+        super().__init__(
+            "fetcher",
+            "nothing is fetched",
+            bootstrap_servers,
+            client_options,
+            prefix,
+            group or f"{prefix}fetcher.{options.network}",
+        )
         self._options = options
         self._blocks = blocks
         self._interests = interests
         self._clock_us = clock_us
-        self._group = group or f"{prefix}fetcher.{options.network}"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fetcher", daemon=True)
+        self._pool = ThreadPoolExecutor(options.at_most, "fetch")
         self._memory: Memory | None = None
-        self._before: Counter[str] = Counter()
-        self._state = "not started"
-        self._error: str | None = None
-        self._view = (0, 0, self._before)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """Ends after what it writes now. Fetches under way end when the blocks are closed."""
-        self._stop.set()
-        self._thread.join(timeout)
-
-    @property
-    def state(self) -> str:
-        """What it does or waits for, in words."""
-        return self._state
-
-    @property
-    def error(self) -> str | None:
-        """Why it cannot work now; None: it can."""
-        return self._error
+        self._view = (0, 0, Counter[str]())
 
     @property
     def waiting(self) -> int:
@@ -120,54 +101,16 @@ class Fetcher:
         """What became of records since the start, by kind: `released`, `blocks`, `not_of_interest`, …, and reasons."""
         return self._view[2]
 
-    def _run(self) -> None:
-        pool = ThreadPoolExecutor(self._options.at_most, "fetch")
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._session(pool)
-                except (KafkaError, FramesProducerError, ValueError, AssertionError) as error:
-                    self._error = f"nothing is fetched, Kafka fails: {error!r}"
-                    self._state = self._error
-                    self._before = self._view[2]
-                    self._stop.wait(1.0)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            self._state = "stopped"
-            if not self._stop.is_set():
-                self._error = "nothing is fetched: the fetcher has ended by a fault"
-
-    def _session(self, pool: ThreadPoolExecutor) -> None:
-        """From the committed places on, until stopped or Kafka fails."""
-        if self._memory is None:
-            self._memory = self._read_streams()
-        consumer = self._consumer(self._group)
-        try:
-            producer = KafkaFrames(self._servers, self._client_options)
-            try:
-                self._work(consumer, producer, pool, self._memory)
-            finally:
-                producer.close(2)
-        finally:
-            consumer.close()
-
-    def _consumer(self, group: str | None) -> KafkaConsumer:
-        return KafkaConsumer(
-            bootstrap_servers=self._servers,
-            **self._client_options,
-            bootstrap_timeout_ms=5_000,
-            group_id=group,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=16 << 20,
-        )
+    def _ended(self) -> None:
+        # fetches under way end when the blocks are closed
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_streams(self) -> Memory:
         """All that `kiln.streams` holds now."""
         memory = Memory()
         consumer = self._consumer(None)
         try:
-            parts = self._parts(consumer, f"{self._prefix}streams")
+            parts = partitions_of(consumer, f"{self._prefix}streams")
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
@@ -188,15 +131,9 @@ class Fetcher:
         if record.network == self._options.network and record.source == "genesis":
             memory.knows(record.stream, record.separator)
 
-    def _parts(self, consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
-        partitions = consumer.partitions_for_topic(topic)
-        if not partitions:
-            raise FramesProducerError(f"there is no topic {topic}")
-        return [TopicPartition(topic, partition) for partition in sorted(partitions)]
-
     def _begin(self, consumer: KafkaConsumer, desk: Desk) -> dict[TopicPartition, Ledger]:
         """Where to go on."""
-        parts = self._parts(consumer, f"{self._prefix}wanted")
+        parts = partitions_of(consumer, f"{self._prefix}wanted")
         consumer.assign(parts)
         ledgers: dict[TopicPartition, Ledger] = {}
         held, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
@@ -227,8 +164,11 @@ class Fetcher:
         for part in places:
             ledgers[part].committed()
 
-    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames, pool: ThreadPoolExecutor, memory: Memory) -> None:
-        desk = Desk(self._options, memory)
+    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
+        if self._memory is None:
+            self._memory = self._read_streams()
+        before = self._view[2]
+        desk = Desk(self._options, self._memory)
         ledgers = self._begin(consumer, desk)
         answers: deque[tuple[Ask, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._stop.is_set():
@@ -238,7 +178,7 @@ class Fetcher:
                 ask, future = answers.popleft()
                 desk.answer(ask, _answer_of(ask, future), now)
             for ask in desk.next(now):
-                future = pool.submit(
+                future = self._pool.submit(
                     fetch, self._blocks, ask, self._options.timeout / 1e6, self._options.implied_separator
                 )
                 future.add_done_callback(partial(_came, answers, ask))
@@ -248,7 +188,7 @@ class Fetcher:
                 if not self._write(producer, stage):
                     return
             desk.written()
-            self._view = (desk.waiting, desk.under_way, self._before + desk.counts)
+            self._view = (desk.waiting, desk.under_way, before + desk.counts)
             self._state = _in_words(desk)
             self._error = None if desk.away is None else f"nothing is fetched, IPFS is away: {desk.away}"
 

@@ -124,13 +124,18 @@ class _Bridge:
         self.node = Node(options, load_or_create(folder / "key"), seqno, self._sink)
         self.discovery = _discovery(settings, self.node, options.gossip.D) if settings.discovery.enabled else None
         self._publisher: Publisher | None = None
-        self._quarantine = stack.enter_context(_quarantine(settings))
+        self._quarantine = _quarantine(settings)
+        self._quarantine.start()
+        stack.callback(self._quarantine.stop)
         self.carrier = _carrier(settings, self._sink, self._quarantine) if settings.bep50.enabled else None
         self._announcer: Publisher | None = None
         self._blocks = stack.enter_context(_blocks(settings))
         self._fetcher: Fetcher | None = None
         self._transition = _transition(settings)
-        self._height = stack.enter_context(_height(settings))
+        self._height = _height(settings) if settings.transition.height else None
+        if self._height is not None:
+            self._height.start()
+            stack.callback(self._height.stop)
 
     def start_publisher(self, token: trio.lowlevel.TrioToken) -> Publisher | None:
         """Its thread hands messages to the node in this one. None where nothing is to be published."""
@@ -369,32 +374,14 @@ def _transition(settings: Settings) -> Transition:
     return Transition(told.mode, told.at_us, told.height or None, micros(told.phase_out))
 
 
-@contextmanager
-def _height(settings: Settings) -> Iterator[HeightWatch | None]:
-    told = settings.transition
-    if not told.height:
-        yield None
-        return
-    path = settings.bridge_dir / "transition.json"
-    watch = HeightWatch(told.rpc_url.get_secret_value(), told.height, path, lambda: time.time_ns() // 1_000)
-    watch.start()
-    try:
-        yield watch
-    finally:
-        watch.stop()
+def _height(settings: Settings) -> HeightWatch:
+    told, path = settings.transition, settings.bridge_dir / "transition.json"
+    return HeightWatch(told.rpc_url.get_secret_value(), told.height, path, lambda: time.time_ns() // 1_000)
 
 
-@contextmanager
-def _quarantine(settings: Settings) -> Iterator[Quarantine]:
+def _quarantine(settings: Settings) -> Quarantine:
     kafka = settings.kafka
-    quarantine = Quarantine(
-        lambda: KafkaFrames(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
-    )
-    quarantine.start()
-    try:
-        yield quarantine
-    finally:
-        quarantine.stop()
+    return Quarantine(lambda: KafkaFrames(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine"))
 
 
 @contextmanager

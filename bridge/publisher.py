@@ -21,7 +21,6 @@ later starts draw the same line, and a batch that waited while the bridge was do
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,13 +30,13 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 from msgspec import structs
 
 from bridge.capture.spool import KafkaFrames
 from bridge.frames_producer import FramesProducerError
 from bridge.ipfs import BlockRefused, BlocksAway, BlockUnavailable
+from bridge.kafka_thread import KafkaThread, partitions_of
 from bridge.pins import PinsError
 from bridge.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
@@ -414,7 +413,7 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Publisher:
+class Publisher(KafkaThread):
     """Runs an Outbox between Kafka and the network, in a thread of its own, from `start()` to `stop()`.
 
     While Kafka is away it tries again from its committed place.
@@ -439,39 +438,21 @@ class Publisher:
         thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
         which batches go out now. `group`: who keeps the place; by default one of the network.
         """
-        self._servers = bootstrap_servers
-        self._client_options = dict(client_options)
-        self._prefix = prefix
+        super().__init__(
+            "publisher",
+            "nothing is published",
+            bootstrap_servers,
+            client_options,
+            prefix,
+            group or f"{prefix}publisher.{options.network}",
+        )
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
         self._keeper = keeper
         self._topics = topics
         self._clock_us = clock_us
-        self._group = group or f"{prefix}publisher.{options.network}"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
-        self._state = "not started"
-        self._error: str | None = None
         self._counted = (0, 0, 0)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout: float = 5.0) -> None:
-        """Ends after what it does now. Not to be called in the thread that `publish` waits for."""
-        self._stop.set()
-        self._thread.join(timeout)
-
-    @property
-    def state(self) -> str:
-        """What it does or waits for, in words."""
-        return self._state
-
-    @property
-    def error(self) -> str | None:
-        """Why it cannot work now; None: it can."""
-        return self._error
 
     @property
     def published(self) -> int:
@@ -488,40 +469,8 @@ class Publisher:
         """Records that were no batch, since the start."""
         return self._counted[2]
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._session()
-                except (KafkaError, FramesProducerError, ValueError, AssertionError) as error:
-                    self._error = f"nothing is published, Kafka fails: {error!r}"
-                    self._state = self._error
-                    self._stop.wait(1.0)
-        finally:
-            self._keeper.close()
-            self._state = "stopped"
-            if not self._stop.is_set():  # what `publish` or `can_publish` raised ends the thread
-                self._error = "nothing is published: the publisher has ended by a fault"
-
-    def _session(self) -> None:
-        """From the committed places on, until stopped or Kafka fails."""
-        consumer = KafkaConsumer(
-            bootstrap_servers=self._servers,
-            **self._client_options,
-            bootstrap_timeout_ms=5_000,
-            group_id=self._group,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=16 << 20,
-        )
-        try:
-            producer = KafkaFrames(self._servers, self._client_options)
-            try:
-                self._work(consumer, producer)
-            finally:
-                producer.close(2)
-        finally:
-            consumer.close()
+    def _ended(self) -> None:
+        self._keeper.close()
 
     def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
         topic = f"{self._prefix}batches"
@@ -587,10 +536,7 @@ class Publisher:
 
     def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:
         """Where to go on; on a first start the line of `max_age` is drawn and kept. What is committed."""
-        partitions = consumer.partitions_for_topic(topic)
-        if not partitions:
-            raise FramesProducerError(f"there is no topic {topic}")
-        parts = [TopicPartition(topic, partition) for partition in sorted(partitions)]
+        parts = partitions_of(consumer, topic)
         consumer.assign(parts)
         places: dict[int, int] = {}
         for part in parts:
