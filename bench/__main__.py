@@ -22,12 +22,7 @@ from bench import batcher, bep50, decode, growth, hot_path, lateness, network
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
-from bridge.frames_producer import FramesProducerError
 from conf import KilnError
-from deploy.embedded.broker import BrokerError
-from deploy.embedded.jars import JarsError
-from deploy.embedded.java import JavaError
-from deploy.embedded.topics import TopicsError
 from pipelines.application import GaveUpError
 
 ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
@@ -48,13 +43,8 @@ _IDLE = 0.5  # load a core
 # What a user can mend, or what went wrong in words.
 _SAID = (
     BenchError,
-    BrokerError,
-    FramesProducerError,
     GaveUpError,
-    JarsError,
-    JavaError,
     KilnError,
-    TopicsError,
 )
 
 

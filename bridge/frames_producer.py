@@ -14,6 +14,7 @@ from typing import Final, Protocol, Self, cast
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from conf import PrerequisiteError
 from schemas.proto.kiln import frame_pb2
 
 MAX_REQUEST: Final = 8 * 1024 * 1024  # bytes, as every topic allows (docs/DESIGN.md, Contracts)
@@ -29,7 +30,7 @@ _OPTIONS: Final[Mapping[str, object]] = {
 }
 
 
-class FramesProducerError(RuntimeError):
+class FramesProducerError(PrerequisiteError):
     """Frames that Kafka did not take: how many are not acknowledged, and the first error."""
 
 

@@ -539,22 +539,6 @@ def command_line(program: str, settings: "Settings") -> str:
     return f"{name} sql{state}"
 
 
-def exit_code_of(error: Exception) -> int | None:
-    """The exit code of an error a user can act upon; None for Kiln's own faults, which keep their traceback."""
-    if isinstance(error, KilnError):
-        return error.exit_code
-    from bridge.frames_producer import FramesProducerError
-    from deploy.embedded.broker import BrokerError
-    from deploy.embedded.jars import JarsError
-    from deploy.embedded.java import JavaError
-    from deploy.embedded.topics import TopicsError
-
-    if isinstance(error, JavaError | JarsError | BrokerError | TopicsError | FramesProducerError):
-        return ENVIRONMENT
-    # a file that was named and cannot be read or written
-    return FAILED if isinstance(error, OSError) and error.filename is not None else None
-
-
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command; known errors become one message on stderr, and the exit code is returned."""
     try:
@@ -567,14 +551,15 @@ def run_command(arguments: Sequence[str]) -> int:
     except typer.exceptions.TyperException as error:
         _complain(f"{error.format_message()} (kiln --help)")
         return USAGE
-    except Exception as error:
-        known = exit_code_of(error)
-        if known is None:
+    except KilnError as error:
+        _complain(str(error))
+        return error.exit_code
+    except OSError as error:
+        if error.filename is None:
             raise
-        _complain(
-            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        )
-        return known
+        # a file that was named and cannot be read or written
+        _complain(f"{error.filename}: {error.strerror}")
+        return FAILED
     return code if isinstance(code, int) else OK
 
 

@@ -667,7 +667,7 @@ class Node:
             protocol = await self._host.multiselect_client.select_one_of(
                 [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
             )
-        except BaseException:
+        except BaseException:  # cancelled, too: a stream half opened is the peer's memory as well
             with _shielded(1):
                 await stream.reset()
             raise

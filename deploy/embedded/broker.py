@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conf import PrerequisiteError
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
 from deploy.tied import tied
@@ -47,7 +48,7 @@ _JVM = (
 )
 
 
-class BrokerError(RuntimeError):
+class BrokerError(PrerequisiteError):
     """The broker cannot be started or did not start; the text says why and what to do."""
 
 
@@ -220,7 +221,7 @@ class EmbeddedBroker:
         except BrokerError as error:
             self.stop()
             raise BrokerError(f"{error}\n{self._last_words()}") from None
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: no broker is left behind
             self.stop()
             raise
         return self.address

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
+from conf import PrerequisiteError
 from deploy.embedded.java import JavaError, find_java
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ _FOUND = re.compile(r"^\s*found \S+ in ")
 _FETCHED = re.compile(r"^\s*\[SUCCESSFUL \]")
 
 
-class JarsError(RuntimeError):
+class JarsError(PrerequisiteError):
     """The jars are not there or could not be fetched; the text says why and what to do."""
 
 

@@ -16,13 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from conf import PrerequisiteError
+
 OLDEST = 17
 TRIED = (17, 21)
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 
 
-class JavaError(RuntimeError):
+class JavaError(PrerequisiteError):
     """No Java that will do; the text says what was found and what to type."""
 
 

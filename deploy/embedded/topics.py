@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
+from conf import PrerequisiteError
+
 TOPICS = ("frames", "updates", "batches", "publications", "streams", "quarantine", "wanted", "blocks")
 # Keyed by stream; the newest record of each is kept for ever.
 COMPACTED = frozenset({"streams"})
@@ -13,7 +15,7 @@ FOR_LIFE = frozenset({"updates"})
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 
-class TopicsError(RuntimeError):
+class TopicsError(PrerequisiteError):
     """Topics cannot be used or made as they must be; a line for each thing that is wrong, and what to do."""
 
 

@@ -7,6 +7,7 @@ import io
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import cbor2
@@ -141,7 +142,7 @@ def test_split_is_exact(batch: dict[str, list[bytes]], limit: int) -> None:
 
 
 @given(batches, st.randoms(), st.integers(200, 1500))
-def test_order_of_arrival_does_not_matter(batch: dict[str, list[bytes]], random: Any, limit: int) -> None:
+def test_order_of_arrival_does_not_matter(batch: dict[str, list[bytes]], random: Random, limit: int) -> None:
     shuffled = list(batch)
     random.shuffle(shuffled)
     again = {stream: random.sample(batch[stream] * 2, len(batch[stream]) * 2) for stream in shuffled}

@@ -17,7 +17,7 @@ from deltalake import write_deltalake
 from bridge.traffic import read_ledger
 from conf import KilnError, PrerequisiteError
 from conf.settings import DEFAULT_FILE, Settings
-from deploy.cli import command_line, exit_code_of, run_command
+from deploy.cli import command_line, run_command
 from deploy.embedded.java import JavaError
 from schemas.capture import open_capture, read_capture
 
@@ -108,19 +108,13 @@ def test_wrong_settings_are_exit_code_2_with_every_fault(
 # ---------------------------------------------------------------- errors
 
 
-def test_exit_codes() -> None:
-    assert exit_code_of(KilnError("it failed")) == 1
-    assert exit_code_of(PrerequisiteError("no broker")) == 3
-    assert exit_code_of(JavaError("no java")) == 3
-    assert exit_code_of(FileNotFoundError(2, "No such file", "x")) == 1
-    assert exit_code_of(ZeroDivisionError()) is None
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
+        (KilnError("it failed"), 1, "kiln: it failed\n"),
         (PrerequisiteError("no broker\nstart one"), 3, "kiln: no broker\n      start one\n"),
+        (JavaError("no java"), 3, "kiln: no java\n"),
         (PermissionError(13, "Permission denied", "/nowhere/x"), 1, "kiln: /nowhere/x: Permission denied\n"),
     ],
 )

@@ -55,7 +55,7 @@ def reason(*blocks: tuple[bytes, bytes]) -> str | None:
 class Vector:
     """A CAR file, beside what `decoded.json` says of it."""
 
-    def __init__(self, path: Path, decoded: dict[str, Any]) -> None:
+    def __init__(self, path: Path, decoded: dict[str, Any]) -> None:  # JSON of several shapes
         self.blocks = read_car(path).blocks
         self.decoded: dict[str, Any] = {block["cid"]: block["decoded"] for block in decoded["blocks"]}
 
@@ -350,7 +350,7 @@ header_keys = st.sampled_from(["sep", "model", "a", "unique", ""]) | st.text(max
 headers = st.dictionaries(header_keys, json_like | st.sampled_from(["model", "a"]), max_size=6)
 
 
-def expected_of(header: dict[str, Any]) -> tuple[Separator | None, str | None]:
+def expected_of(header: dict[str, object]) -> tuple[Separator | None, str | None]:
     sep = header.get("sep", NONE)
     if sep is NONE:
         return None, "sep_missing"
@@ -369,7 +369,7 @@ def expected_of(header: dict[str, Any]) -> tuple[Separator | None, str | None]:
 
 
 @given(headers, st.booleans())
-def test_any_header_is_read_as_other_decoders_read_it(header: dict[str, Any], by_libipld: bool) -> None:
+def test_any_header_is_read_as_other_decoders_read_it(header: dict[str, object], by_libipld: bool) -> None:
     event = {"data": [header], "header": header}
     block: bytes = libipld.encode_dag_cbor(event) if by_libipld else cbor2.dumps(event, canonical=True)
     decoded = cbor2.loads(block)
@@ -394,7 +394,7 @@ def test_any_bytes_are_read_or_rejected_and_strictly_read_ones_alike(block: byte
 
 
 @given(headers, st.data())
-def test_damaged_blocks_never_raise(header: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_blocks_never_raise(header: dict[str, object], data: st.DataObject) -> None:
     block = bytearray(cbor2.dumps({"header": header}))
     block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(block[: data.draw(st.integers(0, len(block)))])

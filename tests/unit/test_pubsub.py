@@ -53,7 +53,7 @@ streams_2020 = st.builds(lambda kind, cid: StreamID(kind, cid).text, st.integers
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-def read(**fields: Any) -> PubsubMessage | Rejected:
+def read(**fields: object) -> PubsubMessage | Rejected:
     return read_message(json.dumps(fields).encode())
 
 
@@ -62,7 +62,7 @@ def reason(data: bytes, batch_typ: int = 3) -> str | None:
     return answer.reason if isinstance(answer, Rejected) else None
 
 
-def lines(name: str) -> list[dict[str, Any]]:
+def lines(name: str) -> list[dict[str, Any]]:  # JSON of several shapes
     return [json.loads(line) for line in (VECTORS / name).read_text().splitlines()]
 
 
@@ -342,7 +342,7 @@ def test_text_decoding_is_that_of_textdecoder() -> None:
         ({"typ": 3, "ts": 5, "ver": "2", "ipfsVer": 3}, "bad_version"),
     ],
 )
-def test_reasons(fields: dict[str, Any], expected: str) -> None:
+def test_reasons(fields: dict[str, object], expected: str) -> None:
     answer = read(**fields)
     assert isinstance(answer, Rejected)
     assert answer.reason == expected
@@ -417,7 +417,7 @@ def test_batch_and_keepalive_of_every_number_read(typ: int) -> None:
         ({"typ": 3.0, "sep": f"model/{MODEL}", "batch": BATCH}, "BATCH_UPDATE"),
     ],
 )
-def test_typ_3_is_told_by_shape(fields: dict[str, Any], expected: str) -> None:
+def test_typ_3_is_told_by_shape(fields: dict[str, object], expected: str) -> None:
     answer = read(**{"typ": 3, **fields})
     assert (answer.reason if isinstance(answer, Rejected) else answer.type) == expected
 
@@ -517,7 +517,7 @@ def assert_read_or_rejected(data: bytes) -> None:
 
 
 @given(objects)
-def test_any_object_is_read_or_rejected(message: dict[str, Any]) -> None:
+def test_any_object_is_read_or_rejected(message: dict[str, object]) -> None:
     assert_read_or_rejected(json.dumps(message).encode())
 
 
@@ -527,7 +527,7 @@ def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
 
 
 @given(objects, st.data())
-def test_damaged_messages_are_read_or_rejected(message: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_messages_are_read_or_rejected(message: dict[str, object], data: st.DataObject) -> None:
     wire = bytearray(json.dumps(message).encode())
     wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
     assert_read_or_rejected(bytes(wire[: data.draw(st.integers(0, len(wire)))]))

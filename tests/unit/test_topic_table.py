@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ def test_equal_lists_keep_their_order(ours: list[bytes]) -> None:
 
 
 @given(st.lists(st.text(max_size=6), max_size=6), st.randoms())
-def test_bundle_is_a_set(topics: list[str], random: Any) -> None:
+def test_bundle_is_a_set(topics: list[str], random: Random) -> None:
     shuffled = topics + topics
     random.shuffle(shuffled)
     assert schemas.bundle_hash(shuffled) == bundle_hash(topics)
