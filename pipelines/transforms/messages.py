@@ -31,6 +31,8 @@ _IDENTITY = (
 # Most bytes of a quarantine record: base64 makes four thirds of them, and a topic takes records of 8 MiB.
 PART = 5 << 20
 DECODED = (*MESSAGES, *_FAULT, *_IDENTITY)
+_NO_FAULT = (None,) * len(_FAULT)
+_NO_MESSAGE = (None,) * len(MESSAGES)
 
 
 def decoded(records: DataFrame, how: Decoding) -> DataFrame:
@@ -125,7 +127,7 @@ def _message_row(item: Decoded, how: Decoding) -> tuple[tuple[object, ...], int]
         item.remote_peer,
         item.observed_at,
         *item.place,
-        *(None for _ in _FAULT),
+        *_NO_FAULT,
         early,
         late,
     )
@@ -144,7 +146,7 @@ def fault_rows(item: Faulty) -> Iterator[tuple[tuple[object, ...], int]]:
         )
         identity = blake2b(own + start.to_bytes(8), digest_size=16).digest() if start else own
         row = (
-            *(None for _ in MESSAGES),
+            *_NO_MESSAGE,
             item.stage,
             item.reason,
             item.author,
