@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
+from awaiting import wait_until
 from torrent_nodes import PATIENCE, Torrent
 
 
@@ -15,10 +15,11 @@ def torrents() -> Iterator[list[Torrent]]:
     nodes = [Torrent() for _ in range(4)]
     for node in nodes:
         node.know(*[other for other in nodes if other is not node])
-    deadline = time.monotonic() + PATIENCE
-    while not all(node.nodes() >= 3 for node in nodes):
-        assert time.monotonic() < deadline, [node.nodes() for node in nodes]
-        time.sleep(0.01)
+    wait_until(
+        lambda: all(node.nodes() >= 3 for node in nodes),
+        lambda: f"three others each, not {[node.nodes() for node in nodes]}",
+        PATIENCE,
+    )
     yield nodes
     for node in nodes:
         node.session.pause()

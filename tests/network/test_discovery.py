@@ -352,7 +352,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
                 friend.node.publish(OTHER, b"%d" % number)
                 await town.bell.until(lambda: b"%d" % number in seeker.heard)  # noqa: B023  - awaited here
                 slowest = max(slowest, trio.current_time() - sent)
-                await trio.sleep(0.02)
+                await trio.sleep(0.02)  # a steady talk, not all there is time for
             await talk(town, seeker, true, b"found")
 
             assert slowest < 1  # meanwhile its other topic is as it was

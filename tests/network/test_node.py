@@ -300,7 +300,7 @@ def test_a_peer_that_restarts_is_dialled_again(tmp_path: Path) -> None:
                 try:
                     again = await town.node(replace(OPTIONS, listen=(f"/ip4/127.0.0.1/tcp/{port}",)), key)
                 except* NodeError:
-                    await trio.sleep(0.05)
+                    await trio.sleep(0.05)  # the kernel tells nobody that a port is free
                 else:
                     break
         again.node.join(TOPIC)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from awaiting import awaited
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka.errors import KafkaError, KafkaTimeoutError
@@ -23,15 +24,6 @@ from bridge.frames_producer import FramesProducerError
 
 A, B = b"a" * 16, b"b" * 16
 Records = list[tuple[bytes, bytes]]
-
-
-def awaited(true: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 # ---------------------------------------------------------------- a Kafka of the test's own
@@ -501,7 +493,7 @@ def test_whatever_happens_all_arrive_in_order(
             kafka.back()
     kafka.refuse = False
     kafka.back()
-    assert awaited(lambda: all_there(sink)), sink.status()
+    assert awaited(lambda: all_there(sink), 20), sink.status()
     assert kafka.firsts() == frames(sent)
     assert sink.close(1) == 0
     assert list(folder.iterdir()) == []

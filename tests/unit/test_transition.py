@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from awaiting import awaited
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,15 +19,6 @@ from schemas.topics import Separator, parse_topic, separator_value
 S = 1_000_000
 AT = 1_000 * S
 SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
-
-
-def awaited(true: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_names_of_the_topics() -> None:
