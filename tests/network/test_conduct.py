@@ -175,7 +175,7 @@ def test_a_storm_of_grafts_in_the_back_off(tmp_path: Path) -> None:
             async def attack() -> None:
                 for _ in range(100):
                     await storm.say(*[graft()] * 50)
-                    await trio.sleep(BEAT / 10)
+                    await trio.sleep(BEAT / 10)  # a storm over many heartbeats
                 await town.bell.until(lambda: counted(a, "graylisted") > 0)
 
             await while_others_talk(town, a, b, attack)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dag_cbor
 import httpx
 import pytest
+from awaiting import wait_until
 from foreign_peer import BUILT
 from multiformats import CID
 
@@ -75,13 +76,6 @@ def town(tmp_path: Path) -> Iterator[Town]:
 def address(node: NodeBlocks) -> str:
     """Where its peers find it, as it says itself."""
     return node.about().split(" at ")[1].split(",")[0]
-
-
-def until(true: Callable[[], bool], patience: float = 30.0) -> None:
-    ends_at = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < ends_at, "not in time"
-        time.sleep(0.05)
 
 
 def rpc(kubo: Kubo, command: str, method: str = "POST", headers: Mapping[str, str] | None = None) -> httpx.Response:
@@ -181,7 +175,7 @@ def test_a_peer_that_is_not_there_is_named_and_connected_once_it_is(town: Town) 
     again = Helia(BUILT / "helia", Path(str(town._folder), "a"), town._folder / "a2.log", f"/ip4/127.0.0.1/tcp/{port}")
     node = NodeBlocks(Kubo("http://127.0.0.1:0"), helia=again)
     try:
-        until(lambda: "1 of 1 peers connected" in b.about())
+        wait_until(lambda: "1 of 1 peers connected" in b.about(), lambda: f"its peer, not {b.about()}")
     finally:
         node.close()
 
@@ -266,7 +260,7 @@ def test_a_node_that_dies_is_started_again(town: Town, tmp_path: Path) -> None:
         except (BlocksAway, BlockUnavailable):
             return False
 
-    until(is_back)
+    wait_until(is_back, "the block from the node that was started again")
     assert child_of(os.getpid(), tmp_path / "a") not in (None, child)
 
 
@@ -289,7 +283,7 @@ def test_a_node_ends_with_whoever_started_it_also_when_that_one_is_killed(town: 
         assert opener.stdout.readline().startswith("http://127.0.0.1:")
         assert child_of(opener.pid, folder) is not None
         opener.kill()
-    until(lambda: child_of(0, folder) is None)
+    wait_until(lambda: child_of(0, folder) is None, "the end of the node")
 
 
 def test_a_first_start_installs_into_the_state_folder(tmp_path: Path) -> None:
@@ -298,7 +292,7 @@ def test_a_first_start_installs_into_the_state_folder(tmp_path: Path) -> None:
         cid, data = batch(9)
         with pytest.raises(BlocksAway, match="starting"):
             blocks.put(cid, data)
-        until(lambda: " at /ip4/127.0.0.1/" in blocks.about(), 300)
+        wait_until(lambda: " at /ip4/127.0.0.1/" in blocks.about(), lambda: f"an address, not {blocks.about()}", 300)
         blocks.put(cid, data)
         assert blocks.get(cid, 5.0) == data
         assert sorted(path.name for path in (tmp_path / "helia").iterdir()) == ["app", "repo"]
@@ -313,7 +307,7 @@ def test_without_a_registry_it_says_what_is_missing(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     blocks = open_blocks("helia", tmp_path, listen=LOOPBACK)
     try:
-        until(lambda: "starting" not in blocks.about(), 60)
+        wait_until(lambda: "starting" not in blocks.about(), "the end of its start")
         assert "npm ci" in blocks.about()
         assert "helia.log" in blocks.about()
         with pytest.raises(BlocksAway, match="needs a registry"):
@@ -336,7 +330,7 @@ def test_a_taken_port_is_named(town: Town, tmp_path: Path) -> None:
 
 def test_a_stop_in_the_middle_of_an_install_does_not_wait_for_it(tmp_path: Path) -> None:
     blocks = open_blocks("helia", tmp_path, listen=LOOPBACK)
-    until((tmp_path / "helia" / "app" / "package.json").exists)
+    wait_until((tmp_path / "helia" / "app" / "package.json").exists, "the install has begun")
     begun = time.monotonic()
     blocks.close()
     assert time.monotonic() - begun < 10

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from awaiting import wait_until
 from conftest import free_ports
 from foreign_peer import BUILT
 
@@ -65,15 +66,16 @@ class Daemon:
         with (self._folder / "daemon.log").open("ab") as log:
             self._child = subprocess.Popen([self._program, "daemon"], env=self._environment, stdout=log, stderr=log)
         kubo = Kubo(self.url)
-        until = time.monotonic() + PATIENCE
-        while True:
+
+        def answers() -> bool:
             try:
                 kubo.identity(1.0)
             except BlocksAway:
-                assert time.monotonic() < until, (self._folder / "daemon.log").read_text()
-                time.sleep(0.1)
-            else:
-                return kubo
+                return False
+            return True
+
+        wait_until(answers, lambda: f"Kubo answers\n{(self._folder / 'daemon.log').read_text()}")
+        return kubo
 
     def stop(self) -> None:
         if self._child is not None:

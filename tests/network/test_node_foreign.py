@@ -243,7 +243,7 @@ def test_a_peer_that_subscribes_late(kind: str, request: pytest.FixtureRequest, 
             with trio.fail_after(20):
                 while not one.heard:
                     await told(partial(late.publish, TOPIC, 1, tag="knock"))
-                    await trio.sleep(0.05)
+                    await trio.sleep(0.05)  # a pause between knocks: it does not say when it knows of us
             one.heard.clear()
         else:
             await told(late.wait_subscriber, TOPIC, one.peer)

@@ -108,7 +108,7 @@ def test_two_cautious_kilns_know_each_other_by_their_agent_version(tmp_path: Pat
             sent.append(b"%d" % len(sent))
             a.node.publish(TOPIC, sent[-1])
             await town.bell.until(lambda: len(b.heard) == len(sent))
-            await trio.sleep(0.1)
+            await trio.sleep(0.1)  # the router tells nobody, and more messages do not hasten it
         assert sorted(b.heard) == sorted(sent)
 
     in_town(tmp_path, test)
@@ -129,7 +129,7 @@ def test_a_foreign_peer_without_the_extension_gets_every_message_by_name(tmp_pat
         sent = [f"{name} {number}".encode() for number in range(EACH) for name in ("a", "b")]
         for data in sent:
             (a if data.startswith(b"a") else b).node.publish(TOPIC, data)
-            await trio.sleep(0.01)
+            await trio.sleep(0.01)  # at a pace: a burst could overflow a queue
         received = await trio.to_thread.run_sync(lambda: js.wait_received(len(sent), TOPIC))
         assert sorted(each.data for each in received) == sorted(sent)
         await town.bell.until(lambda: len(a.heard) >= EACH and len(b.heard) >= EACH)
