@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
@@ -53,15 +53,6 @@ def read(address: str, topic: str, count: int) -> list[tuple[bytes, int, int]]:
             found += [(record.value, record.timestamp, record.timestamp_type) for record in records]
     consumer.close()
     return found
-
-
-def awaited(true: Callable[[], bool], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 # ---------------------------------------------------------------- topics

@@ -11,6 +11,7 @@ from functools import partial
 
 import cbor2
 import pytest
+from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
@@ -45,15 +46,6 @@ pytestmark = pytest.mark.kafka
 S = 1_000_000
 MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
 OPTIONS = Options("local-test", at_most=4, timeout=S, give_up=600 * S, check_for=2 * S)
-
-
-def awaited(true: Callable[[], bool], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def genesis(number: int) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from awaiting import wait_until
 from kafka import KafkaProducer
 
 from conf.settings import Kafka, Settings
@@ -35,9 +36,9 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
             assert not launched.error
             killed = _pid(tmp_path)
             os.kill(killed, signal.SIGKILL)
-            _await(lambda: launched.error == "the broker has ended; it is started again")
-            _await(lambda killed=killed: _pid(tmp_path) not in (0, killed))
-            _await(lambda: not launched.error)
+            wait_until(lambda: launched.error == "the broker has ended; it is started again", "its end is told")
+            wait_until(partial(_another, tmp_path, killed), "another broker")
+            wait_until(lambda: not launched.error, lambda: f"no error, but {launched.error}")
         await_broker(servers)
         second = producer.send("kiln.frames", value=b"after", partition=0).get(timeout=30)
         assert second.offset == first.offset + 1
@@ -50,8 +51,5 @@ def _pid(state: Path) -> int:
     return int(json.loads(told.read_bytes())["pid"]) if running(state) and told.exists() else 0
 
 
-def _await(true: Callable[..., bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def _another(state: Path, killed: int) -> bool:
+    return _pid(state) not in (0, killed)

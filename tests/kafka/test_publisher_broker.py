@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from bridge.ipfs import BlocksAway
@@ -29,15 +30,6 @@ from schemas.topics import separator_value
 pytestmark = pytest.mark.kafka
 
 S = 1_000_000
-
-
-def awaited(true: Callable[[], bool], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def batch(number: int, age: int = 0, origin: Origin = "LIVE") -> BatchRecord:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from awaiting import awaited
 from kafka import KafkaConsumer, TopicPartition
 
 from bridge.capture.spool import FrameSink, KafkaFrames
@@ -30,15 +31,6 @@ CONNECTIONS = 8
 
 class NewBroker(Protocol):
     def __call__(self, state: Path, *, die_with_parent: bool = True) -> EmbeddedBroker: ...
-
-
-def awaited(true: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import loopback
 import pytest
+from awaiting import PATIENCE, wait_until
 from conftest import free_ports
 from torrent_nodes import LOOPBACK
 
@@ -19,8 +20,6 @@ from bridge.status import BridgeStatus, read_status
 from conf.settings import Settings
 
 pytestmark = pytest.mark.skipif(not loopback.available(), reason="no network namespace for this user")
-
-PATIENCE = 60.0  # s
 
 # Where DHT and IPFS software goes if it is not told otherwise.
 ROUTERS = (
@@ -89,15 +88,18 @@ def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeS
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + PATIENCE
-        while True:
+
+        def holds() -> bool:
             status = read_status(state / "bridge" / "status.json")
             if status is not None and true(status):
-                break
+                return True
             assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return False
+
+        wait_until(holds, "the bridge says how it is")
         time.sleep(2.0)  # for what it might do only then
+        status = read_status(state / "bridge" / "status.json")
+        assert status is not None
         os.kill(status.pid, signal.SIGTERM)
         said = process.communicate(timeout=PATIENCE)[1]
         return process.returncode, said
