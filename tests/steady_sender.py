@@ -88,7 +88,7 @@ class Sender:
                     await swarm_of(self._host).dial_addr(self._bridge.addrs[0], self._bridge.peer_id)
                     return await self._host.new_stream(self._bridge.peer_id, [PROTOCOL])
             except (*_BROKEN, trio.TooSlowError):
-                await trio.sleep(0.05)
+                await trio.sleep(0.05)  # nobody tells when the bridge listens again
 
     async def _say(self, stream: INetStream, begin: int, started: float) -> tuple[int, bool]:
         """Where it ended, what was begun included, and whether all was said."""
@@ -99,7 +99,7 @@ class Sender:
             while at < len(frames):
                 due = int((trio.current_time() - started) * self._rate)
                 if at >= due:
-                    await trio.sleep(0.01)
+                    await trio.sleep(0.01)  # it keeps its rate
                 while at < min(due, len(frames)):
                     at += 1
                     await stream.write(frames[at - 1])

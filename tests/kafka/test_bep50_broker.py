@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from awaiting import PATIENCE, wait_until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from bridge.bep50.carrier import publisher_key
@@ -32,7 +33,6 @@ pytestmark = pytest.mark.kafka
 NETWORK = "local-test"
 SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
 TOPIC = topic_name(NETWORK, SEPARATOR)
-PATIENCE = 60.0  # s
 
 
 def batch(number: int) -> BatchRecord:
@@ -71,7 +71,7 @@ class Side:
         (self.state / "bridge" / "status.json").unlink(missing_ok=True)
         with subprocess.Popen([sys.executable, "-m", "bridge.main"], env=environment) as process:
             try:
-                await_(lambda: self.status is not None or process.poll() is not None)
+                wait_until(lambda: self.status is not None or process.poll() is not None, "the bridge runs")
                 status = self.status
                 assert status is not None
                 yield status
@@ -115,13 +115,6 @@ class Side:
         return list(found)
 
 
-def await_(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def sides(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> tuple[Side, Side]:
     return Side(broker, f"a{prefix}", tmp_path / "a"), Side(broker, f"b{prefix}", tmp_path / "b")
@@ -138,9 +131,9 @@ def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[S
         stack.enter_context(one.running(KILN_BEP50__CONTACTS=theirs.addresses[0]))
         for each in batches[:3]:
             one.write(each)
-        await_(lambda: len(one.receipts()) == 3)
+        wait_until(lambda: len(one.receipts()) == 3, "three receipts")
         assert {each.error for each in one.receipts().values()} == {None}
-        await_(lambda: len(other.announced()) == 3)
+        wait_until(lambda: len(other.announced()) == 3, "three batches")
         for each in batches[:3]:
             receipt = one.receipts()[each.cid]
             assert (receipt.transport, receipt.topic, receipt.peers) == ("bep50", TOPIC, 1)
@@ -149,14 +142,14 @@ def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[S
     # Nobody is there; what was announced meanwhile is found by who comes back, and nothing goes out twice.
     with one.running() as ours:
         one.write(batches[3])
-        await_(lambda: batches[3].cid in one.receipts())
+        wait_until(lambda: batches[3].cid in one.receipts(), "the fourth receipt")
         receipt = one.receipts()[batches[3].cid]
         assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 2 s")
         assert ours.bep50 is not None
         with other.running(KILN_BEP50__FOLLOW=follow, KILN_BEP50__CONTACTS=ours.bep50.addresses[0]):
-            await_(lambda: other.announced()[-1] == batches[3].cid)
+            wait_until(lambda: other.announced()[-1] == batches[3].cid, "the fourth batch")
             one.write(batches[4])
-            await_(lambda: other.announced()[-1] == batches[4].cid)
-            await_(lambda: batches[4].cid in one.receipts())
+            wait_until(lambda: other.announced()[-1] == batches[4].cid, "the fifth batch")
+            wait_until(lambda: batches[4].cid in one.receipts(), "the fifth receipt")
     assert other.announced() == [each.cid for each in batches]
     assert len(one.read("publications")) == 5

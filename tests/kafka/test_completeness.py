@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from awaiting import wait_until
 from conftest import ROOT, free_ports
 from log_model import read_records
 
@@ -39,13 +40,6 @@ LOST_AFTER = 2.0
 """s: more than what a killed bridge may have in memory alone, the spool's delays (1 s and 0.1 s) and what it reads"""
 IN_THE_AIR = 3_000
 """messages: what buffers between sender and bridge hold, 256 KiB of yamux window and the kernel's"""
-
-
-def awaited(true: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
 
 
 def cpu_of(process: int) -> float:
@@ -125,7 +119,7 @@ class Place:
     @contextmanager
     def sender(self, resend: int = 0) -> Iterator[Sender]:
         self.bridge.start()
-        awaited(lambda: self.status() is not None, 30, "the bridge says how it is")
+        wait_until(lambda: self.status() is not None, "the bridge says how it is", 30)
         status = self.status()
         assert status is not None
         sender = Sender(status.addresses[0], self._folder / "said.json", resend)
@@ -147,6 +141,16 @@ class Place:
         used = {"bridge": cpu_of(status.pid) if status is not None else 0.0, "broker": cpu_of(self.broker)}
         return ", ".join(f"{name} {seconds:.1f} s of CPU" for name, seconds in used.items())
 
+    def wait_heard(self, share: float) -> None:
+        """Until the bridge says, as it does each second, that so much of what is said has come."""
+        wanted = share * RATE * SECONDS
+
+        def heard() -> bool:
+            status = self.status()
+            return status is not None and status.frames_in > wanted  # the subscription came first
+
+        wait_until(heard, f"{wanted:.0f} messages heard", 30 + SECONDS)
+
     def settled(self, heard: int) -> float:
         """Waits until the bridge has heard so many messages and Kafka has all its frames. How many seconds."""
         began = time.monotonic()
@@ -157,7 +161,7 @@ class Place:
                 return False
             return status.spool.put == status.spool.acknowledged and not status.spool.disk_bytes
 
-        awaited(all_there, 120 + 3 * SECONDS, f"{heard} messages heard and written")
+        wait_until(all_there, f"{heard} messages heard and written", 120 + 3 * SECONDS)
         self.used = self._cpu()
         return time.monotonic() - began
 
@@ -233,10 +237,10 @@ def test_all_that_a_peer_says_is_in_the_log(place: Place) -> None:
 def test_all_is_there_after_the_broker_paused(place: Place) -> None:
     with place.sender() as sender:
         sender.go()
-        time.sleep(SECONDS / 3)
+        place.wait_heard(1 / 3)
         os.kill(place.broker, signal.SIGSTOP)
         try:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE)  # the outage itself
             status = place.status()
             assert status is not None
             assert status.spool.disk_bytes > 0
@@ -252,10 +256,10 @@ def test_all_is_there_after_the_broker_paused(place: Place) -> None:
 def test_all_is_there_after_the_broker_was_killed(place: Place) -> None:
     with place.sender() as sender:
         sender.go()
-        time.sleep(SECONDS / 3)
+        place.wait_heard(1 / 3)
         killed = place.broker
         os.kill(killed, signal.SIGKILL)
-        awaited(lambda: place.broker not in (0, killed), 30, "another broker")
+        wait_until(lambda: place.broker not in (0, killed), "another broker", 30)
         said = sender.said()
         settled = place.settled(len(said.ids))
         tell("broker killed", place, said, settled)
@@ -265,7 +269,7 @@ def test_all_is_there_after_the_broker_was_killed(place: Place) -> None:
 def test_a_killed_bridge_loses_no_more_than_what_is_not_said_again(place: Place) -> None:
     with place.sender(resend=RATE) as sender:
         sender.go()
-        time.sleep(SECONDS / 3)
+        place.wait_heard(1 / 3)
         status = place.status()
         assert status is not None
         os.kill(status.pid, signal.SIGKILL)
@@ -275,7 +279,7 @@ def test_a_killed_bridge_loses_no_more_than_what_is_not_said_again(place: Place)
             now = place.status()
             return now is not None and now.pid != status.pid
 
-        awaited(runs_again, 60, "the bridge runs again")
+        wait_until(runs_again, "the bridge runs again", 60)
         said = sender.said()
         assert len(said.streams) == 2
         (_, broke_off), (again, end) = said.streams

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from awaiting import wait_until
 from conftest import free_ports
 from foreign_peer import ForeignPeer, NewPeer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -85,10 +86,12 @@ def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str,
     process = kiln.start("bridge")
     try:
         path = folder / "bridge" / "status.json"
-        until = time.monotonic() + PATIENCE
-        while (status := read_status(path)) is None or len(status.peers) < 2:
-            assert time.monotonic() < until, (folder / "started.out").read_text()
-            time.sleep(0.1)
+        wait_until(
+            lambda: (now := read_status(path)) is not None and len(now.peers) >= 2,
+            lambda: f"both peers\n{(folder / 'started.out').read_text()}",
+        )
+        status = read_status(path)
+        assert status is not None
         old.wait_subscriber(OLD, status.peer)
         new.wait_subscriber(NEW, status.peer)
         yield Running(kiln)
