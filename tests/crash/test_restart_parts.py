@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from awaiting import wait_until
 from conftest import free_ports
 from kiln_process import Kiln, kill_all
 from log_model import expected_batches, read_batches, read_log, read_records
@@ -53,12 +54,14 @@ class Live:
     killed: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def until(self, true: Callable[[], bool], what: str, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
+        def holds() -> bool:
+            if true():
+                return True
             ended = self.process.poll() is not None
             assert not ended, f"kiln ended\n{self.said()}"
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.said()}\n{self.kiln.log()}"
-            time.sleep(0.1)
+            return False
+
+        wait_until(holds, lambda: f"{what}\n{self.said()}\n{self.kiln.log()}", seconds)
 
     def pid(self, part: str) -> int:
         """Of a part that runs, else 0."""
@@ -90,7 +93,7 @@ class Live:
         pid = self.pid("broker")
         os.kill(pid, signal.SIGSTOP)
         try:
-            time.sleep(seconds)
+            time.sleep(seconds)  # the outage itself
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -139,7 +142,7 @@ def run(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) 
         for part in order:
             if random.random() < 0.7:
                 live.until(live.flows, "frames flow")
-            time.sleep(random.uniform(0, 5))
+            time.sleep(random.uniform(0, 5))  # killed at any moment, seeded
             live.kill(part)
         live.until(live.flows, "frames flow at the end")
         live.pause_broker(OUTAGE)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import dag_cbor
 import pytest
+from awaiting import wait_until
 from conftest import free_ports
 from deltalake import DeltaTable
 from foreign_peer import BUILT, NewPeer
@@ -33,6 +33,7 @@ MODELS = [StreamID(2, block_cid(b"model %d" % number)) for number in range(4)]
 SEPARATORS = [Separator("model", model.text) for model in MODELS]
 FOLLOWED = SEPARATORS[:2]  # by the second Kiln
 STREAMS_EACH, TIPS_EACH = 5, 3
+PATIENCE = 120.0  # s
 
 
 class Genesis(NamedTuple):
@@ -70,14 +71,6 @@ def updates() -> Iterator[tuple[str, bytes]]:
     for number, each in enumerate(UNNAMED):
         for tip in range(TIPS_EACH):
             yield topic_name(NETWORK, None), write_update(each.stream, late_tip(number, tip))
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
-    """Polls, as a process of its own tells nothing: Kiln says how it goes in a file, and in its tables."""
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.3)
 
 
 def told(kiln: Kiln) -> BridgeStatus | None:
@@ -188,26 +181,26 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     first = town.first(author.address, address(world.about()))
     world.close()  # it comes back later
     run = town.run(first, "run")
-    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has no IPFS node")
+    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has an IPFS node", PATIENCE)
     status = told(first)
     assert status is not None
     for topic in topics:
         author.wait_subscriber(topic, status.peer)
     second = town.second(status.addresses[0], address(status.ipfs))
     bridge = town.run(second, "bridge")
-    wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has no peer")
-    wait_until(lambda: bool(ipfs_address(second)), "the second Kiln has no IPFS node")
+    wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has a peer", PATIENCE)
+    wait_until(lambda: bool(ipfs_address(second)), "the second Kiln has an IPFS node", PATIENCE)
     for topic, message in updates():
         author.publish_raw(topic, message)
 
     # nobody has the genesis of some: they wait, and nothing waits for them
     named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
-    wait_until(lambda: len(rows(first, "updates")) == named, "updates are missing", 180)
+    wait_until(lambda: len(rows(first, "updates")) == named, "all updates that name their separator", 180)
     world = town.world()
     for each in UNNAMED:
         world.put(each.cid, each.block)
     late = len(UNNAMED) * TIPS_EACH
-    wait_until(lambda: len(rows(first, "updates")) == named + late, "updates still wait for their genesis", 180)
+    wait_until(lambda: len(rows(first, "updates")) == named + late, "all updates, by their genesis", 180)
     by_genesis = [row for row in rows(first, "updates") if row["separator_source"] == "genesis"]
     for number, each in enumerate(UNNAMED):
         mine = sorted((row["log_offset"], row["tip"]) for row in by_genesis if row["stream"] == each.stream)
@@ -215,14 +208,15 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     verified = {(each.stream, FOLLOWED[0].value) for each in UNNAMED}
     wait_until(
         lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verified,
-        "what was verified is not in the table streams",
+        "what was verified is in the table streams",
+        PATIENCE,
     )
-    wait_until(lambda: all_published(first), "batches are not published", 120)
+    wait_until(lambda: all_published(first), "all batches are published", PATIENCE)
 
     # the first Kiln's blocks are there to be fetched, without its queries
     end(run)
     town.run(first, "bridge")
-    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln's IPFS node did not come back")
+    wait_until(lambda: bool(ipfs_address(first)), "the first Kiln's IPFS node is back", PATIENCE)
     second.run("run", "--catch-up")
     wanted = {row["cid"] for row in of_followed(first, "batches")}
 
@@ -230,7 +224,7 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
         status = told(second)
         return status.fetcher.counts.get("blocks", 0) if status and status.fetcher else 0
 
-    wait_until(lambda: fetched() == len(wanted), f"{fetched()} of {len(wanted)} blocks were fetched")
+    wait_until(lambda: fetched() == len(wanted), lambda: f"{len(wanted)} blocks, not {fetched()}", PATIENCE)
     second.run("run", "--catch-up")
     end(bridge)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from awaiting import wait_until
 from conftest import free_ports
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
@@ -45,6 +46,7 @@ SEPARATORS = [Separator("model", StreamID(2, block_cid(b"model %d" % number)).te
 FOLLOWED = SEPARATORS[:2]  # by the second Kiln
 STREAMS_EACH, TIPS_EACH = 4, 3
 NAMED_BEFORE = 23  # batches that an item names beside its own
+PATIENCE = 120.0  # s
 
 Tip = tuple[object, object]
 """StreamID and CID, texts."""
@@ -95,14 +97,6 @@ def batches_of(separator: Separator, numbers: Iterable[int]) -> dict[str, tuple[
         )
         found[block.cid] = record, (stream, cid_text(tip))
     return found
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
-    """Polls, as a process of its own tells nothing: Kiln says how it goes in a file, and in its tables."""
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.2)
 
 
 def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
@@ -162,7 +156,7 @@ class Side:
         """Until it has an IPFS node."""
         (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
         self.start("bridge")
-        wait_until(lambda: bool(self.ipfs), f"no IPFS node: {self.status.errors if self.status else ''}", 300)
+        wait_until(lambda: bool(self.ipfs), lambda: f"an IPFS node: {self.status and self.status.errors}", 300)
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
@@ -187,7 +181,7 @@ class Side:
             now = self.overlay.publisher
             return now.published + now.failed - before.published - before.failed
 
-        wait_until(lambda: receipts() == len(batches), f"{receipts()} of {len(batches)} batches have a receipt")
+        wait_until(lambda: receipts() == len(batches), lambda: f"{len(batches)} receipts, not {receipts()}", PATIENCE)
 
 
 def _killed(process: subprocess.Popen[str]) -> None:
@@ -283,7 +277,7 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         tips = {row["tip"]: row["cid"] for row in rows(one.kiln, "batch_tips")}
         return len(tips) == updates and set(tips.values()) == receipts
 
-    wait_until(all_announced, "the first Kiln's batches are not announced", 180)
+    wait_until(all_announced, "the first Kiln's batches are announced", 180)
     one.end("run")
     other.start("run", "--no-network")
     ours = {
@@ -292,7 +286,7 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         if row["separator_value"] in {each.value for each in FOLLOWED}
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
-    wait_until(lambda: received(other.kiln) >= ours, f"{len(received(other.kiln))} of {len(ours)} tips", 180)
+    wait_until(lambda: received(other.kiln) >= ours, lambda: f"{len(ours)} tips, not {len(received(other.kiln))}", 180)
     assert received(other.kiln) == ours
     for side in (one, other):
         assert side.status is not None
@@ -311,7 +305,7 @@ def what_was_announced_meanwhile_comes_after_a_restart(one: Side, other: Side) -
         last = list(batches)[-1]
     assert received(other.kiln) < expected
     other.start_bridge()
-    wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile is not there")
+    wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile", PATIENCE)
     assert received(other.kiln) == expected
     assert other.overlay.gaps == 0
     assert not rows(other.kiln, "quarantine")
@@ -335,7 +329,8 @@ def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, ol
     refused = stranger.ask(b"put", {**put_fields(older), b"token": served.values[b"token"]})
     assert isinstance(refused, Error)
     assert refused.refusal.code == OLD_SEQUENCE.code
-    wait_until(lambda: other.overlay.dropped.get(f"refused_{OLD_SEQUENCE.code}") == 1, "the refusal is not told")
+    told = f"refused_{OLD_SEQUENCE.code}"
+    wait_until(lambda: other.overlay.dropped.get(told) == 1, "the refusal is told", PATIENCE)
     assert other.sequence(key, FOLLOWED[0]) == sequence
 
 
@@ -346,9 +341,9 @@ def what_an_item_does_not_name_is_one_gap(one: Side, other: Side, last: str) -> 
     one.announce(batches)
     other.start_bridge()
     expected |= {tip for _, tip in list(batches.values())[-1 - NAMED_BEFORE :]}
-    wait_until(lambda: received(other.kiln) >= expected, "what the item names is not there")
+    wait_until(lambda: received(other.kiln) >= expected, "what the item names", PATIENCE)
     assert received(other.kiln) == expected
-    wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap is not in quarantine")
+    wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine", PATIENCE)
     (row,) = rows(other.kiln, "quarantine")
     newest = list(batches)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
