@@ -49,6 +49,9 @@ _STREAMING = {
     "spark.sql.inMemoryColumnarStorage.batchSize": "200",
     "spark.hadoop.parquet.block.size": "33554432",
     "spark.hadoop.parquet.page.size.row.check.max": "100",
+    # The queries together have more generated classes than the 100 that are kept by default, and would compile each
+    # other's out again and again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "pipelines.worker_daemon",
     "spark.sql.session.timeZone": "UTC",

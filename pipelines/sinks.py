@@ -9,7 +9,7 @@ from typing import cast
 
 import deltalake
 from py4j.java_gateway import JVMView
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from pipelines.sources import Broker
 from schemas.tables import TABLES, Column, Table
@@ -113,22 +113,31 @@ def has_rows(lake: Lake, table: str) -> bool:
 
 
 def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
-    """Appends to a table, once for a `Write`: a second append under the same one is skipped by Delta."""
-    (
-        rows.select(*(column.name for column in TABLES[table].columns))
-        .write.format("delta")
-        .mode("append")
-        .option("txnAppId", write.app_id(table))
-        .option("txnVersion", str(write.batch_id))
-        .save(lake.table(table))
-    )
+    """Appends to a table, once for a `Write`: a second append under the same one does nothing.
+
+    The commit is what the options txnAppId and txnVersion of Delta's writer make. Not by these options: they have Spark
+    compute the whole state of the table before each append, for its transaction ids, and that is most of what an append
+    of a small micro-batch costs (docs/DESIGN.md, decision 7). ValueError: the table's columns are others.
+    """
+    if written(lake, table, write):
+        return
+    spark, path = rows.sparkSession, lake.table(table)
+    data = rows.select(*(column.name for column in TABLES[table].columns))._jdf
+    jvm = cast(JVMView, spark._jvm)  # none of it has a door in Python
+    delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
+    log = delta.DeltaLog.forTable(spark._jsparkSession, path)
+    transaction = log.startTransaction()
+    expected, found = (each.schema().catalogString() for each in (transaction.metadata(), data))
+    if expected != found:
+        raise ValueError(f"{path} has the columns {expected}, not {found}")
+    told = jvm.scala.Option.apply(log.clock().getTimeMillis())
+    mark = delta.actions.SetTransaction(write.app_id(table), write.batch_id, told)
+    append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
+    transaction.commit(transaction.writeFiles(data).appended(mark), append)
 
 
-def written(spark: SparkSession, lake: Lake, table: str, write: Write) -> bool:
+def written(lake: Lake, table: str, write: Write) -> bool:
     """Whether a `Write` was committed to a table before."""
-    # Delta's transaction ids have no door in Python but this one.
-    delta = cast(JVMView, spark._jvm)
-    log = delta.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, lake.table(table))
-    nothing = delta.scala.Option.empty()
-    newest = log.update(False, nothing, nothing).transactions().get(write.app_id(table))
-    return bool(newest.isDefined() and newest.get() >= write.batch_id)
+    known = deltalake.DeltaTable(lake.table(table), storage_options=dict(lake.options) or None)
+    newest = known.transaction_version(write.app_id(table))
+    return newest is not None and newest >= write.batch_id

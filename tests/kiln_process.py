@@ -83,6 +83,16 @@ class Kiln:
         return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else ""
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM to a started Kiln, which then stops its own broker too: that one runs in a session of its own."""
+    process.terminate()
+    try:
+        process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+        raise
+
+
 def kill_all(process: subprocess.Popen[str]) -> None:
     """SIGKILL to a started Kiln and to all its children: the JVM and the Python workers."""
     os.killpg(process.pid, signal.SIGKILL)

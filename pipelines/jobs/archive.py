@@ -48,7 +48,7 @@ class _Archive:
     def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> Held:
         """What the lake held before this micro-batch: if it is a repeat, its own frames do not count."""
         kept = spark.read.format("delta").load(self._plan.lake.table("frames"))
-        if written(spark, self._plan.lake, "frames", write):
+        if written(self._plan.lake, "frames", write):
             own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
             kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")
         return read_held(kept)

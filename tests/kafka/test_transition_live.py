@@ -17,7 +17,7 @@ from awaiting import wait_until
 from conftest import free_ports
 from foreign_peer import ForeignPeer, NewPeer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kiln_process import Kiln, kill_all
+from kiln_process import Kiln, end
 
 from bridge.status import read_status
 from schemas.cid import block_cid, cid_text
@@ -96,7 +96,7 @@ def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str,
         new.wait_subscriber(NEW, status.peer)
         yield Running(kiln)
     finally:
-        kill_all(process)
+        end(process)
 
 
 def heard(peer: ForeignPeer, topic: str) -> list[str]:

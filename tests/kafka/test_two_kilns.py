@@ -14,7 +14,7 @@ from awaiting import wait_until
 from conftest import free_ports
 from deltalake import DeltaTable
 from foreign_peer import BUILT, NewPeer
-from kiln_process import Kiln, kill_all
+from kiln_process import Kiln
 
 from bridge.ipfs.helia import Helia
 from bridge.ipfs.kubo import Kubo
@@ -153,18 +153,13 @@ class Town:
 
     def run(self, kiln: Kiln, *arguments: str) -> subprocess.Popen[str]:
         process = kiln.start(*arguments)
-        self._stack.callback(_killed, process)
+        self._stack.callback(_ended, process)
         return process
 
 
-def _killed(process: subprocess.Popen[str]) -> None:
+def _ended(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
-        kill_all(process)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    process.wait(timeout=120)
+        end(process)
 
 
 @pytest.fixture
