@@ -14,7 +14,7 @@ from awaiting import wait_until
 from conftest import free_ports
 from deltalake import DeltaTable
 from foreign_peer import BUILT, NewPeer
-from kiln_process import Kiln
+from kiln_process import Kiln, end
 
 from bridge.ipfs.helia import Helia
 from bridge.ipfs.kubo import Kubo

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
 from foreign_peer import BUILT
 from kafka import KafkaProducer
-from kiln_process import Kiln, kill_all
+from kiln_process import Kiln, end
 from log_feed import frames_producer, kiln_beside
 
 from bridge.bep50.carrier import publisher_key
@@ -150,7 +150,7 @@ class Side:
     def start(self, *arguments: str) -> None:
         process = self.kiln.start(*arguments)
         self._running[arguments[0]] = process
-        self._stack.callback(_killed, process)
+        self._stack.callback(_ended, process)
 
     def start_bridge(self) -> None:
         """Until it has an IPFS node."""
@@ -184,9 +184,9 @@ class Side:
         wait_until(lambda: receipts() == len(batches), lambda: f"{len(batches)} receipts, not {receipts()}", PATIENCE)
 
 
-def _killed(process: subprocess.Popen[str]) -> None:
+def _ended(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
-        kill_all(process)
+        end(process)
 
 
 class Stranger:
