@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -196,6 +197,10 @@ def _play(binary: Path, side: str, peers: int, count: int, servers: str = "") ->
         return _told(ours, Figures)
 
 
+def _has(one: ForeignPeer, messages: int) -> bool:
+    return len(one.received) >= messages
+
+
 def _rust(binary: Path, count: int) -> Figures:
     """The same peer as receiver. Its CPU has the JSON in it that it writes of each message."""
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
@@ -210,7 +215,7 @@ def _rust(binary: Path, count: int) -> Figures:
             sent += source.publish(TOPIC, _PORTION, size=SIZE, tag=f"{turn}").sent
             turn += 1
             due = sent - _AHEAD if sent < count else sent
-            target.wait_for(lambda due=due: len(target.received) >= due)  # type: ignore[misc]  # bound at once
+            target.wait_for(partial(_has, target, due))
         return Figures(sent / (time.perf_counter() - began), (_cpu_of(target) - busy) / sent * 1e6, 1.0)
 
 

@@ -29,7 +29,10 @@ class Pins:
         self._kept: sqlite3.Connection | None = None
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
-        """Once this returns, peers can fetch the block. BlocksAway, BlockUnavailable, BlockRefused, PinsError."""
+        """Once this returns, peers can fetch the block.
+
+        Raises BlocksAwayError, BlockUnavailableError, BlockRefusedError, PinsError.
+        """
         self._run(
             "INSERT INTO pins VALUES (?, ?) ON CONFLICT (cid) DO UPDATE SET until = max(until, excluded.until)",
             (cid, now + self._pin_for),
@@ -38,7 +41,7 @@ class Pins:
         self._blocks.pin(cid)
 
     def let_go(self, now: int) -> int:
-        """Unpins what has been kept for its time, some at once; how many. BlocksAway, PinsError."""
+        """Unpins what has been kept for its time, some at once; how many. BlocksAwayError, PinsError."""
         due = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _AT_ONCE))
         for (cid,) in due:
             self._blocks.unpin(str(cid))

@@ -35,7 +35,7 @@ from msgspec import structs
 
 from bridge.capture.spool import KafkaFrames
 from bridge.frames_producer import FramesProducerError
-from bridge.ipfs import BlockRefused, BlocksAway, BlockUnavailable
+from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
 from bridge.kafka_thread import KafkaThread, partitions_of
 from bridge.pins import PinsError
 from bridge.transition import BY_SEPARATOR, Topics
@@ -106,12 +106,12 @@ class Keeper(Protocol):
     def keep(self, cid: str, block: bytes, now: int) -> None:
         """Once this returns, peers can fetch the block; nothing if they can already.
 
-        BlocksAway, BlockUnavailable, PinsError: wait. BlockRefused: never.
+        BlocksAwayError, BlockUnavailableError, PinsError: wait. BlockRefusedError: never.
         """
         ...
 
     def let_go(self, now: int) -> int:
-        """Unpins what has been kept for its time. BlocksAway, PinsError: later."""
+        """Unpins what has been kept for its time. BlocksAwayError, PinsError: later."""
         ...
 
     def close(self) -> None: ...
@@ -310,7 +310,7 @@ class Outbox:
                 publication = self._new[0]
                 try:
                     keeper.keep(publication.cid, publication.block, now)
-                except BlockRefused as error:
+                except BlockRefusedError as error:
                     why = f"IPFS does not take the block: {error}"
                     outputs.append(self._receipt(publication.place, publication.refused(why, now)))
                     self.block_bytes -= len(publication.block)
@@ -322,7 +322,7 @@ class Outbox:
                 publication = next(iter(self._lines.values()))[0].publication
                 keeper.keep(publication.cid, publication.block, now)
                 self._kept_at = now
-        except (BlocksAway, BlockUnavailable, PinsError) as error:
+        except (BlocksAwayError, BlockUnavailableError, PinsError) as error:
             self.away = str(error)
             self._keep_again = now + self._options.retry_every
         else:
@@ -531,7 +531,7 @@ class Publisher(KafkaThread):
 
     def _let_go(self, now: int) -> None:
         # what is pinned too long does no harm, and a node that is away is told of where it matters
-        with suppress(BlocksAway, PinsError):
+        with suppress(BlocksAwayError, PinsError):
             self._keeper.let_go(now)
 
     def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:

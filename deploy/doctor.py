@@ -20,7 +20,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bridge.ipfs.blocks import BlocksAway
+from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import HeliaError, find_node, is_installed
 from bridge.ipfs.kubo import Kubo
 from conf.settings import Settings
@@ -267,7 +267,7 @@ def _ipfs(settings: Settings) -> tuple[str, str]:
     kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
     try:
         return f"{kubo.identity(_KUBO).name} at {api}", ""
-    except BlocksAway as away:
+    except BlocksAwayError as away:
         return "", str(away)
     finally:
         kubo.close()

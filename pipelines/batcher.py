@@ -105,11 +105,11 @@ class Batcher(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", STATE)
 
-    def handleInputRows(  # noqa: N802  (Spark's name)
+    def handleInputRows(
         self,
         key: tuple[int],
         rows: Iterator[pd.DataFrame] | Iterator[Row],
-        timerValues: TimerValues,  # noqa: N803  (passed by name)
+        timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
         """Rows in: partition int, offset bigint, stamp bigint (µs), value binary. Rows out: OUTPUT."""
         frames = [frame for frame in rows if isinstance(frame, pd.DataFrame)]  # the pandas form of the operator

@@ -83,7 +83,7 @@ class HeldParam(AccumulatorParam[Held]):
     def zero(self, value: Held) -> Held:
         return {}
 
-    def addInPlace(self, value1: Held, value2: Held) -> Held:  # noqa: N802  (the base class's name)
+    def addInPlace(self, value1: Held, value2: Held) -> Held:
         return merge(value1, value2)
 
 

@@ -57,7 +57,7 @@ class _ByOneCall(JStreamingQueryListener):
     """Fetches what a micro-batch reports as one JSON text. PySpark's own asks the JVM for each value in it, hundreds of
     calls, which with five queries took a fifth of a core on either side."""
 
-    def onQueryProgress(self, jevent: JavaObject) -> None:  # noqa: N802  (Spark's name, as below)
+    def onQueryProgress(self, jevent: JavaObject) -> None:
         progress = StreamingQueryProgress.fromJson(json.loads(jevent.progress().json()))
         self.pylistener.onQueryProgress(QueryProgressEvent(progress))
 
@@ -83,7 +83,7 @@ class ProgressListener(StreamingQueryListener):
         with self._lock:
             return dict(self._queries)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """What was known of an earlier run of the query no longer holds, but for its sums."""
         with self._lock:
             if event.name is not None:
@@ -93,17 +93,17 @@ class ProgressListener(StreamingQueryListener):
                     before, read={}, batch_ms=0, input_rate=0.0, processed_rate=0.0, idle=False
                 )
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         self.take(event.progress)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing to read: what was last said of offsets still holds."""
         with self._lock:
             name = self._names.get(event.runId)
             if name is not None:
                 self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The application asks the query itself what ended it."""
 
     def take(self, progress: StreamingQueryProgress) -> None:

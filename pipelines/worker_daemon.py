@@ -3,16 +3,22 @@
 Workers are forked from it: each would otherwise spend a second or two of CPU on the same imports.
 """
 
-import pandas  # noqa: F401  (imported for the workers, as all here)
-import pyarrow  # noqa: F401
-import pyspark.worker  # noqa: F401
+from importlib import import_module
+
 from pyspark.daemon import manager
 
-import pipelines.batcher
-import pipelines.transforms.archive
-import pipelines.transforms.messages
-import pipelines.transforms.sink
-import pipelines.transforms.updates  # noqa: F401
+NEEDED = (
+    "pandas",
+    "pyarrow",
+    "pyspark.worker",
+    "pipelines.batcher",
+    "pipelines.transforms.archive",
+    "pipelines.transforms.messages",
+    "pipelines.transforms.sink",
+    "pipelines.transforms.updates",
+)
 
 if __name__ == "__main__":
+    for name in NEEDED:
+        import_module(name)
     manager()

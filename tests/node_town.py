@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
@@ -26,6 +27,8 @@ from schemas.proto.kiln.frame_pb2 import Frame
 TOPIC = "/ceramic/local-test"
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 OPTIONS = NodeOptions(network="local-test", listen=(LISTEN,), redial_first=0.05, redial_most=0.2)
+ENDS = (BaseLibp2pError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""What reading a stream raises once the other side, or this one, is gone."""
 
 
 class Bell:
@@ -157,6 +160,9 @@ class Town:
         await self.bell.until(lambda: subscribed(a, 1) and subscribed(b, 1))
         return a, b
 
+    async def until_heard(self, one: Running, data: bytes, seconds: float = 30) -> None:
+        await self.bell.until(lambda: data in one.heard, seconds)
+
 
 def trio_clock_ns() -> int:
     return int(trio.current_time() * 1e9)
@@ -185,11 +191,9 @@ async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
     async def handler(stream: INetStream) -> None:
         if not reads:
             await trio.sleep_forever()
-        try:
+        with suppress(*ENDS):
             while True:
                 await stream.read(65536)
-        except Exception:  # noqa: BLE001  - whatever ends it, the peer under test is the other one
-            return
 
     for protocol in PROTOCOLS:
         host.set_stream_handler(TProtocol(protocol), handler)

@@ -97,9 +97,8 @@ class Sender:
         try:
             await stream.write(encode(RPC(subscriptions=[subscription]).SerializeToString()))
             while at < len(frames):
+                await trio.sleep_until(started + at / self._rate + 0.01)  # what 10 ms make due goes together
                 due = int((trio.current_time() - started) * self._rate)
-                if at >= due:
-                    await trio.sleep(0.01)  # it keeps its rate
                 while at < min(due, len(frames)):
                     at += 1
                     await stream.write(frames[at - 1])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from bridge.ipfs.blocks import (
     MAX_OTHER,
-    BlockRefused,
+    BlockRefusedError,
     Blocks,
-    BlocksAway,
-    BlockUnavailable,
+    BlocksAwayError,
+    BlockUnavailableError,
     digest_of,
     verified,
 )
@@ -19,10 +19,10 @@ from bridge.ipfs.node import NodeBlocks
 
 __all__ = [
     "MAX_OTHER",
-    "BlockRefused",
-    "BlockUnavailable",
+    "BlockRefusedError",
+    "BlockUnavailableError",
     "Blocks",
-    "BlocksAway",
+    "BlocksAwayError",
     "digest_of",
     "open_blocks",
     "verified",

@@ -25,15 +25,15 @@ CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 _SHA2_256: Final = 0x12
 
 
-class BlocksAway(Exception):  # noqa: N818  reads as a state, and is one: the node is away
+class BlocksAwayError(Exception):
     """No node to speak with: whatever is asked for waits until one is there. The text says which, and why."""
 
 
-class BlockUnavailable(Exception):  # noqa: N818  as above
+class BlockUnavailableError(Exception):
     """This block could not be had (or stored, or pinned) now: nobody gave it in time. Worth another try later."""
 
 
-class BlockRefused(Exception):  # noqa: N818  as above
+class BlockRefusedError(Exception):
     """Never: trying again gives the same. `reason` is a code for the quarantine, the text says it in words."""
 
     def __init__(self, reason: str, text: str) -> None:
@@ -47,29 +47,29 @@ class Blocks(Protocol):
     def put(self, cid: str, data: bytes) -> None:
         """Keep a block, so that peers can fetch it once this returns; nothing if it is there already.
 
-        BlocksAway: wait. BlockRefused: not the bytes of this CID, too large, or kept under another CID.
+        BlocksAwayError: wait. BlockRefusedError: not the bytes of this CID, too large, or kept under another CID.
         """
         ...
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """The block, verified against its CID, at most `limit` bytes; not more than that is read.
 
-        `timeout` in s: about how long peers are asked. BlocksAway: wait. BlockUnavailable: not found in time.
-        BlockRefused: larger, other bytes than its CID says, or a CID that cannot be checked (not sha2-256).
+        `timeout` in s: about how long peers are asked. BlocksAwayError: wait. BlockUnavailableError: not found in time.
+        BlockRefusedError: larger, other bytes than its CID says, or a CID that cannot be checked (not sha2-256).
         """
         ...
 
     def pin(self, cid: str) -> None:
         """Keep this block, and not what it links to, from being collected; nothing if it is so already.
 
-        BlocksAway; BlockUnavailable: the node has no such block.
+        BlocksAwayError; BlockUnavailableError: the node has no such block.
         """
         ...
 
     def unpin(self, cid: str) -> None:
         """Let it be collected; nothing if it is not pinned, or pinned with all it links to, which is not our pin.
 
-        BlocksAway.
+        BlocksAwayError.
         """
         ...
 
@@ -78,12 +78,12 @@ class Blocks(Protocol):
         ...
 
     def close(self) -> None:
-        """End what was started for it. Calls under way elsewhere end with BlocksAway."""
+        """End what was started for it. Calls under way elsewhere end with BlocksAwayError."""
         ...
 
 
 def digest_of(cid: str) -> bytes:
-    """The sha2-256 digest in a CID. BlockRefused: not a CID, or one of another hash."""
+    """The sha2-256 digest in a CID. BlockRefusedError: not a CID, or one of another hash."""
     try:
         raw = cid_bytes(cid)
         if raw.startswith(b"\x12\x20"):
@@ -92,19 +92,21 @@ def digest_of(cid: str) -> bytes:
         code, at = read_varint(raw, at)
         length, at = read_varint(raw, at)
     except CidError as error:
-        raise BlockRefused(CID_MALFORMED, str(error)) from None
+        raise BlockRefusedError(CID_MALFORMED, str(error)) from None
     if (code, length) != (_SHA2_256, 32):
-        raise BlockRefused(HASH_UNSUPPORTED, f"{cid[:80]}: hash 0x{code:x} of {length} bytes; only sha2-256 is checked")
+        raise BlockRefusedError(
+            HASH_UNSUPPORTED, f"{cid[:80]}: hash 0x{code:x} of {length} bytes; only sha2-256 is checked"
+        )
     return raw[at:]
 
 
 def verified(cid: str, data: bytes) -> bytes:
-    """The bytes, if they are those of the CID. BlockRefused: they are not, or it cannot be told."""
+    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or it cannot be told."""
     if hashlib.sha256(data).digest() != digest_of(cid):
-        raise BlockRefused(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
+        raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 
 
-def too_large(cid: str, limit: int) -> BlockRefused:
+def too_large(cid: str, limit: int) -> BlockRefusedError:
     """The refusal of a block that is larger than asked for."""
-    return BlockRefused(TOO_LARGE, f"{cid[:80]}: larger than {limit:,} bytes")
+    return BlockRefusedError(TOO_LARGE, f"{cid[:80]}: larger than {limit:,} bytes")

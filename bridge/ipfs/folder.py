@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from bridge.ipfs.blocks import BlocksAway, BlockUnavailable, digest_of, too_large, verified
+from bridge.ipfs.blocks import BlocksAwayError, BlockUnavailableError, digest_of, too_large, verified
 from schemas.batch import MAX_BLOCK
 from schemas.cid import cid_bytes, cid_text
 
@@ -18,7 +18,7 @@ class FolderBlocks:
         self._folder = folder
 
     def put(self, cid: str, data: bytes) -> None:
-        """As `Blocks.put`. On disk once it returns; BlocksAway: it cannot be written."""
+        """As `Blocks.put`. On disk once it returns; BlocksAwayError: it cannot be written."""
         verified(cid, data)
         path = self._path(cid)
         try:
@@ -36,7 +36,7 @@ class FolderBlocks:
                     os.unlink(file.name)
                     raise
         except OSError as error:
-            raise BlocksAway(f"{self._folder} cannot be written: {error.strerror}") from error
+            raise BlocksAwayError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """As `Blocks.get`; there is nobody to wait for, so `timeout` is of no account."""
@@ -45,18 +45,20 @@ class FolderBlocks:
             with self._path(cid).open("rb") as file:
                 data = file.read(limit + 1)
         except FileNotFoundError:
-            raise BlockUnavailable(f"{cid[:80]} is not in {self._folder}, and no IPFS node is set to ask") from None
+            raise BlockUnavailableError(
+                f"{cid[:80]} is not in {self._folder}, and no IPFS node is set to ask"
+            ) from None
         except OSError as error:
-            raise BlocksAway(f"{self._folder} cannot be read: {error.strerror}") from error
+            raise BlocksAwayError(f"{self._folder} cannot be read: {error.strerror}") from error
         if len(data) > limit:
             raise too_large(cid, limit)
         return verified(cid, data)
 
     def pin(self, cid: str) -> None:
-        """BlockUnavailable: there is no such block."""
+        """BlockUnavailableError: there is no such block."""
         digest_of(cid)
         if not self._path(cid).exists():
-            raise BlockUnavailable(f"{cid[:80]} is not in {self._folder}")
+            raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}")
 
     def unpin(self, cid: str) -> None:
         """Nothing."""

@@ -19,9 +19,9 @@ from bridge.ipfs.blocks import (
     CODEC_UNSUPPORTED,
     TOO_LARGE,
     WRONG_CID,
-    BlockRefused,
-    BlocksAway,
-    BlockUnavailable,
+    BlockRefusedError,
+    BlocksAwayError,
+    BlockUnavailableError,
     digest_of,
     too_large,
     verified,
@@ -104,16 +104,16 @@ class Kubo:
             answer = self._json("block/put", options, _CALL, files={"data": ("block", data)})
         except KuboError as error:
             if "big block" in str(error):
-                raise BlockRefused(TOO_LARGE, f"{cid}: {self.url} takes no block this large: {error}") from None
-            raise BlocksAway(f"{self.url} keeps no blocks: {error}") from None
+                raise BlockRefusedError(TOO_LARGE, f"{cid}: {self.url} takes no block this large: {error}") from None
+            raise BlocksAwayError(f"{self.url} keeps no blocks: {error}") from None
         theirs = answer.get("Key")
         if not isinstance(theirs, str):
             raise self._odd("block/put", answer)
         if not _same(theirs, ours):
-            raise BlockRefused(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
+            raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} keeps it as {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """As `Blocks.get`. A node that breaks off in the middle may do so for this block alone: BlockUnavailable."""
+        """As `Blocks.get`. BlockUnavailableError when the node breaks off: it may, for this block alone."""
         options = {"arg": _usual(cid), "timeout": _go_duration(timeout)}
         ends_at = time.monotonic() + timeout + _GRACE
         data = bytearray()
@@ -124,19 +124,19 @@ class Kubo:
                     if len(data) > limit:
                         raise too_large(cid, limit)
                     if time.monotonic() > ends_at:
-                        raise BlockUnavailable(f"{cid}: only {len(data)} bytes of it came in {timeout:g} s")
+                        raise BlockUnavailableError(f"{cid}: only {len(data)} bytes of it came in {timeout:g} s")
         except KuboError as error:
-            raise BlockUnavailable(f"{cid}: {error}") from None
+            raise BlockUnavailableError(f"{cid}: {error}") from None
         except httpx.TimeoutException:
-            raise BlockUnavailable(f"{cid}: {self.url} did not answer in {timeout + _GRACE:g} s") from None
+            raise BlockUnavailableError(f"{cid}: {self.url} did not answer in {timeout + _GRACE:g} s") from None
         except httpx.TransportError as error:
-            raise BlockUnavailable(f"{cid}: {self.url} broke off after {len(data)} bytes: {error}") from None
+            raise BlockUnavailableError(f"{cid}: {self.url} broke off after {len(data)} bytes: {error}") from None
         try:
             return verified(cid, bytes(data))
-        except BlockRefused:
+        except BlockRefusedError:
             if data:
                 raise
-            raise BlockUnavailable(f"{cid}: {self.url} answered with nothing") from None
+            raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
 
     def pin(self, cid: str) -> None:
         """As `Blocks.pin`: a direct pin. One that is pinned with all it links to already is left so."""
@@ -147,7 +147,7 @@ class Kubo:
         except KuboError as error:
             if "already pinned" in str(error):
                 return
-            raise BlockUnavailable(f"{cid} cannot be pinned: {error}") from None
+            raise BlockUnavailableError(f"{cid} cannot be pinned: {error}") from None
         pins = answer.get("Pins")
         if not isinstance(pins, list) or usual not in pins:
             raise self._odd("pin/add", answer)
@@ -159,7 +159,7 @@ class Kubo:
         except KuboError as error:
             if "not pinned" in str(error) or "pinned recursively" in str(error):
                 return
-            raise BlocksAway(f"{self.url} cannot unpin {cid}: {error}") from None
+            raise BlocksAwayError(f"{self.url} cannot unpin {cid}: {error}") from None
 
     def close(self) -> None:
         """As `Blocks.close`."""
@@ -169,18 +169,18 @@ class Kubo:
     # ------------------------------------------------------------ the node
 
     def identity(self, timeout: float = _CALL) -> Identity:
-        """Who answers. BlocksAway: nobody, or no RPC of Kubo's."""
+        """Who answers. BlocksAwayError: nobody, or no RPC of Kubo's."""
         try:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
-            raise BlocksAway(f"{self.url} does not say who it is: {error}") from None
+            raise BlocksAwayError(f"{self.url} does not say who it is: {error}") from None
         peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
         if not isinstance(peer, str) or not isinstance(agent, str):
             raise self._odd("id", answer)
         return Identity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
 
     def connect(self, multiaddr: str, timeout: float = _CALL) -> None:
-        """Connect the node to a peer; nothing if it is so already. KuboError: why not. BlocksAway."""
+        """Connect the node to a peer; nothing if it is so already. KuboError: why not. BlocksAwayError."""
         self._json("swarm/connect", {"arg": multiaddr, "timeout": _go_duration(timeout)}, timeout + _GRACE)
 
     # ------------------------------------------------------------ HTTP
@@ -215,7 +215,7 @@ class Kubo:
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Iterator[httpx.Response]:
-        """The response, if its status is 200. BlocksAway, KuboError; httpx's errors once there is a connection."""
+        """The response, if its status is 200. BlocksAwayError, KuboError; httpx's errors once there is a connection."""
         try:
             with self._client.stream(
                 "POST",
@@ -234,7 +234,7 @@ class Kubo:
         except RuntimeError:
             if not self._closed:
                 raise
-            raise BlocksAway("the bridge is stopping") from None
+            raise BlocksAwayError("the bridge is stopping") from None
 
     def _failure(self, command: str, response: httpx.Response) -> Exception:
         body = _read(response, _MAX_ANSWER)
@@ -249,10 +249,10 @@ class Kubo:
             return self._away(f"answers {command} with {status}: see ipfs.api_auth")
         return self._away(f"answers {command} with {status}: is ipfs.api the address of Kubo's RPC?")
 
-    def _away(self, text: str) -> BlocksAway:
-        return BlocksAway(f"{self.url} {text}")
+    def _away(self, text: str) -> BlocksAwayError:
+        return BlocksAwayError(f"{self.url} {text}")
 
-    def _odd(self, command: str, answer: object) -> BlocksAway:
+    def _odd(self, command: str, answer: object) -> BlocksAwayError:
         return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not as Kubo does")
 
 
@@ -267,16 +267,16 @@ def _read(response: httpx.Response, limit: int) -> bytes:
 
 
 def _usual(cid: str) -> str:
-    """The CID as Kubo writes it. BlockRefused: as `digest_of`."""
+    """The CID as Kubo writes it. BlockRefusedError: as `digest_of`."""
     digest_of(cid)
     return cid_text(cid_bytes(cid))
 
 
 def _codec(cid: str, raw: bytes) -> str:
-    """Kubo's name for the codec of a CIDv1. BlockRefused: it has none, or the CID is of version 0."""
+    """Kubo's name for the codec of a CIDv1. BlockRefusedError: it has none, or the CID is of version 0."""
     code = read_varint(raw, 1)[0] if raw.startswith(b"\x01") else None
     if code not in _CODECS:
-        raise BlockRefused(
+        raise BlockRefusedError(
             CODEC_UNSUPPORTED, f"{cid}: blocks are put with {', '.join(_CODECS.values())} and a CIDv1 only"
         )
     return _CODECS[code]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.ipfs.blocks import BlocksAway
+from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import Helia, HeliaError
 from bridge.ipfs.kubo import Kubo, KuboError
 from schemas.batch import MAX_BLOCK
@@ -75,7 +75,7 @@ class NodeBlocks:
 
     def _need_node(self) -> None:
         if not self._up:
-            raise BlocksAway(self._about)
+            raise BlocksAwayError(self._about)
 
     def _look_after(self) -> None:
         pause = self._every
@@ -107,7 +107,7 @@ class NodeBlocks:
     def _look(self) -> str:
         try:
             node = self._kubo.identity(_HELLO)
-        except BlocksAway as away:
+        except BlocksAwayError as away:
             return str(away)
         # Of our own node, where peers find it; of one that is the user's, where we do.
         where = f"{node.name} at {self._kubo.url if self._helia is None else ' '.join(node.addresses) or 'no address'}"
@@ -120,6 +120,6 @@ class NodeBlocks:
             try:
                 self._kubo.connect(peer, _HELLO)
                 connected += 1
-            except (KuboError, BlocksAway) as error:
+            except (KuboError, BlocksAwayError) as error:
                 problem = problem or f"; {error}"
         return f"{where}, {connected} of {len(self._peers)} peers connected{problem}"

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -459,7 +459,7 @@ class Node:
             peers.append(
                 PeerInfo(
                     peer=peer_text(link.peer),
-                    agent=self._agent_of(link.id),
+                    agent=session.agent,
                     protocol=session.protocol,
                     address=session.address,
                     outbound=session.dialled,
@@ -583,8 +583,7 @@ class Node:
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: _Inbound) -> None:
-        with _shielded(1):
-            await inbound.stream.reset()
+        await _reset(inbound.stream)
         inbound.done.set()
 
     # ------------------------------------------------------------------ one peer
@@ -644,8 +643,7 @@ class Node:
             self._count_neighbours(session.ip)
             if not self._closing:
                 self._dispatch(sends)
-                with _shielded(1):
-                    await outbound.reset()
+                await _reset(outbound)
             if session.inbound is not None:
                 await self._drop_inbound(session.inbound)
         return False
@@ -663,14 +661,12 @@ class Node:
     async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
         stream = await conn.new_stream()
         assert isinstance(stream, NetStream)
-        try:
+        async with AsyncExitStack() as half_open:  # which is the peer's memory as well: failed or cancelled, it ends
+            half_open.push_async_callback(_reset, stream)
             protocol = await self._host.multiselect_client.select_one_of(
                 [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
             )
-        except BaseException:  # cancelled, too: a stream half opened is the peer's memory as well
-            with _shielded(1):
-                await stream.reset()
-            raise
+            half_open.pop_all()
         stream.set_protocol(protocol)
         return stream
 
@@ -856,15 +852,9 @@ class Node:
     def _identify(self, link: _Link, session: _Session) -> None:
         """Tell the router what the peer is, once libp2p has asked it."""
         if not session.agent:
-            session.agent = self._agent_of(link.id)
-            if session.agent:
+            with suppress(PeerStoreError):  # not yet
+                session.agent = str(self._host.get_peerstore().get(link.id, AGENT))
                 self.router.identified(link.peer, session.agent)
-
-    def _agent_of(self, peer: ID) -> str:
-        try:
-            return str(self._host.get_peerstore().get(peer, AGENT))
-        except PeerStoreError:
-            return ""
 
 
 class _Notifee(INotifee):
@@ -895,6 +885,11 @@ async def _hang_up(conn: INetConn) -> None:
             await muxed.secured_conn.close()
     with _shielded(1):
         await conn.close()
+
+
+async def _reset(stream: INetStream) -> None:
+    with _shielded(1):
+        await stream.reset()
 
 
 def _shielded(seconds: float) -> trio.CancelScope:

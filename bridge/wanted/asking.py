@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from bridge.ipfs import MAX_OTHER, BlockRefused, Blocks, BlocksAway, BlockUnavailable
+from bridge.ipfs import MAX_OTHER, BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
 from schemas.batch import MAX_BLOCK, BlockError, read_block
 from schemas.cid import cid_bytes, cid_text
 from schemas.genesis import NeedsBlock, read_genesis
@@ -63,11 +63,11 @@ def fetch(blocks: Blocks, ask: Ask, timeout: float, implied_separator: str | Non
         if ask.kind == "batch":
             return _read_batch(blocks.get(ask.cid, timeout, MAX_BLOCK))
         return _get_genesis(blocks, ask.cid, timeout, implied_separator)
-    except BlocksAway as error:
+    except BlocksAwayError as error:
         return Away(str(error))
-    except BlockUnavailable as error:
+    except BlockUnavailableError as error:
         return Failed(BLOCK_UNAVAILABLE if ask.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False)
-    except BlockRefused as error:
+    except BlockRefusedError as error:
         return Failed(error.reason, str(error), final=True)
 
 

@@ -504,8 +504,7 @@ class _Pace:
 
 async def _in_thread(call: Callable[..., _T], *arguments: object) -> _T:
     """What blocks and cannot be interrupted; left to itself when cancelled."""
-    # the stubs that come with py-libp2p know the older name only
-    return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]
+    return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
 
 
 def _line(event: Mapping[str, object]) -> bytes:

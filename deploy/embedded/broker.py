@@ -216,14 +216,14 @@ class EmbeddedBroker:
         it does not come up within `timeout` seconds (then it is ended again).
         """
         self.launch()
-        try:
-            await_broker(self.address, timeout, self._process)
-        except BrokerError as error:
-            self.stop()
-            raise BrokerError(f"{error}\n{self._last_words()}") from None
-        except BaseException:  # Ctrl-C, too: no broker is left behind
-            self.stop()
-            raise
+        with ExitStack() as failed:  # or was interrupted: no broker is left behind
+            failed.callback(self.stop)
+            try:
+                await_broker(self.address, timeout, self._process)
+            except BrokerError as error:
+                self.stop()  # first, that its last words are all there
+                raise BrokerError(f"{error}\n{self._last_words()}") from None
+            failed.pop_all()
         return self.address
 
     def launch(self) -> None:

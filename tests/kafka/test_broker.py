@@ -196,13 +196,13 @@ def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: 
 
 
 STARTER = """
-import json, sys, time
+import json, signal, sys
 from pathlib import Path
 from deploy.embedded.broker import EmbeddedBroker
 state, port, controller_port, classpath, tied = json.loads(sys.argv[1])
 EmbeddedBroker(Path(state), port, controller_port, map(Path, classpath), heap="256m", die_with_parent=tied).start()
 print("started", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

@@ -17,7 +17,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from bridge.fetcher import Fetcher
-from bridge.ipfs import BlocksAway, BlockUnavailable, verified
+from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
 from bridge.wanted.desk import Options
 from bridge.wanted.ledger import Ledger
 from deploy.embedded.broker import EmbeddedBroker
@@ -94,11 +94,11 @@ class Ipfs:
         self.asked[cid] += 1
         self.gate.wait()
         if self.away:
-            raise BlocksAway("no node at http://127.0.0.1:5001")
+            raise BlocksAwayError("no node at http://127.0.0.1:5001")
         if cid == self.fault:
             raise RecursionError("what a peer sent")
         if cid not in self.blocks:
-            raise BlockUnavailable(f"{cid}: not found in {timeout:g} s")
+            raise BlockUnavailableError(f"{cid}: not found in {timeout:g} s")
         return verified(cid, self.blocks[cid])
 
     def put(self, cid: str, data: bytes) -> None: ...

@@ -11,7 +11,7 @@ import pytest
 from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from bridge.ipfs import BlocksAway
+from bridge.ipfs import BlocksAwayError
 from bridge.publisher import TOO_OLD, Options, Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.embedded.topics import TOPICS, ensure_topics
@@ -84,7 +84,7 @@ class Kiln:
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
         if self.away is not None:
-            raise BlocksAway(self.away)
+            raise BlocksAwayError(self.away)
         self.kept.append(cid)
 
     def let_go(self, now: int) -> int:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
-from node_town import OPTIONS, TOPIC, Bell, Running, Town, call, in_town, message, raw_peer, subscribed
+from node_town import ENDS, OPTIONS, TOPIC, Bell, Running, Town, call, in_town, message, raw_peer, subscribed
 
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.router import Options
@@ -63,7 +63,7 @@ async def odd(one: Running, bell: Bell, *, reads: bool = True) -> AsyncIterator[
         if not reads:
             await trio.sleep_forever()
         splitter = Splitter()
-        with suppress(BaseLibp2pError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
+        with suppress(*ENDS):
             while chunk := await stream.read(65536):
                 for payload in splitter.feed(chunk):
                     assert isinstance(payload, bytes)
@@ -139,7 +139,7 @@ async def while_others_talk(
             data = b"%b %d" % (source.node.peer, number)
             began = trio.current_time()
             source.node.publish(TOPIC, data)
-            await town.bell.until(lambda data=data: data in target.heard, 10)  # type: ignore[misc]  # bound at once
+            await town.until_heard(target, data, 10)
             slowest = max(slowest, trio.current_time() - began)
 
     async with trio.open_nursery() as nursery:
@@ -281,8 +281,9 @@ def test_a_peer_that_wants_everything_and_reads_nothing(tmp_path: Path) -> None:
         a, b = await town.pair(options)
         async with odd(a, town.bell, reads=False) as deaf:
             for number in range(100):
-                b.node.publish(TOPIC, b"%04d" % number * 2500)
-                await town.bell.until(lambda number=number: len(a.heard) > number)  # type: ignore[misc]  # bound at once
+                data = b"%04d" % number * 2500
+                b.node.publish(TOPIC, data)
+                await town.until_heard(a, data)
             ids = [gossip_id(each) for rpc in b.rpcs(Frame.OUT) for each in rpc.publish]
             most = 0
 
@@ -315,10 +316,11 @@ def test_a_flood_of_ihave_with_ids_of_nothing(tmp_path: Path) -> None:
 
             async def attack() -> None:
                 nonlocal most
+                await liar.say(*(ihave([b"one of many %d" % number]) for number in range(60)))  # in one heartbeat
                 for batch in range(60):
                     await liar.say(ihave(b"no such message %d/%d" % (batch, i) for i in range(5000)))
                     most = max(most, a.node.router.sizes["promises"])
-                await town.bell.until(lambda: counted(a, "ihave_flood") + counted(a, "ihave_over_limit") > 0)
+                await town.bell.until(lambda: counted(a, "ihave_flood") > 0 and counted(a, "ihave_over_limit") > 0)
                 await town.bell.until(lambda: a.node.router.sizes["promises"] == 0)
 
             await while_others_talk(town, a, b, attack, growth=64 * MIB)
@@ -327,10 +329,9 @@ def test_a_flood_of_ihave_with_ids_of_nothing(tmp_path: Path) -> None:
                 return sum(len(each.messageIDs) for _, rpc in liar.heard for each in rpc.control.iwant)
 
             await town.bell.until(lambda: asked() == counted(a, "iwant_sent") == counted(a, "broken_promise"))
-            print(f"asked for {asked()} of 300000; most promises at a time: {most}")
+            print(f"asked for {asked()} of 300060; most promises at a time: {most}")
             # as many heartbeats' worth as the attack lasted, and two heartbeats may meet in one followup
             assert most <= 3 * limits.max_ihave_length
-            assert counted(a, "ihave_flood") > 0
             assert a.node.router.peers[liar.peer].score <= a.node.router.peers[b.node.peer].score
 
     in_town(tmp_path, test)

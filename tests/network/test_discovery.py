@@ -351,7 +351,7 @@ def test_fifty_lying_providers(tmp_path: Path) -> None:
             while not on_topic(seeker, true) or seeker.count("looked_up") < 24:
                 sent, number = trio.current_time(), number + 1
                 friend.node.publish(OTHER, b"%d" % number)
-                await town.bell.until(lambda: b"%d" % number in seeker.heard)  # noqa: B023  - awaited here
+                await town.until_heard(seeker, b"%d" % number)
                 slowest = max(slowest, trio.current_time() - sent)
                 await trio.sleep(0.02)  # a steady talk, not all there is time for
             await talk(town, seeker, true, b"found")

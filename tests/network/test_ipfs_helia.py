@@ -20,7 +20,7 @@ from awaiting import wait_until
 from foreign_peer import BUILT
 from multiformats import CID
 
-from bridge.ipfs import BlockRefused, BlocksAway, BlockUnavailable, open_blocks
+from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError, open_blocks
 from bridge.ipfs.helia import Helia
 from bridge.ipfs.kubo import Kubo, KuboError
 from bridge.ipfs.node import NodeBlocks
@@ -112,12 +112,12 @@ def test_a_large_block_goes_whole_and_one_over_the_limit_not_at_all(town: Town) 
     a = town.node("a")
     a.put(cid, data)
     b = town.node("b", address(a))
-    with pytest.raises(BlockRefused) as refused:
+    with pytest.raises(BlockRefusedError) as refused:
         b.get(cid, 30.0)
     assert refused.value.reason == "block_too_large"
     assert b.get(cid, 30.0, limit=2 << 20) == data
     more = data + b"\0"
-    with pytest.raises(BlockRefused) as refused:
+    with pytest.raises(BlockRefusedError) as refused:
         a.put(cid_text(block_cid(more, 0x55)), more)
     assert refused.value.reason == "block_too_large"
 
@@ -137,7 +137,7 @@ def test_a_block_that_nobody_has_is_given_up_in_time_and_can_be_had_later(town: 
     a = town.node("a")
     b = town.node("b", address(a))
     begun = time.monotonic()
-    with pytest.raises(BlockUnavailable, match="context deadline exceeded"):
+    with pytest.raises(BlockUnavailableError, match="context deadline exceeded"):
         b.get(cid, 1.0)
     assert time.monotonic() - begun < 4
     a.put(cid, data)
@@ -150,7 +150,7 @@ def test_one_who_gives_up_does_not_take_the_block_from_another(town: Town) -> No
     b = town.node("b", address(a))
     with ThreadPoolExecutor(2) as threads:
         patient = threads.submit(b.get, cid, 60.0)
-        with pytest.raises(BlockUnavailable):
+        with pytest.raises(BlockUnavailableError):
             b.get(cid, 1.0)
         a.put(cid, data)
         assert patient.result(30) == data
@@ -211,7 +211,7 @@ def test_what_was_put_just_now_is_not_collected(town: Town) -> None:
 
 def test_what_is_nowhere_cannot_be_pinned(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.ipfs.kubo._CALL", 1.0)
-    with pytest.raises(BlockUnavailable):
+    with pytest.raises(BlockUnavailableError):
         town.node("a").pin(ABSENT)
 
 
@@ -238,7 +238,7 @@ def test_blocks_pins_and_peer_id_are_there_after_a_restart(town: Town) -> None:
     first.pin(cid)
     peer = address(first).rpartition("/")[2]
     first.close()
-    with pytest.raises(BlocksAway):
+    with pytest.raises(BlocksAwayError):
         first.get(cid, 1.0)
     second, kubo = town.with_kubo("a", options=("--keep", "0"))
     assert address(second).rpartition("/")[2] == peer
@@ -257,7 +257,7 @@ def test_a_node_that_dies_is_started_again(town: Town, tmp_path: Path) -> None:
     def is_back() -> bool:
         try:
             return node.get(cid, 5.0) == data
-        except (BlocksAway, BlockUnavailable):
+        except (BlocksAwayError, BlockUnavailableError):
             return False
 
     wait_until(is_back, "the block from the node that was started again")
@@ -265,12 +265,12 @@ def test_a_node_that_dies_is_started_again(town: Town, tmp_path: Path) -> None:
 
 
 OPENER = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from bridge.ipfs.helia import Helia
 helia = Helia(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2] + ".log"), "")
 print(helia.start(), flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -290,7 +290,7 @@ def test_a_first_start_installs_into_the_state_folder(tmp_path: Path) -> None:
     blocks = open_blocks("helia", tmp_path, listen=LOOPBACK)
     try:
         cid, data = batch(9)
-        with pytest.raises(BlocksAway, match="starting"):
+        with pytest.raises(BlocksAwayError, match="starting"):
             blocks.put(cid, data)
         wait_until(lambda: " at /ip4/127.0.0.1/" in blocks.about(), lambda: f"an address, not {blocks.about()}", 300)
         blocks.put(cid, data)
@@ -310,7 +310,7 @@ def test_without_a_registry_it_says_what_is_missing(tmp_path: Path, monkeypatch:
         wait_until(lambda: "starting" not in blocks.about(), "the end of its start")
         assert "npm ci" in blocks.about()
         assert "helia.log" in blocks.about()
-        with pytest.raises(BlocksAway, match="needs a registry"):
+        with pytest.raises(BlocksAwayError, match="needs a registry"):
             blocks.get(ABSENT, 1.0)
     finally:
         blocks.close()

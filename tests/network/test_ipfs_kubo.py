@@ -16,7 +16,7 @@ from awaiting import wait_until
 from conftest import free_ports
 from foreign_peer import BUILT
 
-from bridge.ipfs import BlocksAway, BlockUnavailable
+from bridge.ipfs import BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.helia import Helia
 from bridge.ipfs.kubo import Kubo
 from bridge.ipfs.node import NodeBlocks
@@ -70,7 +70,7 @@ class Daemon:
         def answers() -> bool:
             try:
                 kubo.identity(1.0)
-            except BlocksAway:
+            except BlocksAwayError:
                 return False
             return True
 
@@ -111,11 +111,11 @@ def test_what_kubo_says(daemon: Daemon) -> None:
         kubo.put(cid, b"of another codec")
         assert kubo.get(cid, 5.0) == b"of another codec"
     began = time.monotonic()
-    with pytest.raises(BlockUnavailable):
+    with pytest.raises(BlockUnavailableError):
         kubo.get(ABSENT, 2.0)
     assert time.monotonic() - began < 10
     daemon.stop()
-    with pytest.raises(BlocksAway):
+    with pytest.raises(BlocksAwayError):
         kubo.get(BATCH.cid, 2.0)
     kubo.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,10 @@ async def meet(town: Town, one: Running, other: ForeignPeer) -> None:
 def knows(one: Running, other: ForeignPeer) -> bool:
     view = one.node.router.peers.get(peer_bytes(other.peer))
     return view is not None and TOPIC in view.topics
+
+
+def meshed(one: Running, other: ForeignPeer) -> bool:
+    return peer_bytes(other.peer) in one.node.router.mesh[TOPIC]
 
 
 async def publish(one: Running, tag: str, count: int = COUNT, peers: int = 1) -> None:
@@ -243,7 +248,8 @@ def test_a_peer_that_subscribes_late(kind: str, request: pytest.FixtureRequest, 
             with trio.fail_after(20):
                 while not one.heard:
                     await told(partial(late.publish, TOPIC, 1, tag="knock"))
-                    await trio.sleep(0.05)  # a pause between knocks: it does not say when it knows of us
+                    with suppress(trio.TooSlowError):
+                        await town.bell.until(lambda: bool(one.heard), 0.1)
             one.heard.clear()
         else:
             await told(late.wait_subscriber, TOPIC, one.peer)
@@ -277,7 +283,7 @@ def test_a_peer_that_pruned_us_gets_and_gives_by_gossip(
         right = await town.node(replace(OPTIONS, bootstrap=(foreign.address,)))
         for one in (ours, right):
             await meet(town, one, foreign)
-            await town.bell.until(lambda one=one: peer_bytes(foreign.peer) in one.node.router.mesh[TOPIC])  # type: ignore[misc]  # bound at once
+            await town.bell.until(partial(meshed, one, foreign))
         left.node.join(TOPIC)
         await town.bell.until(lambda: left.node.peer in ours.node.router.mesh[TOPIC])
 

@@ -8,7 +8,6 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import cbor2
 import dag_cbor
@@ -98,7 +97,7 @@ def test_round_trip(batch: dict[str, list[bytes]]) -> None:
 @given(batches, st.integers(200, 1500))
 def test_independent_libraries_read_every_block(batch: dict[str, list[bytes]], limit: int) -> None:
     for block in write_blocks(batch, limit):
-        theirs: Any = dag_cbor.decode(block.data)  # strict: also refuses keys out of canonical order
+        theirs = dag_cbor.decode(block.data)  # strict: also refuses keys out of canonical order
         assert dag_cbor.encode(theirs) == block.data
         ours = {stream: [CID.decode(link) for link in links] for stream, links in read_block(block.data).items()}
         assert theirs == {"tips": ours}

@@ -49,6 +49,9 @@ TIPS = tuple(cid_text(block_cid(b"tip %d" % n)) for n in range(4))
 ANNA, BERT = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 
 
+EPOCH = Epoch("query", 0)
+
+
 def update(
     stream: str = STREAMS[0],
     tip: str = TIPS[0],
@@ -57,7 +60,7 @@ def update(
     network: str = "mainnet",
     origin: Origin = "LIVE",
     message: str = "author/00",
-    epoch: Epoch = Epoch("query", 0),  # noqa: B008  (it is frozen)
+    epoch: Epoch = EPOCH,
 ) -> bytes:
     return encode(
         UpdateRecord(network, origin, separator, "topic", stream, tip, None, message, epoch, Coordinates(0, 0, 0), 5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefused, Blocks, BlocksAway, BlockUnavailable, open_blocks
+from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks
 from bridge.ipfs.folder import FolderBlocks
 from schemas.cid import block_cid, cid_text
 
@@ -32,27 +32,27 @@ def test_what_is_put_is_there_for_the_next_one_too(blocks: Blocks, tmp_path: Pat
 
 
 def test_what_is_not_there_is_unavailable(blocks: Blocks) -> None:
-    with pytest.raises(BlockUnavailable, match="no IPFS node"):
+    with pytest.raises(BlockUnavailableError, match="no IPFS node"):
         blocks.get(OTHER, 60.0)
-    with pytest.raises(BlockUnavailable):
+    with pytest.raises(BlockUnavailableError):
         blocks.pin(OTHER)
     blocks.unpin(OTHER)
 
 
 def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: Blocks, tmp_path: Path) -> None:
-    with pytest.raises(BlockRefused, match="another hash") as refused:
+    with pytest.raises(BlockRefusedError, match="another hash") as refused:
         blocks.put(OTHER, DATA)
     assert refused.value.reason == "block_hash_mismatch"
     blocks.put(CID, DATA)
     (tmp_path / "blocks" / CID).write_bytes(DATA[:-1])
-    with pytest.raises(BlockRefused, match="another hash"):
+    with pytest.raises(BlockRefusedError, match="another hash"):
         blocks.get(CID, 1.0)
 
 
 def test_no_more_is_read_than_asked_for(blocks: Blocks) -> None:
     blocks.put(CID, DATA)
     assert blocks.get(CID, 1.0, limit=len(DATA)) == DATA
-    with pytest.raises(BlockRefused) as refused:
+    with pytest.raises(BlockRefusedError) as refused:
         blocks.get(CID, 1.0, limit=len(DATA) - 1)
     assert refused.value.reason == "block_too_large"
 
@@ -70,7 +70,7 @@ def test_no_more_is_read_than_asked_for(blocks: Blocks) -> None:
 )
 def test_what_cannot_be_checked_is_refused(blocks: Blocks, cid: str, reason: str) -> None:
     for call in (lambda: blocks.get(cid, 1.0), lambda: blocks.put(cid, DATA), lambda: blocks.pin(cid)):
-        with pytest.raises(BlockRefused) as refused:
+        with pytest.raises(BlockRefusedError) as refused:
             call()
         assert refused.value.reason == reason
 
@@ -93,5 +93,5 @@ def test_a_version_0_cid_is_of_its_bytes_too(blocks: Blocks) -> None:
 
 def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None:
     (tmp_path / "blocks").write_text("a file")
-    with pytest.raises(BlocksAway, match="blocks cannot be written"):
+    with pytest.raises(BlocksAwayError, match="blocks cannot be written"):
         open_blocks("", tmp_path).put(CID, DATA)

@@ -304,7 +304,9 @@ BAD_HELLOS = {
 @pytest.mark.parametrize("side", ["hello_in", "hello_out"])
 @pytest.mark.parametrize("reason", list(BAD_HELLOS))
 def test_a_bad_hello_is_a_fault_and_named_messages_still_come(reason: str, side: str) -> None:
-    first, second = read(frame(signed(), **{side: BAD_HELLOS[reason]}))  # type: ignore[arg-type]  # side names a bytes field
+    made = frame(signed())
+    setattr(made, side, BAD_HELLOS[reason])
+    first, second = read(made)
     assert isinstance(first, Faulty)
     assert (first.place, first.stage, first.reason) == (Place(3, 77, None), "hello", reason)
     assert first.data == BAD_HELLOS[reason]

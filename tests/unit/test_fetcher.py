@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefused, Blocks, BlocksAway, BlockUnavailable
+from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.folder import FolderBlocks
 from bridge.wanted.asking import Answer, Ask, Away, Batch, Failed, Origin, fetch
 from bridge.wanted.desk import Desk, Memory, Options, Output, Place
@@ -488,7 +488,7 @@ class Held:
         try:
             return self.blocks[digest_of(cid)]
         except KeyError:
-            raise BlockUnavailable(f"{cid} is not here") from None
+            raise BlockUnavailableError(f"{cid} is not here") from None
 
     def put(self, cid: str, data: bytes) -> None: ...
     def pin(self, cid: str) -> None: ...
@@ -525,9 +525,9 @@ def test_genesis_without_a_separator_says_why() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "answer"),
     [
-        (BlocksAway("gone"), "genesis", Away("gone")),
-        (BlockUnavailable("not found"), "batch", Failed("block_unavailable", "not found", final=False)),
-        (BlockRefused("block_too_large", "a lot"), "batch", Failed("block_too_large", "a lot", final=True)),
+        (BlocksAwayError("gone"), "genesis", Away("gone")),
+        (BlockUnavailableError("not found"), "batch", Failed("block_unavailable", "not found", final=False)),
+        (BlockRefusedError("block_too_large", "a lot"), "batch", Failed("block_too_large", "a lot", final=True)),
     ],
 )
 def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from bridge.ipfs.blocks import BlockRefused, BlocksAway, BlockUnavailable
+from bridge.ipfs.blocks import BlockRefusedError, BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.kubo import Kubo, KuboError, auth_header
 from bridge.ipfs.node import NodeBlocks
 from schemas.cid import block_cid, cid_text
@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def version_string(self) -> str:
         return "kubo/0.44.0"
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
+    def log_message(self, *args: object) -> None:
         pass
 
 
@@ -212,14 +212,14 @@ def test_each_codec_has_kubos_name(kubo: FakeKubo, client: Kubo, codec: int, nam
 
 def test_a_codec_that_kubo_cannot_put_is_refused_unasked(kubo: FakeKubo, client: Kubo) -> None:
     for cid in (cid_text(block_cid(DATA, 0x4242)), cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:])):
-        with pytest.raises(BlockRefused) as refused:
+        with pytest.raises(BlockRefusedError) as refused:
             client.put(cid, DATA)
         assert refused.value.reason == "cid_codec_unsupported"
     assert not kubo.asked
 
 
 def test_other_bytes_than_the_cids_are_refused_unasked(kubo: FakeKubo, client: Kubo) -> None:
-    with pytest.raises(BlockRefused) as refused:
+    with pytest.raises(BlockRefusedError) as refused:
         client.put(OTHER, DATA)
     assert refused.value.reason == "block_hash_mismatch"
     assert not kubo.asked
@@ -227,7 +227,7 @@ def test_other_bytes_than_the_cids_are_refused_unasked(kubo: FakeKubo, client: K
 
 def test_a_block_kept_under_another_cid_is_not_kept(kubo: FakeKubo, client: Kubo) -> None:
     kubo.answers["block/put"] = kubo_json({"Key": OTHER, "Size": len(DATA)})
-    with pytest.raises(BlockRefused, match=OTHER) as refused:
+    with pytest.raises(BlockRefusedError, match=OTHER) as refused:
         client.put(CID, DATA)
     assert refused.value.reason == "block_cid_mismatch"
 
@@ -242,7 +242,7 @@ def test_a_block_too_large_for_bitswap_is_refused(kubo: FakeKubo, client: Kubo) 
         "produced block is over 1MiB: big blocks can't be exchanged with other peers. consider using UnixFS for "
         "automatic chunking of bigger files, or pass --allow-big-block to override"
     )
-    with pytest.raises(BlockRefused, match="big blocks") as refused:
+    with pytest.raises(BlockRefusedError, match="big blocks") as refused:
         client.put(CID, DATA)
     assert refused.value.reason == "block_too_large"
 
@@ -259,7 +259,7 @@ def test_a_block_too_large_for_bitswap_is_refused(kubo: FakeKubo, client: Kubo) 
 )
 def test_a_put_that_fails_waits(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers["block/put"] = answer
-    with pytest.raises(BlocksAway, match=words):
+    with pytest.raises(BlocksAwayError, match=words):
         client.put(CID, DATA)
 
 
@@ -286,7 +286,7 @@ def test_a_block_that_does_not_come_is_unavailable_for_now(
     kubo: FakeKubo, client: Kubo, answer: Answer, words: str
 ) -> None:
     kubo.answers["block/get"] = answer
-    with pytest.raises(BlockUnavailable) as unavailable:
+    with pytest.raises(BlockUnavailableError) as unavailable:
         client.get(CID, 1.0)
     assert words in str(unavailable.value)
 
@@ -294,13 +294,13 @@ def test_a_block_that_does_not_come_is_unavailable_for_now(
 @pytest.mark.parametrize(("answer", "words"), [each for each in NO_RPC if each[1] != "not as Kubo does"])
 def test_what_is_no_kubo_has_no_blocks_to_give_up_on(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers["block/get"] = answer
-    with pytest.raises(BlocksAway, match=words):
+    with pytest.raises(BlocksAwayError, match=words):
         client.get(CID, 1.0)
 
 
 def test_other_bytes_are_refused_for_good(kubo: FakeKubo, client: Kubo) -> None:
     kubo.answers["block/get"] = kubo_bytes(DATA + b"\0")
-    with pytest.raises(BlockRefused) as refused:
+    with pytest.raises(BlockRefusedError) as refused:
         client.get(CID, 1.0)
     assert refused.value.reason == "block_hash_mismatch"
 
@@ -308,7 +308,7 @@ def test_other_bytes_are_refused_for_good(kubo: FakeKubo, client: Kubo) -> None:
 @pytest.mark.parametrize("cid", ["bogus", cid_text(b"\x01\x71\x00\x04" + bytes(4))])
 def test_what_cannot_be_checked_is_not_asked_for(kubo: FakeKubo, client: Kubo, cid: str) -> None:
     for call in (lambda: client.get(cid, 1.0), lambda: client.pin(cid), lambda: client.unpin(cid)):
-        with pytest.raises(BlockRefused):
+        with pytest.raises(BlockRefusedError):
             call()
     assert not kubo.asked
 
@@ -324,7 +324,7 @@ def test_reading_stops_beyond_the_limit(kubo: FakeKubo, client: Kubo) -> None:
             raise
 
     kubo.answers["block/get"] = endless
-    with pytest.raises(BlockRefused, match="100,000 bytes") as refused:
+    with pytest.raises(BlockRefusedError, match="100,000 bytes") as refused:
         client.get(CID, 60.0, limit=100_000)
     assert refused.value.reason == "block_too_large"
     assert kubo.go_on.wait(10), "the rest of it is read still"
@@ -348,7 +348,7 @@ def test_a_block_that_comes_drop_by_drop_is_given_up_in_time(
 
     kubo.answers["block/get"] = drip
     begun = time.monotonic()
-    with pytest.raises(BlockUnavailable, match="bytes of it came"):
+    with pytest.raises(BlockUnavailableError, match="bytes of it came"):
         client.get(CID, 0.3)
     assert time.monotonic() - begun < 5
 
@@ -360,7 +360,7 @@ def test_silence_ends_in_time(kubo: FakeKubo, client: Kubo, monkeypatch: pytest.
     monkeypatch.setattr("bridge.ipfs.kubo._GRACE", 0.1)
     monkeypatch.setattr("bridge.ipfs.kubo._CALL", 0.2)
     kubo.answers |= dict.fromkeys(("block/get", "block/put", "pin/add", "pin/rm", "id"), silence)
-    with pytest.raises(BlockUnavailable, match="did not answer"):
+    with pytest.raises(BlockUnavailableError, match="did not answer"):
         client.get(CID, 0.1)
     calls: list[Callable[[], None]] = [
         lambda: client.put(CID, DATA),
@@ -368,9 +368,9 @@ def test_silence_ends_in_time(kubo: FakeKubo, client: Kubo, monkeypatch: pytest.
         lambda: client.unpin(CID),
     ]
     for call in calls:
-        with pytest.raises(BlocksAway, match="no answer to"):
+        with pytest.raises(BlocksAwayError, match="no answer to"):
             call()
-    with pytest.raises(BlocksAway, match="no answer to id"):
+    with pytest.raises(BlocksAwayError, match="no answer to id"):
         client.identity(0.1)
 
 
@@ -386,7 +386,7 @@ def test_nobody_there_is_away(kubo: FakeKubo) -> None:
         lambda: client.identity(),
         lambda: client.connect(PEER),
     ):
-        with pytest.raises(BlocksAway, match="does not answer") as away:
+        with pytest.raises(BlocksAwayError, match="does not answer") as away:
             call()
         assert url in str(away.value)
     client.close()
@@ -394,13 +394,13 @@ def test_nobody_there_is_away(kubo: FakeKubo) -> None:
 
 @pytest.mark.parametrize("url", ["http://", "http://127.0.0.1:x", "ftp://127.0.0.1", "http://no such host"])
 def test_an_address_of_nobody_is_away(url: str) -> None:
-    with pytest.raises(BlocksAway):
+    with pytest.raises(BlocksAwayError):
         Kubo(url).identity(1.0)
 
 
 def test_a_closed_client_is_away_and_no_fault(client: Kubo) -> None:
     client.close()
-    with pytest.raises(BlocksAway, match="stopping"):
+    with pytest.raises(BlocksAwayError, match="stopping"):
         client.get(CID, 1.0)
 
 
@@ -426,17 +426,17 @@ def test_what_is_pinned_otherwise_is_left_so(kubo: FakeKubo, client: Kubo) -> No
 
 def test_a_block_that_is_not_there_is_not_pinned(kubo: FakeKubo, client: Kubo) -> None:
     kubo.answers["pin/add"] = kubo_error("context deadline exceeded")
-    with pytest.raises(BlockUnavailable, match="context deadline exceeded"):
+    with pytest.raises(BlockUnavailableError, match="context deadline exceeded"):
         client.pin(CID)
     kubo.answers["pin/rm"] = kubo_error("lock /data/ipfs/repo.lock: someone else has the lock")
-    with pytest.raises(BlocksAway, match="someone else has the lock"):
+    with pytest.raises(BlocksAwayError, match="someone else has the lock"):
         client.unpin(CID)
 
 
 def test_a_pin_of_something_else_is_none(kubo: FakeKubo, client: Kubo) -> None:
     for answer in ({"Pins": [OTHER]}, {"Pins": None}, {}):
         kubo.answers["pin/add"] = kubo_json(answer)
-        with pytest.raises(BlocksAway, match="not as Kubo does"):
+        with pytest.raises(BlocksAwayError, match="not as Kubo does"):
             client.pin(CID)
 
 
@@ -444,7 +444,7 @@ def test_a_pin_of_something_else_is_none(kubo: FakeKubo, client: Kubo) -> None:
 def test_pins_wait_for_kubo(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers |= {"pin/add": answer, "pin/rm": answer}
     for call in (client.pin, client.unpin):
-        with pytest.raises(BlocksAway, match=words):
+        with pytest.raises(BlocksAwayError, match=words):
             call(CID)
 
 
@@ -488,7 +488,7 @@ def test_a_node_that_wants_a_secret_gets_it(kubo: FakeKubo) -> None:
     for auth in ("bearer:s3cret", "basic:me:a:b"):
         assert Kubo(kubo.url, auth).identity().peer == IDENTITY["ID"]
     for auth in ("", "bearer:wrong"):
-        with pytest.raises(BlocksAway, match=r"403 .*ipfs\.api_auth"):
+        with pytest.raises(BlocksAwayError, match=r"403 .*ipfs\.api_auth"):
             Kubo(kubo.url, auth).identity()
     with pytest.raises(ValueError, match="expected") as wrong:
         auth_header("s3cret")
@@ -518,7 +518,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
     finally:
         node.close()
     assert "0 of 2 peers connected; connect 12D3KooWM68G failure" in node.about()
-    with pytest.raises(BlocksAway):
+    with pytest.raises(BlocksAwayError):
         node.get(CID, 1.0)
 
 
@@ -528,7 +528,7 @@ def test_a_node_that_is_away_is_said_to_be(kubo: FakeKubo) -> None:
     try:
         assert node.wait_for_a_look(10)
         assert "does not answer" in node.about()
-        with pytest.raises(BlocksAway):
+        with pytest.raises(BlocksAwayError):
             node.put(CID, DATA)
     finally:
         node.close()

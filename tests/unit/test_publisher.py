@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefused, BlocksAway
+from bridge.ipfs import BlockRefusedError, BlocksAwayError
 from bridge.pins import Pins
 from bridge.publisher import TOO_OLD, Options, Outbox, Output, Place, PublishError
 from bridge.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
@@ -351,7 +351,7 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     kept, *later = [batch(number) for number in range(4)]
     run.take(kept)
     run.step()
-    run.ipfs.error = BlocksAway("http://127.0.0.1:5001 does not answer")
+    run.ipfs.error = BlocksAwayError("http://127.0.0.1:5001 does not answer")
     for record in later:
         run.take(record)
     run.node.default = 1
@@ -370,7 +370,7 @@ def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> N
     run = Run(Node(peers=0))
     run.take(batch(1))
     run.step()
-    run.ipfs.error = BlocksAway("gone")
+    run.ipfs.error = BlocksAwayError("gone")
     for at in range(1, 8):
         run.step(START + at * S)
     run.node.default = 1
@@ -382,7 +382,7 @@ def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> N
 
 def test_ipfs_is_not_asked_more_than_once_a_second_while_it_is_away() -> None:
     run = Run(Node())
-    run.ipfs.error = BlocksAway("gone")
+    run.ipfs.error = BlocksAwayError("gone")
     run.take(batch(1))
     for at in range(0, 10 * S, S // 10):
         run.step(START + at)
@@ -394,7 +394,7 @@ def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> Non
     bad, good = batch(1), batch(2)
     run.take(bad)
     run.take(good)
-    run.ipfs.error = BlockRefused("block_cid_mismatch", "kept under another CID")
+    run.ipfs.error = BlockRefusedError("block_cid_mismatch", "kept under another CID")
     assert len(run.step()) == 2
     run.ipfs.error = None
     run.take(good)
@@ -425,7 +425,7 @@ class Node0:
 
     def _say(self, what: str) -> None:
         if self.away:
-            raise BlocksAway("gone")
+            raise BlocksAwayError("gone")
         self.said.append(what)
 
     def put(self, cid: str, data: bytes) -> None:
@@ -456,7 +456,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     pins.close()
     again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
     node.away = True
-    with pytest.raises(BlocksAway):
+    with pytest.raises(BlocksAwayError):
         again.let_go(START + 100 * S)
     node.away = False
     assert again.let_go(START + 100 * S) == 1
@@ -546,7 +546,7 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
             topic = network_topic() if number == 3 else topic_of(batch(0, model=number))
             node.peers[topic] = 1 - node.peers.get(topic, 1)
         elif what == "ipfs":
-            run.ipfs.error = None if run.ipfs.error else BlocksAway("gone")
+            run.ipfs.error = None if run.ipfs.error else BlocksAwayError("gone")
         elif what == "on":
             on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
         elif what == "ack":

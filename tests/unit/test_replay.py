@@ -15,7 +15,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from bridge.frames_producer import FramesProducer, FramesProducerError, connect
-from bridge.replay import Progress, connection_id, frames_of, replay, survey
+from bridge.replay import DEFAULT_NETWORK, Progress, connection_id, frames_of, replay, survey
 from schemas.capture import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
 from schemas.frames import read_frame
 from schemas.identity import peer_bytes
@@ -37,9 +37,9 @@ def sleepless(_: float) -> None:
     raise AssertionError("no sleep is needed at full speed")
 
 
-def replayed(path: Path, **options: str) -> list[frame_pb2.Frame]:
+def replayed(path: Path, network: str | None = None, fallback: str = DEFAULT_NETWORK) -> list[frame_pb2.Frame]:
     frames: list[frame_pb2.Frame] = []
-    replay(path, frames.append, now=unused, sleep=sleepless, **options)  # type: ignore[arg-type]  # only str options here
+    replay(path, frames.append, network=network, fallback=fallback, now=unused, sleep=sleepless)
     return frames
 
 

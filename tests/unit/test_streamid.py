@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,13 +34,9 @@ types = st.one_of(st.integers(0, 4), st.integers(6, 2**40))
 streams = st.builds(StreamID, types, cids)
 
 
-def load() -> Any:  # the file is JSON of several shapes
-    return json.loads(VECTORS.read_text())
-
-
 @needs_vectors
 def test_all_vectors() -> None:
-    vectors = load()["vectors"]
+    vectors = json.loads(VECTORS.read_text())["vectors"]
     assert len(vectors) >= 22
     for vector in vectors:
         text, raw = vector["string"], bytes.fromhex(vector["bytes_hex"])
@@ -66,7 +61,7 @@ def test_all_vectors() -> None:
 
 @needs_vectors
 def test_spellings_of_the_vectors() -> None:
-    for behaviour in load()["behaviour"]:
+    for behaviour in json.loads(VECTORS.read_text())["behaviour"]:
         cases = [case.split(" (")[0] for case in behaviour["cases"]]
         if behaviour["expect"] == "same id":
             assert {stream_text(case) for case in cases} == {TILE}

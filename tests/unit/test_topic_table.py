@@ -6,7 +6,6 @@ import json
 import pickle
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,13 +43,9 @@ few_hashes = st.sampled_from([bytes(3) + bytes([value]) for value in range(8)])
 lists = st.lists(few_hashes, unique=True, max_size=8)
 
 
-def load() -> Any:  # the file is JSON of several shapes
-    return json.loads(VECTORS.read_text())
-
-
 @needs_vectors
 def test_all_intersect_vectors() -> None:
-    cases = load()["intersect"]
+    cases = json.loads(VECTORS.read_text())["intersect"]
     assert len(cases) >= 100
     for case in cases:
         first, second, result, swapped = (
@@ -62,7 +57,7 @@ def test_all_intersect_vectors() -> None:
 
 @needs_vectors
 def test_all_bundle_vectors() -> None:
-    for bundle in load()["bundles"]:
+    for bundle in json.loads(VECTORS.read_text())["bundles"]:
         assert bundle_hash(bundle["Topics"] or []).hex() == bundle["Hash"]
 
 

@@ -128,7 +128,7 @@ class Chain:
                 self.wfile.write(body)
                 chain.asked += 1
 
-            def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002  the name is the base class's
+            def log_message(self, *args: object) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
