@@ -55,11 +55,10 @@ def _catching_up(
     ground: Ground, settings: Settings, ends: Ends, count: int, notes: dict[str, Note], label: str
 ) -> Side:
     def side(run: int) -> float:
-        ground.clear(settings)
         before = sum(ground.ends(settings, "batches").values())
-        took = sum(each.seconds for each in catch_up(ground.spark, settings, "batch", {"updates": ends}))
-        notes[f"batches, {label}"] = sum(ground.ends(settings, "batches").values()) - before
-        ground.clear(settings, "batches")
+        with ground.fresh(settings, "batches") as fresh:
+            took = sum(each.seconds for each in catch_up(ground.spark, fresh, "batch", {"updates": ends}))
+            notes[f"batches, {label}"] = sum(ground.ends(settings, "batches").values()) - before
         return count / took
 
     return side

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import socket
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from bench.runs import Say
 from bridge.frames_producer import FramesProducer, connect
 from conf.settings import Kafka, Settings
 from deploy.application import spark_session
-from deploy.embedded.broker import HOST
+from deploy.embedded.broker import free_ports
 from deploy.stack import broker, make_topics
 from pipelines.sources import Broker
 
@@ -83,10 +83,16 @@ class Ground:
             consumer.close()
         return sorted(found, key=lambda record: record.stamp)
 
-    def clear(self, settings: Settings, *topics: str) -> None:
-        """Empties what the queries wrote: their tables, their checkpoints, and these topics. Offsets go on."""
-        shutil.rmtree(settings.lake, ignore_errors=True)
-        shutil.rmtree(settings.checkpoints, ignore_errors=True)
+    @contextmanager
+    def fresh(self, settings: Settings, *topics: str) -> Iterator[Settings]:
+        """The settings with a lake and checkpoints that no run had before; at the end these and the topics are emptied.
+
+        A state store may still write where its query has stopped, so no folder is used twice. Offsets go on.
+        """
+        settings.state.mkdir(parents=True, exist_ok=True)
+        state = Path(tempfile.mkdtemp(dir=settings.state))
+        yield settings.model_copy(update={"state": state})
+        shutil.rmtree(state, ignore_errors=True)
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end
             for topic in topics
@@ -115,13 +121,3 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
         say("starting Spark")
         with spark_session(settings) as spark:
             yield Ground(spark, servers, folder, say)
-
-
-def free_ports() -> tuple[int, int]:
-    """Two that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        first, second = (int(each.getsockname()[1]) for each in sockets)
-        return first, second

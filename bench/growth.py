@@ -58,9 +58,8 @@ def _with_micro_batches(settings: Settings, records: int) -> Settings:
 
 
 def _catch_up(ground: Ground, settings: Settings, ends: Ends) -> _Ran:
-    ran = {name: catch_up(ground.spark, settings, name, {"frames": ends}) for name in QUERIES}
-    ground.clear(settings, "updates", "quarantine")
-    return ran
+    with ground.fresh(settings, "updates", "quarantine") as fresh:
+        return {name: catch_up(ground.spark, fresh, name, {"frames": ends}) for name in QUERIES}
 
 
 def _finding(found: Mapping[int, list[_Ran]], micro_batch: int, master: str) -> Finding:

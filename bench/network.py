@@ -31,7 +31,6 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from bench.ground import free_ports
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
 from bridge.capture.spool import FrameSink, KafkaFrames
@@ -39,6 +38,7 @@ from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifie
 from bridge.node.host import Node, NodeOptions, _Link, _Session
 from bridge.node.seqno import Seqno
 from conf.settings import Kafka, Settings
+from deploy.embedded.broker import free_ports
 from deploy.stack import broker
 from schemas.identity import Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC

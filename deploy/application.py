@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from bridge.status import BridgeStatus, OverlayStatus
 from conf.locks import held
 from conf.settings import JobName, Settings
-from deploy.embedded.jars import PROJECT, ensure, spark_jars
+from deploy.embedded.jars import PROJECT, ensure, spark_classes, spark_jars
 from deploy.embedded.topics import TOPICS
 from deploy.live import LiveNetwork, Source
 from deploy.screen import BridgeLine, FetchLine, OverlayLine, PeerLine, QueryLine, QueryPhase, Snapshot, View
@@ -317,7 +317,7 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
             "kiln",
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
-            java_options=settings.spark.java_options,
+            java_options=f"{settings.spark.java_options} {_kept_classes()}",
             jars=spark_jars(ensure()),
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=settings.logs,
@@ -329,6 +329,12 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+def _kept_classes() -> str:
+    classes = spark_classes()
+    # where it does not fit the jars or the Java, the JVM goes on without
+    return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
 
 
 @contextmanager

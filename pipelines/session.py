@@ -90,12 +90,13 @@ def create_session(
     conf["spark.ui.showConsoleProgress"] = "false"
     if not ui:
         conf["spark.ui.liveUpdate.period"] = "-1"
-    named = list(jars)
-    if named:
-        conf["spark.jars"] = ",".join(map(str, named))
-    local_files = [str(jar) for jar in named if jar.name.startswith(_LOCAL_FILES_JAR)]
-    if local_files:  # Spark reads local files before it has its jars
-        conf |= _LOCAL_FILES | {"spark.driver.extraClassPath": local_files[0]}
+    named = [str(jar) for jar in jars]
+    if named:  # not only `spark.jars`: local files are read before Spark has those, and their classes cannot be kept
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(named)
+        if not master.startswith("local"):
+            conf["spark.jars"] = ",".join(named)
+    if any(_LOCAL_FILES_JAR in jar for jar in named):
+        conf |= _LOCAL_FILES
     if options:
         conf["spark.driver.extraJavaOptions"] = " ".join(options)
     if scratch is not None:

@@ -132,6 +132,14 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
         quiet.setLevel(level)
 
 
+def free_ports() -> tuple[int, int]:
+    """Two on which nobody listens now."""
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind((HOST, 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
 def archive_classes(classpath: Iterable[Path]) -> Path:
     """Start the broker once in a scratch folder and keep the classes it loads, parsed, in a file beside its jars.
 
@@ -139,12 +147,8 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
     """
     jars = tuple(classpath)
     archive = _archive(jars)
-    with tempfile.TemporaryDirectory(prefix="kiln-") as scratch, ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        port, controller_port = (int(each.getsockname()[1]) for each in sockets)
-        stack.close()
+    with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
+        port, controller_port = free_ports()
         fresh = Path(scratch) / "classes.jsa"
         broker = EmbeddedBroker(Path(scratch), port, controller_port, jars, die_with_parent=True)
         broker.jvm_options = (f"-XX:ArchiveClassesAtExit={fresh}", "-Xlog:cds*=off")

@@ -116,8 +116,13 @@ def ensure(
 
 
 def spark_jars(root: Path | None = None) -> list[Path]:
-    """The jars for `spark.jars`. JarsError when the folder is not complete."""
+    """The jars that Kiln adds to Spark's. JarsError when the folder is not complete."""
     return _listed("spark", root)
+
+
+def spark_classes(root: Path | None = None) -> Path:
+    """The file of Spark's classes, whether it is there or not (deploy/spark_classes.py)."""
+    return (root or default_root()) / "spark" / "classes.jsa"
 
 
 def broker_classpath(root: Path | None = None) -> list[Path]:
