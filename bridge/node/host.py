@@ -289,6 +289,8 @@ class Node:
         self._topics: dict[str, None] = {}
         self._closing = False
         self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(PROTOCOLS, self._accept)
+        self.addresses: tuple[str, ...] = ()
+        """Where it listens, with the ports in use, each ending in /p2p/<peer id>: what others take as bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
 
@@ -314,6 +316,8 @@ class Node:
                 missing = [str(a) for a in self._listen if str(a) not in self._swarm.listeners]
                 try:
                     if not missing:
+                        own, listeners = f"/p2p/{peer_text(self.peer)}", self._swarm.listeners.values()
+                        self.addresses = tuple(f"{a}{own}" for listener in listeners for a in listener.get_addrs())
                         self._nursery.start_soon(self._heartbeat)
                         for target in self._targets:
                             self._nursery.start_soon(self._keep_dialled, target)
@@ -438,14 +442,6 @@ class Node:
             await self._disconnect(ID(peer))
 
     # ------------------------------------------------------------------ views
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where it listens, with the ports in use, each ending in /p2p/<peer id>: what others take as bootstrap."""
-        if not hasattr(self, "_swarm"):
-            return ()
-        own = f"/p2p/{peer_text(self.peer)}"
-        return tuple(f"{a}{own}" for listener in self._swarm.listeners.values() for a in listener.get_addrs())
 
     def view(self) -> NodeView:
         """The state now."""
