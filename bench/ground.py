@@ -91,7 +91,7 @@ class Ground:
         """
         settings.state.mkdir(parents=True, exist_ok=True)
         state = Path(tempfile.mkdtemp(dir=settings.state))
-        yield settings.model_copy(update={"state": state})
+        yield settings.model_copy(update={"state": state})  # what a failure leaves goes with the folder of all
         shutil.rmtree(state, ignore_errors=True)
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end

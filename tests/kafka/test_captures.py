@@ -38,8 +38,11 @@ def records_of(shared: Path, name: str) -> list[CaptureRecord]:
         return list(read_capture(stream))
 
 
-def rows(kiln: Kiln, table: str, columns: list[str]) -> list[dict[str, Any]]:  # what a table holds, of any type
-    found: list[dict[str, Any]] = DeltaTable(str(kiln.lake / table)).to_pyarrow_table(columns=columns).to_pylist()
+Row = dict[str, Any]  # columns of any type
+
+
+def rows(kiln: Kiln, table: str, columns: list[str]) -> list[Row]:
+    found: list[Row] = DeltaTable(str(kiln.lake / table)).to_pyarrow_table(columns=columns).to_pylist()
     return found
 
 

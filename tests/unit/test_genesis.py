@@ -52,14 +52,17 @@ def reason(*blocks: tuple[bytes, bytes]) -> str | None:
 # ---------------------------------------------------------------- events of other implementations
 
 
+Fields = dict[str, Any]  # JSON of several shapes
+
+
 class Vector:
     """A CAR file, beside what `decoded.json` says of it."""
 
-    def __init__(self, path: Path, decoded: dict[str, Any]) -> None:  # JSON of several shapes
+    def __init__(self, path: Path, decoded: Fields) -> None:
         self.blocks = read_car(path).blocks
-        self.decoded: dict[str, Any] = {block["cid"]: block["decoded"] for block in decoded["blocks"]}
+        self.decoded: Fields = {block["cid"]: block["decoded"] for block in decoded["blocks"]}
 
-    def inits(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    def inits(self) -> Iterator[tuple[bytes, Fields]]:
         """The CID of each genesis in it, with the header that it has."""
         for cid, event in self.decoded.items():
             if not isinstance(event, dict):
