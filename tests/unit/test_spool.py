@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -488,7 +488,7 @@ def test_whatever_happens_all_arrive_in_order(
             assert sink.close(0) == 0
             sink = new()
         elif what == "settle":
-            time.sleep(0.01)  # any amount of progress is right
+            awaited(partial(all_there, sink), 0.01)  # any amount of progress is right
         else:
             kafka.back()
     kafka.refuse = False
