@@ -30,7 +30,7 @@ java: ## check Java, and install it where that needs no asking
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@$(PY) -m deploy.embedded.jars
 	@test -f .jars/broker/classes.jsa || $(PY) -m deploy.embedded.broker
-	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m deploy.spark_classes
+	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m deploy.embedded.spark_classes
 
 run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)

@@ -22,8 +22,8 @@ from bench import batcher, bep50, decode, growth, hot_path, lateness, network
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
-from conf import KilnError
-from pipelines.application import GaveUpError
+from conf.errors import KilnError
+from pipelines.supervisor import GaveUpError
 
 ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "hot-path": hot_path.measure,

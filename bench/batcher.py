@@ -14,10 +14,10 @@ from bench.catch_up import catch_up
 from bench.ground import Ends, Ground
 from bench.report import Finding, Note, Ratio
 from bench.runs import BenchError, Extent, Side, in_turn
-from conf.settings import Settings, micros
-from pipelines.rows import RowBuffer
-from pipelines.sinks import write_topic
-from pipelines.ticks import Ticker
+from conf.settings.model import Settings, micros
+from pipelines.lake.append import write_topic
+from pipelines.spark.rows import RowBuffer
+from pipelines.spark.ticks import Ticker
 from schemas.cid import cid_text
 from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
 from schemas.streamid import MODEL, MODEL_INSTANCE, StreamID

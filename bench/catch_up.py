@@ -12,9 +12,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from bench.ground import Ends
 from bench.runs import BenchError
-from conf.settings import JobName, Settings
-from pipelines.application import READS, in_words, start_job
-from pipelines.progress import ProgressListener
+from conf.settings.model import JobName, Settings
+from pipelines.spark.progress import ProgressListener
+from pipelines.supervisor import READS, in_words, start_job
 
 _PATIENCE = 300.0  # s without a micro-batch
 

@@ -8,8 +8,8 @@ from itertools import islice
 from google.protobuf.message import DecodeError
 
 from bench.ground import Ends, Ground
-from bridge.traffic import Traffic, TrafficOptions
-from conf.settings import Settings
+from conf.settings.model import Settings
+from deploy.traffic import Traffic, TrafficOptions
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
 

@@ -15,12 +15,12 @@ from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
 
 from bench.runs import Say
-from bridge.frames_producer import FramesProducer, connect
-from conf.settings import Kafka, Settings
-from deploy.application import spark_session
+from bridge.kafka.producers import FramesProducer, connect
+from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import free_ports
-from deploy.stack import broker, make_topics
-from pipelines.sources import Broker
+from deploy.kafka.broker import broker, make_topics
+from deploy.run.application import spark_session
+from pipelines.spark.kafka import Broker
 
 Ends = dict[int, int]
 """Partition to the offset after its last record."""

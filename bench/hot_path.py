@@ -11,7 +11,7 @@ from functools import partial
 from bench.frames import generated, live_options
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Say, Side, in_turn
-from pipelines.decode import Decoding, decode
+from pipelines.logic.decode import Decoding, decode
 from schemas.frames import gossip_messages
 from schemas.identity import judge
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message

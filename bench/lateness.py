@@ -10,10 +10,10 @@ from typing import NamedTuple
 from bench.ground import Ends, Ground, LogRecord
 from bench.report import Aim, Finding, Ratio, Series
 from bench.runs import BenchError, Extent
-from bridge.feed import Feed
-from conf.settings import JOBS, JobName, Settings, duration_text
-from deploy.stack import traffic_options
-from pipelines.application import Application
+from conf.settings.model import JOBS, JobName, Settings, duration_text
+from deploy.kafka.broker import traffic_options
+from deploy.traffic.feed import Feed
+from pipelines.supervisor import Application
 from schemas.records import TICK, decode_batch
 
 WARM = 20  # s of traffic after the first batch

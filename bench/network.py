@@ -37,15 +37,15 @@ from bridge.capture.spool import FrameSink, KafkaFrames
 from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
 from bridge.node.host import Node, NodeOptions, _Link, _Session
 from bridge.node.seqno import Seqno
-from conf.settings import Kafka, Settings
+from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import free_ports
-from deploy.stack import broker
+from deploy.kafka.broker import broker
 from schemas.identity import Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
 
-from foreign_peer import ForeignPeer, ForeignPeerError, build_rust, rust_peer
+from kit.foreign_peer import ForeignPeer, ForeignPeerError, build_rust, rust_peer
 
 TOPIC: Final = "/ceramic/local-bench"
 FRAMES: Final = 20_000

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf import KilnError
+from conf.errors import KilnError
 
 
 class StateInUseError(KilnError):

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
-import loopback
 import pytest
+from kit import loopback
 
 from deploy.embedded import jars
 from deploy.embedded.broker import EmbeddedBroker

@@ -37,7 +37,7 @@ from bridge.bep50.topic import PublishError as OverlayError
 from bridge.bep50.topic import Topic, addresses
 from bridge.capture.sink import Sink
 from bridge.node.keys import load_or_create
-from bridge.publisher import PublishError
+from bridge.publishing.publisher import PublishError
 from bridge.status import OverlayStatus, OverlayTopicStatus, PublisherStatus
 from schemas.cid import CidError, cid_bytes, cid_text
 from schemas.dht.announcement import (
@@ -315,7 +315,7 @@ class Carrier:
         """Announce the batch of a BATCH_UPDATE for a topic: to how many contacts it is known to have come so far.
 
         The answers to the first call's puts come later: call again until there are some. A batch that the topic's item
-        already names is not announced again. Raises bridge.publisher.PublishError.
+        already names is not announced again. Raises bridge.publishing.publisher.PublishError.
         """
         if self.stopped is not None:
             raise PublishError(self.stopped)

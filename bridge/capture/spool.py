@@ -28,8 +28,8 @@ from typing import Final, NamedTuple, Protocol, cast
 from kafka.errors import KafkaError
 
 from bridge.capture.segments import Segments
-from bridge.frames_producer import MAX_REQUEST, FramesProducerError, Sent
-from bridge.frames_producer import connect as connect_kafka
+from bridge.kafka.producers import MAX_REQUEST, FramesProducerError, Sent
+from bridge.kafka.producers import connect as connect_kafka
 from schemas.frames import CONNECTION_BYTES
 
 TICK: Final = 0.1

@@ -47,12 +47,12 @@ from bridge.gossip.router import Deliver
 from bridge.node.host import Node, NodeError, NodeOptions
 from bridge.node.keys import KeyFileError, load_or_create
 from bridge.node.seqno import Seqno, SeqnoError
-from bridge.traffic.content import TopicData, contents, topics
-from bridge.traffic.options import TrafficOptions
 from conf.locks import StateInUseError, held
+from deploy.children.spawn import tied
 from deploy.demo.kubo_peer import CATCH_UP, KuboError, library_path
 from deploy.demo.overlay import NODES, Listeners
-from deploy.tied import tied
+from deploy.traffic.content import TopicData, contents, topics
+from deploy.traffic.options import TrafficOptions
 from schemas.identity import peer_text
 from schemas.pubsub import read_message
 from schemas.reject import Rejected

@@ -13,12 +13,12 @@ from typing import IO
 
 from bridge.bep50.carrier import publisher_key
 from bridge.node.keys import KeyFileError
-from conf import PrerequisiteError
-from conf.settings import Settings
-from deploy.again import Again
-from deploy.bridge import child_environment
-from deploy.logs import keep_small
-from deploy.tied import end, tied
+from conf.errors import PrerequisiteError
+from conf.settings.model import Settings
+from deploy.children.backoff import Again
+from deploy.children.bridge import child_environment
+from deploy.children.logs import keep_small
+from deploy.children.spawn import end, tied
 
 _READY_IN = 60.0  # s
 _TRIES = 4

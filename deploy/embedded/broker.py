@@ -27,10 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from conf import PrerequisiteError
+from conf.errors import PrerequisiteError
+from deploy.children.spawn import tied
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
-from deploy.tied import tied
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-from conf import PrerequisiteError
+from conf.errors import PrerequisiteError
 from deploy.embedded.java import JavaError, find_java
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def spark_jars(root: Path | None = None) -> list[Path]:
 
 
 def spark_classes(root: Path | None = None) -> Path:
-    """The file of Spark's classes, whether it is there or not (deploy/spark_classes.py)."""
+    """The file of Spark's classes, whether it is there or not (deploy/embedded/spark_classes.py)."""
     return (root or default_root()) / "spark" / "classes.jsa"
 
 

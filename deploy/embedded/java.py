@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from conf import PrerequisiteError
+from conf.errors import PrerequisiteError
 
 OLDEST = 17
 TRIED = (17, 21)

@@ -1,1 +1,1 @@
-"""The queries of Kiln, a module each: source, transforms and sink wired up. Each also runs alone with spark-submit."""
+"""Scripts for spark-submit, one for each query."""

@@ -9,8 +9,8 @@ from pyspark.accumulators import Accumulator
 from pyspark.core.broadcast import Broadcast
 from pyspark.sql import DataFrame
 
-from pipelines.held import Held, Sieve
-from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
+from pipelines.logic.held_frames import Held, Sieve
+from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.frames import BEP50, DIRECTIONS, ORIGINS, gossip_messages, read_frame
 from schemas.identity import Verdict, message_id, peer_text
 from schemas.proto.kiln.frame_pb2 import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.batcher import OUTPUT, Batcher, Batching
+from pipelines.spark.batcher import OUTPUT, Batcher, Batching
 
 
 def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities, own_identity
-from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
+from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities, own_identity
+from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.records import QuarantineRecord, encode, quarantine_key
 from schemas.tables import TABLES, Column
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.rows import RowBuffer, arrow_schema, columns_of, ddl
+from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.batch import BlockError, read_block
 from schemas.records import (
     UNREADABLE,

@@ -16,9 +16,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.decode import Decoded, Decoding, Faulty, author, decode, identities, identities_of
-from pipelines.known_streams import StreamsTopic, known_streams
-from pipelines.rows import RowBuffer
+from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities, identities_of
+from pipelines.spark.known_streams import StreamsTopic, known_streams
+from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
 from schemas.records import (
     Coordinates,

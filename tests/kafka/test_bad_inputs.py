@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import pytest
 from deltalake import DeltaTable
-from kiln_process import Kiln
-from log_feed import alternate, frames_producer, kiln_beside
+from kit.kiln_process import Kiln
+from kit.log_feed import alternate, frames_producer, kiln_beside
 
-from bridge.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
-from bridge.traffic.ledger import FrameEntry
 from deploy.embedded.broker import EmbeddedBroker
+from deploy.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
+from deploy.traffic.ledger import FrameEntry
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(3_000)]
 

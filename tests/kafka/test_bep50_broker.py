@@ -13,13 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from awaiting import PATIENCE, wait_until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kit.awaiting import PATIENCE, wait_until
 
 from bridge.bep50.carrier import publisher_key
 from bridge.status import BridgeStatus, read_status
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import TOPICS, ensure_topics
 from schemas.cid import block_cid, cid_text
 from schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
 from schemas.dht.items import target
@@ -69,7 +69,7 @@ class Side:
             **settings,
         }
         (self.state / "bridge" / "status.json").unlink(missing_ok=True)
-        with subprocess.Popen([sys.executable, "-m", "bridge.main"], env=environment) as process:
+        with subprocess.Popen([sys.executable, "-m", "bridge.process.main"], env=environment) as process:
             try:
                 wait_until(lambda: self.status is not None or process.poll() is not None, "the bridge runs")
                 status = self.status

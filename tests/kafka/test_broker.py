@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kit.awaiting import awaited
 
 from deploy.embedded.broker import BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running, stop_running
-from deploy.embedded.topics import TOPICS, TopicsError, ensure_topics
+from deploy.kafka.topics import TOPICS, TopicsError, ensure_topics
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import free_ports
 from deltalake import DeltaTable
-from kiln_process import Kiln
+from kit.kiln_process import Kiln
 
 from schemas.capture import CaptureRecord, open_capture, read_capture
 

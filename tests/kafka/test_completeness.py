@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from awaiting import wait_until
 from conftest import ROOT, free_ports
-from log_model import read_records
+from kit.awaiting import wait_until
+from kit.log_model import read_records
 
 from bridge.status import BridgeStatus
-from conf.settings import Bridge, Kafka, Settings
-from deploy.bridge import BridgeProcess
+from conf.settings.model import Bridge, Kafka, Settings
+from deploy.children.bridge import BridgeProcess
 from deploy.embedded.broker import running
-from deploy.stack import broker
+from deploy.kafka.broker import broker
 from schemas.frames import read_frame, read_rpc
 from schemas.identity import message_id
 from schemas.proto.gossipsub.rpc_pb2 import RPC

@@ -11,18 +11,18 @@ from functools import partial
 
 import cbor2
 import pytest
-from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
+from kit.awaiting import awaited
 
-from bridge.fetcher import Fetcher
+from bridge.fetching.fetcher import Fetcher
+from bridge.fetching.offsets import Ledger
+from bridge.fetching.pending import Options
 from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
-from bridge.wanted.desk import Options
-from bridge.wanted.ledger import Ledger
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.topics import TOPICS, ensure_topics
-from pipelines.windows import PartitionWindows
+from deploy.kafka.topics import TOPICS, ensure_topics
+from pipelines.logic.windows import PartitionWindows
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
 from schemas.records import (

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from awaiting import wait_until
 from kafka import KafkaProducer
+from kit.awaiting import wait_until
 
-from conf.settings import Kafka, Settings
+from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import EmbeddedBroker, await_broker, running
-from deploy.stack import launched_broker
+from deploy.kafka.broker import launched_broker
 
 pytestmark = pytest.mark.kafka
 

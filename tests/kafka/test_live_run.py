@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import free_ports
-from kiln_process import Kiln
-from log_model import expected_batches, read_batches, read_log
+from kit.kiln_process import Kiln
+from kit.log_model import expected_batches, read_batches, read_log
 
-from conf.settings import Settings
-from deploy.stack import broker
+from conf.settings.model import Settings
+from deploy.kafka.broker import broker
 from schemas.pubsub import write_batch_update
 from schemas.topics import parse_topic
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from awaiting import awaited
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kit.awaiting import awaited
 
 from bridge.ipfs import BlocksAwayError
-from bridge.publisher import TOO_OLD, Options, Publisher
+from bridge.publishing.publisher import TOO_OLD, Options, Publisher
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import TOPICS, ensure_topics
 from schemas.cid import block_cid, cid_text
 from schemas.records import (
     BatchRecord,

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from awaiting import awaited
 from kafka import KafkaConsumer, TopicPartition
+from kit.awaiting import awaited
 
 from bridge.capture.spool import FrameSink, KafkaFrames
 from bridge.capture.tap import Connection
 from deploy.embedded.broker import EmbeddedBroker, running
-from deploy.embedded.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import TOPICS, ensure_topics
 from schemas.frames import read_frame
 from schemas.proto.kiln.frame_pb2 import Frame
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import free_ports
-from kiln_process import Kiln
+from kit.kiln_process import Kiln
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from awaiting import wait_until
 from conftest import free_ports
-from foreign_peer import ForeignPeer, NewPeer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kiln_process import Kiln, end
+from kit.awaiting import wait_until
+from kit.foreign_peer import ForeignPeer, NewPeer
+from kit.kiln_process import Kiln, end
 
 from bridge.status import read_status
 from schemas.cid import block_cid, cid_text

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import dag_cbor
 import pytest
-from awaiting import wait_until
 from conftest import free_ports
 from deltalake import DeltaTable
-from foreign_peer import BUILT, NewPeer
-from kiln_process import Kiln, end
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT, NewPeer
+from kit.kiln_process import Kiln, end
 
 from bridge.ipfs.helia import Helia
 from bridge.ipfs.kubo import Kubo

@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from awaiting import wait_until
 from conftest import free_ports
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
-from foreign_peer import BUILT
 from kafka import KafkaProducer
-from kiln_process import Kiln, end
-from log_feed import frames_producer, kiln_beside
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT
+from kit.kiln_process import Kiln, end
+from kit.log_feed import frames_producer, kiln_beside
 
 from bridge.bep50.carrier import publisher_key
 from bridge.bep50.store import Store

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from awaiting import until, wait_until
 from conftest import free_ports
+from kit.awaiting import until, wait_until
+from kit.torrent_nodes import PATIENCE, Torrent
 from nacl.signing import SigningKey
-from torrent_nodes import PATIENCE, Torrent
 
 from bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
 from bridge.bep50.store import Store
-from bridge.publisher import PublishError
+from bridge.publishing.publisher import PublishError
 from bridge.status import OverlayStatus, PublisherStatus, read_status
 from deploy.demo.overlay import AGAIN, NODES, Listeners
 from schemas.cid import block_cid, cid_bytes, cid_text
@@ -646,7 +646,7 @@ def environment(state: Path, **settings: str) -> dict[str, str]:
 
 def refused(state: Path, **settings: str) -> str:
     """What a bridge says that does not start."""
-    command = [sys.executable, "-m", "bridge.main"]
+    command = [sys.executable, "-m", "bridge.process.main"]
     done = subprocess.run(
         command, env=environment(state, **settings), capture_output=True, text=True, check=False, timeout=PATIENCE * 3
     )
@@ -658,7 +658,7 @@ def refused(state: Path, **settings: str) -> str:
 def test_a_second_bridge_of_one_state_folder_is_refused_and_the_first_named(tmp_path: Path) -> None:
     """So a key has one publisher, as long as its folder is not copied."""
     follow = f"{OTHER_KEY.verify_key.encode().hex()}/{SEPARATOR.key}/{SEPARATOR.value}"
-    command = [sys.executable, "-m", "bridge.main"]
+    command = [sys.executable, "-m", "bridge.process.main"]
     with subprocess.Popen(command, env=environment(tmp_path, KILN_BEP50__FOLLOW=follow)) as process:
         try:
             path = tmp_path / "bridge" / "status.json"

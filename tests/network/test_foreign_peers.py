@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, payload
+from kit.foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, payload
 
 pytest_plugins = ["foreign_fixtures"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 from libp2p.peer.id import ID
-from node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 
 from bridge.gossip.wire import encode
 from bridge.node.streams import swarm_of

@@ -16,8 +16,8 @@ from pathlib import Path
 import dag_cbor
 import httpx
 import pytest
-from awaiting import wait_until
-from foreign_peer import BUILT
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT
 from multiformats import CID
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError, open_blocks

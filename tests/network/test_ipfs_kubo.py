@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from awaiting import wait_until
 from conftest import free_ports
-from foreign_peer import BUILT
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT
 
 from bridge.ipfs import BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.helia import Helia

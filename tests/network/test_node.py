@@ -10,13 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from awaiting import until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.stream.net_stream import NetStream
-from multiaddr import Multiaddr
-from node_town import (
+from kit.awaiting import until
+from kit.node_town import (
     OPTIONS,
     TOPIC,
     Bell,
@@ -30,6 +26,10 @@ from node_town import (
     subscribed,
     subscription,
 )
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.stream.net_stream import NetStream
+from multiaddr import Multiaddr
 
 from bridge.gossip.router import Options
 from bridge.gossip.wire import encode

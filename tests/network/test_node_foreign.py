@@ -16,8 +16,19 @@ from typing import TypeVar
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from foreign_peer import ForeignPeer, NewPeer, Published, Received, payload
-from node_town import OPTIONS, TOPIC, Running, Town, call, in_town, message, raw_peer, subscribed, subscription
+from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, payload
+from kit.node_town import (
+    OPTIONS,
+    TOPIC,
+    Running,
+    Town,
+    call,
+    in_town,
+    message,
+    raw_peer,
+    subscribed,
+    subscription,
+)
 
 from bridge.gossip.router import Options
 from bridge.gossip.wire import encode

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from foreign_peer import ForeignPeer, NewPeer
+from kit.foreign_peer import ForeignPeer, NewPeer
+from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
 from libp2p.abc import INetStream
-from node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
 
 from bridge.gossip.wire import encode
 from schemas.frames import gossip_messages

@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from conf.settings import Settings
-from deploy.application import spark_session
-from pipelines.sinks import Lake, Write, append_once, create_tables, written
+from conf.settings.model import Settings
+from deploy.run.application import spark_session
+from pipelines.lake.append import Lake, Write, append_once, create_tables, written
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -1,4 +1,4 @@
-"""The file of classes that `make setup` keeps for Spark's JVM (deploy/spark_classes.py)."""
+"""The file of classes that `make setup` keeps for Spark's JVM (deploy/embedded/spark_classes.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = """
 import sys
 from pathlib import Path
 from deploy.embedded.jars import spark_jars
-from pipelines.session import create_session
+from pipelines.spark.session import create_session
 spark = create_session(
     "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=spark_jars(),
     scratch=Path(sys.argv[2]),

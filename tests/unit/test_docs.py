@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from deploy.sql.ask import ask
 
-from bridge.wanted import asking, desk
-from conf.settings import known_keys, variable
-from deploy.sql import ask
-from pipelines.sinks import Lake, create_tables
+from bridge.fetching import attempts, pending
+from conf.settings.model import known_keys, variable
+from pipelines.lake.append import Lake, create_tables
 from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
@@ -35,8 +35,8 @@ REASONS = [
     *genesis.REASONS,
     *topic_table.INDEX_REASONS,
     topic_table.TOPIC_MISSING,
-    *asking.REASONS,
-    desk.MALFORMED,
+    *attempts.REASONS,
+    pending.MALFORMED,
     "against_policy",
     "batch_malformed",
     "update_malformed",

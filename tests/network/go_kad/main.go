@@ -1,5 +1,5 @@
 // A node of go-libp2p's Kademlia DHT on 127.0.0.1, driven by lines of JSON on stdin and answering in lines of JSON on
-// stdout, as tests/foreign_peer.py describes. It speaks no pubsub.
+// stdout, as tests/kit/foreign_peer.py describes. It speaks no pubsub.
 //
 //	{"cmd": "connect", "addr"}       dials, and waits until the other is in the routing table if it serves the DHT
 //	{"cmd": "provide", "topic"}      announces itself under the topic's key, as go's routing discovery does

@@ -1,5 +1,5 @@
 // A js-libp2p gossipsub peer on 127.0.0.1, driven by lines of JSON on stdin and answering in lines of JSON on stdout.
-// The protocol is described in tests/foreign_peer.py.
+// The protocol is described in tests/kit/foreign_peer.py.
 
 import { createHash } from 'node:crypto'
 import { createInterface } from 'node:readline'

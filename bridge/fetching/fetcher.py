@@ -1,0 +1,252 @@
+"""What is wanted, out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (DESIGN, Fetching).
+
+An update whose separator nothing tells waits in `kiln.wanted` for the genesis of its stream. All that wait for one
+genesis share one fetch; with the answer they go on to `kiln.updates`, in their order, and once the broker has them the
+answer goes to `kiln.streams`, so that nobody who reads it there can overtake them. The block of somebody else's batch
+goes to `kiln.blocks`, if its separator is of interest when it is read. What cannot be had is tried again, with pauses
+that grow, for `give_up` of the time that IPFS was there, and then goes to quarantine; it is not asked for again for
+`forget`. While IPFS is away everything waits.
+
+Exactly once: an update that is released carries the epoch (`genesis/NETWORK/PARTITION`, generation). Which ones are
+released next, and under which generation, is committed with the place in `kiln.wanted` before the first of them is
+written, and the generation is one higher with each commit. After a crash the same ones are released under the same
+generation before anything else is. So whoever reads the log drops what came already in the same epoch (docs/DESIGN.md,
+decision 7; bridge.fetching.offsets).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from bridge.capture.spool import KafkaFrames
+from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
+from bridge.fetching.offsets import Ledger
+from bridge.fetching.pending import Desk, Memory, Options, Output, Place
+from bridge.ipfs import Blocks
+from bridge.kafka.producers import FramesProducerError
+from bridge.kafka.thread import KafkaThread, partitions_of
+from schemas.records import UNREADABLE, decode_stream
+from schemas.topics import Interest, parse_interest
+
+_LOG: Final = logging.getLogger(__name__)
+_AT_ONCE: Final = 500  # records taken in one round
+_PATIENCE: Final = 60.0  # s for the broker to take a stage of a round
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class Fetcher(KafkaThread):
+    """Runs a Desk between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
+
+    One for a network and prefix: it assigns itself the partitions. While Kafka is away it tries again from its
+    committed place. What goes wrong in reading one block is reported and quarantined, and stops nothing.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        client_options: Mapping[str, object],
+        prefix: str,
+        options: Options,
+        blocks: Blocks,
+        interests: Callable[[], Iterable[str]],
+        clock_us: Callable[[], int] = _now_us,
+        group: str | None = None,
+    ) -> None:
+        """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
+
+        `interests`: in which separators, as texts (`schemas.topics.parse_interest`), now; called in this thread.
+        `group`: who keeps the place; by default one of the network.
+        """
+        super().__init__(
+            "fetcher",
+            "nothing is fetched",
+            bootstrap_servers,
+            client_options,
+            prefix,
+            group or f"{prefix}fetcher.{options.network}",
+        )
+        self._options = options
+        self._blocks = blocks
+        self._interests = interests
+        self._clock_us = clock_us
+        self._pool = ThreadPoolExecutor(options.at_most, "fetch")
+        self._memory: Memory | None = None
+        self._view = (0, 0, Counter[str]())
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait."""
+        return self._view[0]
+
+    @property
+    def under_way(self) -> int:
+        """Blocks being fetched."""
+        return self._view[1]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What became of records since the start, by kind: `released`, `blocks`, `not_of_interest`, …, and reasons."""
+        return self._view[2]
+
+    def _ended(self) -> None:
+        # fetches under way end when the blocks are closed
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_streams(self) -> Memory:
+        """All that `kiln.streams` holds now."""
+        memory = Memory()
+        consumer = self._consumer(None)
+        try:
+            parts = partitions_of(consumer, f"{self._prefix}streams")
+            consumer.assign(parts)
+            consumer.seek_to_beginning(*parts)
+            ends = consumer.end_offsets(parts)
+            while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
+                self._state = f"reading which streams are known: {len(memory.streams)}"
+                for records in consumer.poll(timeout_ms=200).values():
+                    for record in records:
+                        self._remember(memory, record.value)
+        finally:
+            consumer.close()
+        return memory
+
+    def _remember(self, memory: Memory, value: bytes | None) -> None:
+        try:
+            record = decode_stream(value or b"")
+        except UNREADABLE:
+            return  # `sink` quarantines it; a stream that is not known is asked for
+        if record.network == self._options.network and record.source == "genesis":
+            memory.knows(record.stream, record.separator)
+
+    def _begin(self, consumer: KafkaConsumer, desk: Desk) -> dict[TopicPartition, Ledger]:
+        """Where to go on."""
+        parts = partitions_of(consumer, f"{self._prefix}wanted")
+        consumer.assign(parts)
+        ledgers: dict[TopicPartition, Ledger] = {}
+        held, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        for part in parts:
+            kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
+            offset, metadata = (held[part], "") if kept is None else (kept.offset, kept.metadata or "")
+            # a clock is greater than what any number of commits has counted up to
+            ledger = Ledger(offset, metadata, self._clock_us())
+            if ledger.read > ends[part]:  # the topic was made anew
+                offset = held[part]
+                ledger = Ledger(offset, "", self._clock_us())
+            desk.counts["lost"] += ledger.gone(held[part])
+            consumer.seek(part, max(offset, held[part]))
+            desk.start(part.partition, ledger)
+            ledgers[part] = ledger
+        return ledgers
+
+    def _commit(
+        self, consumer: KafkaConsumer, ledgers: Mapping[TopicPartition, Ledger], going: Mapping[int, set[int]]
+    ) -> None:
+        places = {
+            part: OffsetAndMetadata(ledger.place, ledger.metadata(going.get(part.partition, ())))
+            for part, ledger in ledgers.items()
+            if not ledger.repeating and (ledger.changed or part.partition in going)
+        }
+        if places:
+            consumer.commit(places, timeout_ms=10_000)
+        for part in places:
+            ledgers[part].committed()
+
+    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
+        if self._memory is None:
+            self._memory = self._read_streams()
+        before = self._view[2]
+        desk = Desk(self._options, self._memory)
+        ledgers = self._begin(consumer, desk)
+        answers: deque[tuple[Ask, Future[Answer]]] = deque()  # filled by the threads that fetch
+        while not self._stop.is_set():
+            self._take(consumer, desk, ledgers)
+            now = self._clock_us()
+            while answers:
+                ask, future = answers.popleft()
+                desk.answer(ask, _answer_of(ask, future), now)
+            for ask in desk.next(now):
+                future = self._pool.submit(
+                    fetch, self._blocks, ask, self._options.timeout / 1e6, self._options.implied_separator
+                )
+                future.add_done_callback(partial(_came, answers, ask))
+            due = desk.round(now)
+            self._commit(consumer, ledgers, due.going)
+            for stage in due.stages:
+                if not self._write(producer, stage):
+                    return
+            desk.written()
+            self._view = (desk.waiting, desk.under_way, before + desk.counts)
+            self._state = _in_words(desk)
+            self._error = None if desk.away is None else f"nothing is fetched, IPFS is away: {desk.away}"
+
+    def _take(self, consumer: KafkaConsumer, desk: Desk, ledgers: Mapping[TopicPartition, Ledger]) -> None:
+        rooms = {part: desk.room(part.partition, _AT_ONCE) for part in ledgers}
+        full = [part for part, room in rooms.items() if not room]
+        consumer.pause(*full)
+        consumer.resume(*(rooms.keys() - full))
+        at_most = min((room for room in rooms.values() if room), default=1)
+        interests: list[Interest] | None = None
+        for part, records in consumer.poll(timeout_ms=20 if desk.busy else 200, max_records=at_most).items():
+            if interests is None:
+                interests = [parse_interest(text) for text in self._interests()]
+            now = self._clock_us()
+            for record in records:
+                desk.take(Place(part.partition, record.offset), record.value, interests, now)
+
+    def _write(self, producer: KafkaFrames, outputs: Sequence[Output]) -> bool:
+        """Whether the broker has them all; not when it is to stop. FramesProducerError: it has refused one."""
+        left = len(outputs)
+        told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
+        for output in outputs:
+            future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
+            future.add_callback(lambda _: told.put(None))
+            future.add_errback(told.put)
+        deadline = time.monotonic() + _PATIENCE
+        while left:
+            if self._stop.is_set():
+                deadline = min(deadline, time.monotonic() + 2.0)
+            try:
+                error = told.get(timeout=min(0.5, max(0.0, deadline - time.monotonic())))
+            except Empty:
+                if time.monotonic() < deadline:
+                    continue
+                if self._stop.is_set():
+                    return False
+                raise FramesProducerError(f"no answer within {_PATIENCE:g} s") from None
+            if error is not None:
+                raise FramesProducerError(f"a record was refused: {error!r}") from error
+            left -= 1
+        return True
+
+
+def _came(answers: deque[tuple[Ask, Future[Answer]]], ask: Ask, future: Future[Answer]) -> None:
+    answers.append((ask, future))
+
+
+def _answer_of(ask: Ask, future: Future[Answer]) -> Answer:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    # a peer chooses the bytes: what they can make go wrong must not end all fetching
+    _LOG.error("fetching the %s %s", ask.kind, ask.cid, exc_info=error)
+    return Failed(FAULT, repr(error)[:500], final=True)
+
+
+def _in_words(desk: Desk) -> str:
+    waiting = f" (waiting: {desk.waiting})" if desk.waiting else ""
+    if desk.away is not None:
+        return f"IPFS is away: {desk.away}{waiting}"
+    return f"fetching {desk.under_way}{waiting}" if desk.busy else "waiting for what is wanted"

@@ -1,0 +1,168 @@
+"""Frames into Kafka: a thin, bounded kafka-python producer (docs/DESIGN.md, Contracts, `kiln.frames`).
+
+Records keep their order within a connection (its id is the key), are acknowledged by all replicas and written once by
+the idempotent producer. What Kafka does not take is never dropped in silence: the next send, flush or close raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self, cast
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from conf.errors import PrerequisiteError
+from schemas.proto.kiln import frame_pb2
+
+MAX_REQUEST: Final = 8 * 1024 * 1024  # bytes, as every topic allows (docs/DESIGN.md, Contracts)
+
+_OPTIONS: Final[Mapping[str, object]] = {
+    "acks": "all",
+    "enable_idempotence": True,
+    "max_request_size": MAX_REQUEST,
+    "batch_size": 256 * 1024,
+    "linger_ms": 5,
+    # topics are made with their own settings; a made-up one would have the broker's defaults
+    "allow_auto_create_topics": False,
+}
+
+
+class FramesProducerError(PrerequisiteError):
+    """Frames that Kafka did not take: how many are not acknowledged, and the first error."""
+
+
+class Sent(Protocol):
+    """The future of one record: what is used of kafka-python's."""
+
+    def add_callback(self, f: Callable[[object], None], /) -> object: ...
+    def add_errback(self, f: Callable[[BaseException], None], /) -> object: ...
+
+
+class Producer(Protocol):
+    """What is used of kafka-python's KafkaProducer."""
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
+    def flush(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float | None = None) -> None: ...
+
+
+def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object] | None = None) -> Producer:
+    """A KafkaProducer with Kiln's settings; `client_options` (security_protocol, sasl_…, ssl_…) override them.
+
+    FramesProducerError if no broker answers or an option is wrong.
+    """
+    try:
+        producer = KafkaProducer(bootstrap_servers=bootstrap_servers, **{**_OPTIONS, **(client_options or {})})
+    except (KafkaError, AssertionError, ValueError) as error:  # kafka-python asserts that it knows every option
+        raise FramesProducerError(f"no producer for {bootstrap_servers}: {error!r}") from error
+    return cast(Producer, producer)
+
+
+class FramesProducer:
+    """Sends Frames to one topic.
+
+    kafka-python bounds no buffer, so this does: send waits while `max_buffered` bytes are not acknowledged, for at most
+    `patience` seconds (longer than kafka-python's own delivery timeout of 120 s, after which it gives up by itself).
+    After the first error nothing more is sent: later frames of the same connection must not overtake a lost one.
+    One thread at a time may call send.
+    """
+
+    def __init__(
+        self, producer: Producer, topic: str, max_buffered: int = 64 * 1024 * 1024, patience: float = 150.0
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._max_buffered = max_buffered
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._buffered = 0  # bytes
+        self._sent = 0
+        self._acknowledged = 0
+        self._error: BaseException | None = None
+
+    @property
+    def acknowledged(self) -> int:
+        """How many frames the broker has taken so far."""
+        return self._acknowledged
+
+    def send(self, frame: frame_pb2.Frame) -> None:
+        """Hand one frame to the producer.
+
+        Returns before the broker has it. FramesProducerError: it or an earlier one was refused.
+        """
+        self.send_record(frame.connection, frame.SerializeToString())
+
+    def send_record(self, key: bytes, value: bytes) -> None:
+        """As `send`, for a Frame that is serialized already; `key`: its connection."""
+        size = len(value)
+        with self._changed:
+            room = self._changed.wait_for(
+                lambda: self._error is not None or not self._buffered or self._buffered + size <= self._max_buffered,
+                self._patience,
+            )
+            self._raise_if_failed()
+            if not room:
+                raise FramesProducerError(f"{self._topic}: no room for {self._patience:g} s; {self._waiting()}")
+            self._buffered += size
+            self._sent += 1
+        try:
+            record = self._producer.send(self._topic, value=value, key=key)
+        except KafkaError as error:
+            self._settled(size, error)
+            raise FramesProducerError(f"{self._topic}: a frame of {size} bytes was refused: {error!r}") from error
+        record.add_callback(lambda _: self._settled(size, None))
+        record.add_errback(lambda error: self._settled(size, error))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when the broker has every frame sent so far.
+
+        FramesProducerError if it has not within `timeout` seconds.
+        """
+        try:
+            self._producer.flush(timeout)
+        except KafkaError as error:
+            raise FramesProducerError(f"{self._topic}: {self._waiting()}: {error!r}") from error
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._buffered, timeout)
+            self._raise_if_failed()
+            if self._acknowledged != self._sent:
+                raise FramesProducerError(f"{self._topic}: {self._waiting()}")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then close the producer, in any case."""
+        try:
+            self.flush(timeout)
+        finally:
+            self._producer.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._producer.close(0)  # the error that is under way matters more than what is still buffered
+
+    def _settled(self, size: int, error: BaseException | None) -> None:
+        with self._changed:
+            self._buffered -= size
+            if error is None:
+                self._acknowledged += 1
+            elif self._error is None:
+                self._error = error
+            self._changed.notify_all()
+
+    def _waiting(self) -> str:
+        return f"{self._sent - self._acknowledged} of {self._sent} frames are not acknowledged"
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise FramesProducerError(
+                f"{self._topic}: {self._waiting()}; first error: {self._error!r}"
+            ) from self._error

@@ -1,0 +1,110 @@
+"""A thread that works out of Kafka: session after session, until it is stopped. Publisher and fetcher are such."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from bridge.capture.spool import KafkaFrames
+from bridge.kafka.producers import FramesProducerError
+
+
+class KafkaThread(ABC):
+    """Runs from `start()` to `stop()`. When Kafka fails it says so, and begins anew from its committed place."""
+
+    def __init__(
+        self,
+        name: str,
+        failing: str,
+        bootstrap_servers: str | Sequence[str],
+        client_options: Mapping[str, object],
+        prefix: str,
+        group: str,
+    ) -> None:
+        """`failing`: what it means that it cannot work, such as "nothing is published". `prefix`: of topics. `group`:
+        who keeps the place."""
+        self._name = name
+        self._failing = failing
+        self._servers = bootstrap_servers
+        self._client_options = dict(client_options)
+        self._prefix = prefix
+        self._group = group
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._state = "not started"
+        self._error: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends after what it does now. Not to be called in a thread that it waits for."""
+        self._stop.set()
+        self._thread.join(timeout)
+
+    @property
+    def state(self) -> str:
+        """What it does or waits for, in words."""
+        return self._state
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot work now; None: it can."""
+        return self._error
+
+    @abstractmethod
+    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
+        """One session, until stopped or Kafka fails. The consumer has no partitions yet."""
+
+    @abstractmethod
+    def _ended(self) -> None:
+        """Gives back what the thread held."""
+
+    def _session(self) -> None:
+        consumer = self._consumer(self._group)
+        try:
+            producer = KafkaFrames(self._servers, self._client_options)
+            try:
+                self._work(consumer, producer)
+            finally:
+                producer.close(2)
+        finally:
+            consumer.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._session()
+                # kafka-python asserts that it knows every option, and refuses values by a ValueError
+                except (KafkaError, FramesProducerError, ValueError, AssertionError) as error:
+                    self._error = self._state = f"{self._failing}, Kafka fails: {error!r}"
+                    self._stop.wait(1.0)
+        finally:
+            self._ended()
+            self._state = "stopped"
+            if not self._stop.is_set():
+                self._error = f"{self._failing}: the {self._name} has ended by a fault"
+
+    def _consumer(self, group: str | None) -> KafkaConsumer:
+        return KafkaConsumer(
+            bootstrap_servers=self._servers,
+            **self._client_options,
+            bootstrap_timeout_ms=5_000,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=16 << 20,
+        )
+
+
+def partitions_of(consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
+    """In order. FramesProducerError: there is no such topic."""
+    partitions = consumer.partitions_for_topic(topic)
+    if not partitions:
+        raise FramesProducerError(f"there is no topic {topic}")
+    return [TopicPartition(topic, partition) for partition in sorted(partitions)]

@@ -1,1 +1,0 @@
-"""What is wanted out of IPFS: who waits for what, and what becomes of it. The thread around it is bridge.fetcher."""

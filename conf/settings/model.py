@@ -1,0 +1,850 @@
+"""The settings of Kiln: one TOML file (`conf/kiln.toml`, where each key is explained), overridable by environment.
+
+Constructing `Settings` reads nothing; `load_settings` reads the file and the environment. In falling order of weight:
+command line, environment (`KILN_<SECTION>__<KEY>`, for keys above the sections `KILN_<KEY>`), file, defaults.
+An unknown key is an error wherever it stands: a misspelt setting that is silently ignored costs an afternoon.
+"""
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+
+from conf.errors import SettingsError
+
+ENV_PREFIX = "KILN_"
+CONFIG_VARIABLE = "KILN_CONFIG"
+DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
+
+JobName = Literal["archive", "messages", "updates", "batch", "sink"]
+Policy = Literal["strict", "none", "either"]
+JOBS: tuple[JobName, ...] = ("archive", "messages", "updates", "batch", "sink")
+
+_UNITS = {
+    "us": timedelta(microseconds=1),
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+_DURATION = re.compile(r"(\d+)(us|ms|s|m|h|d)")
+
+
+# ---------------------------------------------------------------- durations
+
+
+def parse_duration(text: object) -> timedelta:
+    """`"100ms"`, `"1s"`, `"24h"`, `"1h30m"` as a timedelta; ValueError for anything else, a bare number included."""
+    if isinstance(text, timedelta):
+        return text
+    if not isinstance(text, str) or not text or _DURATION.sub("", text):
+        raise ValueError('a duration such as "100ms", "1s", "2m", "24h" or "7d"')
+    try:
+        return sum((int(number) * _UNITS[unit] for number, unit in _DURATION.findall(text)), timedelta())
+    except OverflowError:
+        raise ValueError("a duration of less than a billion days") from None
+
+
+def duration_text(value: timedelta) -> str:
+    """The shortest text that `parse_duration` reads back as this value; `"0s"` for none."""
+    rest, parts = value, []
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        count, rest = divmod(rest, _UNITS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def micros(value: timedelta) -> int:
+    """The duration in whole microseconds, the unit of every time inside Kiln."""
+    return value // timedelta(microseconds=1)
+
+
+def spark_interval(value: timedelta) -> str:
+    """The duration as Spark's triggers and watermarks take it: `"2000 milliseconds"`."""
+    return f"{value // timedelta(milliseconds=1)} milliseconds"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text, return_type=str)]
+
+
+# ---------------------------------------------------------------- the model
+
+
+class Section(BaseModel):
+    """A table of the settings file: frozen, and no key beside those named here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Kafka(Section):
+    """Where the broker is and how Kiln's topics are made; with no `bootstrap`, Kiln runs a broker of its own."""
+
+    bootstrap: str = ""
+    prefix: str = Field(default="kiln.", pattern=r"^[A-Za-z0-9._-]*$", max_length=100)
+    embedded_port: int = Field(default=29092, ge=1, le=65535)
+    embedded_controller_port: int = Field(default=29093, ge=1, le=65535)
+    embedded_heap: str = Field(default="384m", pattern=r"^\d+[mg]$")
+    frames_partitions: int = Field(default=2, ge=1)
+    updates_partitions: int = Field(default=2, ge=1)
+    other_partitions: int = Field(default=1, ge=1)
+    retention: Duration = timedelta(days=7)
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str = ""
+    sasl_password: SecretStr = SecretStr("")
+    ssl_cafile: str = ""
+    ssl_certfile: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.embedded and self.security_protocol != "PLAINTEXT":
+            raise ValueError(
+                "security_protocol is for a broker named in bootstrap; the embedded one is PLAINTEXT on loopback"
+            )
+        if self.embedded and self.embedded_port == self.embedded_controller_port:
+            raise ValueError("embedded_port and embedded_controller_port must differ")
+        if self.security_protocol.startswith("SASL") and not (
+            self.sasl_username and self.sasl_password.get_secret_value()
+        ):
+            raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
+        return self
+
+    @property
+    def embedded(self) -> bool:
+        """Whether Kiln runs the broker itself."""
+        return not self.bootstrap
+
+    @property
+    def servers(self) -> str:
+        """`host:port,…` to connect to, the embedded broker's included."""
+        return self.bootstrap or f"127.0.0.1:{self.embedded_port}"
+
+    def topic(self, name: str) -> str:
+        """The full name of one of Kiln's topics: `topic("frames")` is `kiln.frames` by default."""
+        return f"{self.prefix}{name}"
+
+    def client_options(self) -> dict[str, str | list[str]]:
+        """Keyword arguments for every kafka-python client. Holds the password in clear: never print it."""
+        return {"bootstrap_servers": self.server_list(), **self.security_options()}
+
+    def server_list(self) -> list[str]:
+        """`servers`, one by one."""
+        return [server.strip() for server in self.servers.split(",") if server.strip()]
+
+    def security_options(self) -> dict[str, str]:
+        """Those of `client_options` that say how to talk to the brokers, without who they are."""
+        options: dict[str, str] = {"security_protocol": self.security_protocol}
+        if self.security_protocol.startswith("SASL"):
+            options["sasl_mechanism"] = self.sasl_mechanism
+            options["sasl_plain_username"] = self.sasl_username
+            options["sasl_plain_password"] = self.sasl_password.get_secret_value()
+        if self.security_protocol.endswith("SSL"):
+            options |= {"ssl_cafile": self.ssl_cafile} if self.ssl_cafile else {}
+            options |= {"ssl_certfile": self.ssl_certfile} if self.ssl_certfile else {}
+        return options
+
+    def spark_options(self) -> dict[str, str]:
+        """Options of Spark's Kafka source and sink (`kafka.…`). Holds the password in clear: never print it."""
+        options = {"kafka.bootstrap.servers": self.servers}
+        if self.security_protocol != "PLAINTEXT":
+            options["kafka.security.protocol"] = self.security_protocol
+        if self.security_protocol.startswith("SASL"):
+            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+            options["kafka.sasl.mechanism"] = self.sasl_mechanism
+            options["kafka.sasl.jaas.config"] = (
+                f"org.apache.kafka.common.security.{module} required username={_jaas(self.sasl_username)} "
+                f"password={_jaas(self.sasl_password.get_secret_value())};"
+            )
+        if self.security_protocol.endswith("SSL") and self.ssl_cafile:
+            options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": self.ssl_cafile}
+        if self.security_protocol.endswith("SSL") and self.ssl_certfile:
+            options |= {"kafka.ssl.keystore.type": "PEM", "kafka.ssl.keystore.location": self.ssl_certfile}
+        return options
+
+
+def _jaas(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+class Batch(Section):
+    """How updates become CIP-123 batches."""
+
+    window: Duration = Field(default=timedelta(seconds=1), gt=timedelta())
+    tick: Duration = Field(default=timedelta(milliseconds=100), gt=timedelta())
+    block_limit: int = Field(default=256_000, ge=1_000)
+    typ: int = Field(default=3, ge=3)
+
+
+class SignaturePolicy(Section):
+    """Which signatures a network asks for (docs/DESIGN.md, decision 5); replayed frames are always judged `either`."""
+
+    default: Policy = "strict"
+    networks: dict[str, Policy] = {}
+
+    def of(self, network: str) -> Policy:
+        """The policy of one network."""
+        return self.networks.get(network, self.default)
+
+
+class Dedupe(Section):
+    """For how long a message that comes again counts as a copy."""
+
+    signed: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+    unsigned: Duration = Field(default=timedelta(minutes=2), gt=timedelta())
+
+
+class TopicTable(Section):
+    """Gossipsub's Topic Table Extension: topics by index (docs/DESIGN.md, The bridge)."""
+
+    bundles: dict[str, list[str]] = {}
+    send: Literal["cautious", "eager", "off"] = "cautious"
+
+    @field_validator("bundles")
+    @classmethod
+    def _usable(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        if value:
+            from schemas.topic_table import Bundles, hello_bytes  # not at the top: protobuf slows every start
+
+            hello_bytes(Bundles(value))
+        return value
+
+
+class Spark(Section):
+    """The Spark application."""
+
+    master: str = Field(default="local[4]", min_length=1)
+    driver_memory: str = Field(default="2g", pattern=r"^\d+[mg]$")
+    java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"
+    shuffle_partitions: int = Field(default=2, ge=1)
+    ui: bool = False
+    conf: dict[str, str] = {}
+
+
+def _names(value: object) -> object:
+    """An environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same."""
+    if isinstance(value, str):
+        if value.startswith("["):
+            try:
+                return json.loads(value)
+            except json.JSONDecodeError:
+                pass
+        return [item for item in re.split(r'[\[\]",\s]+', value) if item]
+    return value
+
+
+class Job(Section):
+    """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
+
+    trigger: Duration
+    max_offsets_per_trigger: int = Field(ge=0)
+
+
+class Jobs(Section):
+    """Which queries `kiln run` starts, and each one's pace."""
+
+    run: Annotated[tuple[JobName, ...], NoDecode] = JOBS
+    restarts: int = Field(default=5, ge=0)
+    archive: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=400_000)
+    messages: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=200_000)
+    updates: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=100_000)
+    batch: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
+    sink: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=200_000)
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("run")
+    @classmethod
+    def _once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("each query once")
+        return value
+
+    def of(self, name: JobName) -> Job:
+        """The settings of one query."""
+        return {
+            "archive": self.archive,
+            "messages": self.messages,
+            "updates": self.updates,
+            "batch": self.batch,
+            "sink": self.sink,
+        }[name]
+
+
+class Breaker(Section):
+    """When decoding counts as broken on our side (docs/DESIGN.md, decision 6)."""
+
+    authors: int = Field(default=3, ge=1)
+    streak: int = Field(default=100, ge=1)
+
+
+class Traffic(Section):
+    """The built-in generator: what the demo network says, and what `kiln generate` writes."""
+
+    enabled: bool = True
+    seed: int = Field(default=1, ge=0)
+    rate: int = Field(default=50, ge=1, le=100_000)
+    separators: int = Field(default=40, ge=1, le=20_000)
+    streams: int = Field(default=400, ge=1, le=1_000_000)
+    peers: int = Field(default=5, ge=1, le=10_000)
+    copies: int = Field(default=3, ge=1)
+    garbage: float = Field(default=0.01, ge=0, le=1)
+    forged: float = Field(default=0.01, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.copies > self.peers:
+            raise ValueError("copies cannot be more than peers: each copy of a message comes through a peer of its own")
+        return self
+
+
+class Bridge(Section):
+    """The gossipsub node: where it listens, whom it dials, which topics it is on."""
+
+    listen: Annotated[tuple[str, ...], NoDecode] = ("/ip4/127.0.0.1/tcp/4811",)
+    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
+    interests: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
+
+    @field_validator("listen", "bootstrap", "interests", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("interests")
+    @classmethod
+    def _separators(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from schemas.topics import parse_interest  # not at the top: its codecs slow every start
+
+        for text in value:
+            parse_interest(text)
+        return value
+
+
+class Discovery(Section):
+    """Finding peers through the libp2p DHT (CIP-120, Peer discovery)."""
+
+    enabled: bool = True
+    serve: bool = True
+    prefix: str = Field(default="/ipfs", pattern=r"^(/[^/\s]+)+$")
+    announce: Annotated[tuple[str, ...], NoDecode] = ()
+    renew: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
+    every: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
+
+    @field_validator("announce", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+
+class Publish(Section):
+    """Whether batches go out to the network, and for how long that is tried."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
+
+
+class Transition(Section):
+    """From the topic of the network to topics by separator (CIP-120, Transition): how, and when."""
+
+    mode: Literal["cutover", "duplicate"] = "cutover"
+    at: str = ""
+    height: int = Field(default=0, ge=0)
+    rpc_url: SecretStr = SecretStr("")
+    phase_out: Duration = timedelta()
+
+    @field_validator("at")
+    @classmethod
+    def _moment(cls, value: str) -> str:
+        if value:
+            try:
+                known = datetime.fromisoformat(value).tzinfo is not None
+            except ValueError:
+                known = False
+            if not known:
+                raise ValueError('a time with its zone as RFC 3339 writes it, such as "2027-01-31T12:00:00Z"')
+        return value
+
+    @field_validator("rpc_url")
+    @classmethod
+    def _url(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and not value.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("a URL that begins with http:// or https://")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.height and self.at:
+            raise ValueError("either transition.at or transition.height says when, not both")
+        if self.height and not self.rpc_url.get_secret_value():
+            raise ValueError(
+                "transition.height needs transition.rpc_url, which is asked for the height (eth_blockNumber)"
+            )
+        if self.phase_out and not (self.at or self.height):
+            raise ValueError("transition.phase_out needs transition.at or transition.height, after which it begins")
+        return self
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the same may be said on both topics."""
+        return self.mode == "duplicate" or bool(self.at or self.height)
+
+    @property
+    def at_us(self) -> int | None:
+        """`at` in µs since the epoch; None: not set."""
+        return round(datetime.fromisoformat(self.at).timestamp() * 1e6) if self.at else None
+
+
+class Receive(Section):
+    """What is made of what others publish."""
+
+    check_genesis: bool = True
+    check_for: Duration = Field(default=timedelta(seconds=10), gt=timedelta())
+    implied_separator: Literal["", "model"] = ""
+
+
+class Ipfs(Section):
+    """Where the blocks of batches are kept for others, and others' blocks and genesis events are fetched from."""
+
+    api: str = ""
+    api_auth: SecretStr = SecretStr("")
+    listen: str = "/ip4/127.0.0.1/tcp/4812"
+    peers: Annotated[tuple[str, ...], NoDecode] = ()
+    timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
+    at_most: int = Field(default=16, ge=1)
+    give_up: Duration = Field(default=timedelta(hours=1), gt=timedelta())
+    forget: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
+    pin_for: Duration = Field(default=timedelta(hours=24), gt=timedelta())
+
+    @field_validator("peers", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("api")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ("", "helia") and not value.startswith(("http://", "https://")):
+            raise ValueError('"", "helia", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
+        if "@" in value:  # it is shown in the status
+            raise ValueError("a URL without user and password: they go into ipfs.api_auth")
+        return value
+
+    @field_validator("api_auth")
+    @classmethod
+    def _as_kubo_writes_it(cls, value: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"(bearer:.+|basic:[^:]+:.+)?", value.get_secret_value()):
+            raise ValueError('"bearer:TOKEN" or "basic:USER:PASSWORD"')
+        return value
+
+
+class Bep50(Section):
+    """Batches over the BitTorrent DHT: where the overlay listens, whom it knows, what it follows."""
+
+    enabled: bool = False
+    listen: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:4813",)
+    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
+    contacts: Annotated[tuple[str, ...], NoDecode] = ()
+    follow: Annotated[tuple[str, ...], NoDecode] = ()
+    publish: bool | Literal["auto"] = "auto"
+    topics: int = Field(default=500, ge=1)
+
+    @field_validator("listen", "bootstrap", "contacts", "follow", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return _names(value)
+
+    @field_validator("listen")
+    @classmethod
+    def _one_of_a_family(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from schemas.dht.krpc import Address  # not at the top: its codecs slow every start
+
+        families = [Address.from_text(text).family for text in value]
+        if not value or len(set(families)) < len(families):
+            raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
+        return value
+
+    @field_validator("bootstrap", "contacts", "follow")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        from schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
+        from schemas.dht.krpc import Address, host_and_port
+
+        read = {"bootstrap": host_and_port, "contacts": Address.from_text, "follow": parse_source}
+        for text in value:
+            read[str(info.field_name)](text)
+        return value
+
+
+class Settings(Section):
+    """All of Kiln's settings; `conf/kiln.toml` says what each is for."""
+
+    state: Path = Path("state")
+    network: str = Field(default="local-demo", pattern=r"^[^/\s]+$")
+    kafka: Kafka = Kafka()
+    batch: Batch = Batch()
+    policy: SignaturePolicy = SignaturePolicy()
+    dedupe: Dedupe = Dedupe()
+    topic_table: TopicTable = TopicTable()
+    spark: Spark = Spark()
+    jobs: Jobs = Jobs()
+    breaker: Breaker = Breaker()
+    traffic: Traffic = Traffic()
+    bridge: Bridge = Bridge()
+    discovery: Discovery = Discovery()
+    publish: Publish = Publish()
+    transition: Transition = Transition()
+    receive: Receive = Receive()
+    ipfs: Ipfs = Ipfs()
+    bep50: Bep50 = Bep50()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether batches go out over gossipsub."""
+        return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
+
+    @property
+    def announces(self) -> bool:
+        """Whether batches go out over BEP 50."""
+        wanted = bool(self.ipfs.api) if self.bep50.publish == "auto" else self.bep50.publish
+        return self.bep50.enabled and wanted
+
+    @property
+    def lake(self) -> Path:
+        """The folder of the Delta tables, one folder a table."""
+        return self.state / "lake"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the queries' checkpoints, one folder a query."""
+        return self.state / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs of Spark and of the embedded broker."""
+        return self.state / "logs"
+
+    @property
+    def bridge_dir(self) -> Path:
+        """The folder of the bridge: its key, its seqno, its spool, its status."""
+        return self.state / "bridge"
+
+    @property
+    def broker_dir(self) -> Path:
+        """The folder of the embedded broker's data."""
+        return self.state / "broker"
+
+
+# ---------------------------------------------------------------- keys
+
+Keys = tuple[str, ...]
+
+
+def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
+    """Every key as a path from the top (`("batch", "window")`), and whether it is a free table (any key goes below)."""
+    found: dict[Keys, bool] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= known_keys(kind, (*above, name))
+        else:
+            found[(*above, name)] = str(kind).startswith("dict[")
+    return found
+
+
+def variable(keys: Keys) -> str:
+    """The environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
+    return ENV_PREFIX + "__".join(keys).upper()
+
+
+def dotted(keys: Iterable[object]) -> str:
+    """A key as text: `batch.window`."""
+    return ".".join(str(key) for key in keys)
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known name nearest to the wrong one, or nothing when none is near."""
+    match = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Environment(Settings, BaseSettings):
+    """The shape by which pydantic-settings finds the variables; never instantiated."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Settings together with where they came from."""
+
+    settings: Settings
+    file: Path
+    from_file: frozenset[Keys]
+    from_environment: frozenset[Keys]
+    from_command_line: frozenset[Keys]
+
+    def source(self, keys: Keys) -> str:
+        """Where the value of a key came from, in words."""
+        if keys in self.from_command_line:
+            return "command line"
+        if any(key[: len(keys)] == keys for key in self.from_environment):
+            return f"environment {variable(keys)}"
+        if any(key[: len(keys)] == keys for key in self.from_file):
+            return str(self.file)
+        return "default"
+
+
+def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Loaded:
+    """Read the settings file (`config`, else `KILN_CONFIG`, else `conf/kiln.toml`) and the environment.
+
+    Arguments that are not None weigh more than both. SettingsError lists everything that is wrong, not just the first.
+    """
+    path = config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE)
+    text = _file_text(path)
+    try:
+        file = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{path}: not TOML: {error}"]) from None
+    problems = [*unknown_variables(os.environ), *unreadable_tables(os.environ)]
+    if problems:
+        raise SettingsError(problems)
+    environment = EnvSettingsSource(_Environment)()
+    command_line: dict[str, object] = {
+        name: value for name, value in (("state", state), ("network", network)) if value is not None
+    }
+    merged = _merge(_merge(_merge(Settings().model_dump(), file), environment), command_line)
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        places = _Places(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
+        raise SettingsError(problem(details, places) for details in error.errors()) from None
+    resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
+    return Loaded(
+        settings=resolved,
+        file=path,
+        from_file=_leaves(file),
+        from_environment=_leaves(environment),
+        from_command_line=_leaves(command_line),
+    )
+
+
+def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
+    """As `load`, only the settings; `state` is made absolute (from the current folder)."""
+    return load(config, state=state, network=network).settings
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that give another process just these settings. Holds passwords in clear: never print it."""
+    return {variable(keys): _variable_text(_value_at(settings, keys)) for keys in known_keys()}
+
+
+def _variable_text(value: object) -> str:
+    match value:
+        case str() | Path():
+            return str(value)
+        case timedelta():
+            return duration_text(value)
+        case SecretStr():
+            return value.get_secret_value()
+        case _:
+            return json.dumps(value)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A line for each variable that has Kiln's prefix and names no setting."""
+    known = known_keys()
+    names = {variable(key): free for key, free in known.items()}
+    tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
+    for name in sorted(environ):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
+            continue
+        if any(free and upper.startswith(f"{key}__") for key, free in names.items()):
+            continue
+        yield f"environment {name}: no such setting{nearest(upper, [*names, CONFIG_VARIABLE])}"
+
+
+def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A line for each variable that gives a whole table and is not a JSON object."""
+    known = known_keys()
+    tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
+    for name in sorted(environ):
+        if name.upper() not in tables:
+            continue
+        try:
+            value = json.loads(environ[name])
+        except json.JSONDecodeError as error:
+            yield f"environment {name}: not JSON: {error}"
+            continue
+        if not isinstance(value, dict):
+            yield f"environment {name} = {environ[name]}: expected a JSON object, such as " + '{"key": "value"}'
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What is needed to name the place of a value."""
+
+    path: Path
+    text: str
+    variables: frozenset[str]
+    command_line: frozenset[Keys]
+
+    def name(self, keys: Keys) -> str:
+        if any(key[: len(keys)] == keys for key in self.command_line):
+            return f"--{keys[0]}"
+        for depth in range(len(keys), 0, -1):
+            if variable(keys[:depth]) in self.variables:
+                return f"environment {variable(keys[:depth])}"
+        line = line_of(self.text, keys)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def problem(details: ErrorDetails, places: _Places) -> str:
+    """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
+    loc = details["loc"]
+    keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
+    known = known_keys()
+    if details["type"] == "extra_forbidden":
+        near = _nearest_key(keys, known)
+        return f"{places.name(keys)}: {dotted(keys)}: no such setting{near}"
+    if details["type"] == "missing":
+        return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
+    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if details["type"] == "model_type":
+        expected = f"a table: [{dotted(keys)}]"
+    if details["type"] == "value_error" and not isinstance(details["input"], str | int | float):
+        return f"{places.name(keys)}: {dotted(keys)}: {expected}" if keys else expected
+    secret = keys[-1].endswith(("password", "auth", "rpc_url"))
+    shown = "**********" if secret else json.dumps(details["input"], default=str, ensure_ascii=False)
+    return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {expected}"
+
+
+def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
+    """A key of the same table with nearly this name, else one of just this name elsewhere, else nearly this."""
+    beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
+    for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
+        match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
+        if match:
+            return f"; did you mean {dotted(min(key for key in candidates if key[-1] == match[0]))}?"
+    return ""
+
+
+def line_of(text: str, keys: Keys) -> int:
+    """The line (from 1) on which a key is set, or on which its table begins; 0 when the text does not say plainly."""
+    table: Keys = ()
+    best = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line)
+        if header:
+            table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+            if keys[: len(table)] == table:
+                best = number
+            continue
+        assignment = re.match(r"\s*([^#=\s]+|\"[^\"]*\"|'[^']*')\s*=", line)
+        if assignment:
+            name = assignment[1]
+            path = (*table, *([name.strip("\"'")] if name[0] in "\"'" else name.split(".")))
+            if keys[: len(path)] == path:
+                return number
+    return best
+
+
+def _file_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError([f"{path}: no such settings file (--config or {CONFIG_VARIABLE} names it)"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([f"{path}: cannot be read: {error}"]) from None
+
+
+def _merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
+    found: set[Keys] = set()
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, (*above, key))
+        else:
+            found.add((*above, key))
+    return frozenset(found)
+
+
+def shown(loaded: Loaded) -> str:
+    """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
+    defaults = Settings(state=Settings().state.absolute())
+    lines: list[str] = []
+    table: Keys = ()
+    for keys in known_keys():
+        if keys[:-1] != table:
+            table = keys[:-1]
+            lines += ["", f"[{dotted(table)}]"]
+        value = _value_at(loaded.settings, keys)
+        # a file that repeats a default says nothing new
+        same = value == _value_at(defaults, keys)
+        lines.append(f"{keys[-1]} = {_value_text(value)}" + ("" if same else f"  # {loaded.source(keys)}"))
+    return "\n".join(
+        [f"# settings file: {loaded.file}; where a value is not the default, its place is named", *lines, ""]
+    )
+
+
+def _value_at(model: BaseModel, keys: Keys) -> object:
+    value: object = model
+    for key in keys:
+        value = getattr(value, key)
+    return value
+
+
+def _value_text(value: object) -> str:
+    match value:
+        case timedelta():
+            return json.dumps(duration_text(value))
+        case SecretStr():
+            return json.dumps(str(value))
+        case dict():
+            items = (f"{json.dumps(str(key))} = {_value_text(item)}" for key, item in value.items())
+            return f"{{ {', '.join(items)} }}" if value else "{}"
+        case tuple() | list():
+            return f"[{', '.join(map(_value_text, value))}]"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""The bridge as a process beside the queries: started, started again when it dies, known by its status file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from os import environ
+from pathlib import Path
+
+from bridge.status import BridgeStatus, read_status
+from conf.settings.model import ENV_PREFIX, Settings, environment
+from deploy.children.backoff import Again
+from deploy.children.logs import keep_small
+from deploy.children.spawn import end, tied
+
+_FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
+
+
+class BridgeProcess:
+    """`start()`, then `check()` now and then, then `stop()`. What it prints is in `logs/bridge.log`."""
+
+    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._again = Again(now)
+        self._error = ""
+
+    def start(self) -> None:
+        """Starts it, and returns at once."""
+        self._settings.logs.mkdir(parents=True, exist_ok=True)
+        self._settings.bridge_dir.mkdir(parents=True, exist_ok=True)
+        self._told.unlink(missing_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                tied([sys.executable, "-m", "bridge.process.main"]),
+                env=child_environment(self._settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: it stops after the queries have said so
+            )
+
+    def check(self) -> None:
+        """Starts it again when it has died, after a pause that doubles; keeps its log small."""
+        if self._process is not None and self._process.poll() is not None:
+            self._again.died()
+            self._error = f"the bridge ended with {self._process.returncode}: {self._last_words()}"
+            self._process = None
+            self._told.unlink(missing_ok=True)  # fresh as it may be, it is that of a dead one
+        if self._process is None and self._again.due:
+            self.start()
+        keep_small(self._log)
+
+    def status(self, wall: float) -> BridgeStatus | None:
+        """What it said last; None while there is none, or an old one. `wall`: unix seconds now."""
+        status = read_status(self._told)
+        if status is None or wall - status.at > _FRESH:
+            return None
+        self._error = ""
+        self._again.well()
+        return status
+
+    @property
+    def error(self) -> str:
+        """Why it is not running, in words; empty when it is."""
+        return self._error
+
+    def stop(self, patience: float = 15.0) -> None:
+        """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
+        process, self._process = self._process, None
+        if process is not None:
+            end(process, patience)
+
+    def _last_words(self) -> str:
+        lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
+        return next((line for line in lines if line), "it said nothing")
+
+    @property
+    def _told(self) -> Path:
+        return self._settings.bridge_dir / "status.json"
+
+    @property
+    def _log(self) -> Path:
+        return self._settings.logs / "bridge.log"
+
+
+def child_environment(settings: Settings) -> Mapping[str, str]:
+    """The environment of a process of Kiln's that is to have just these settings."""
+    return {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)} | environment(settings)

@@ -1,0 +1,137 @@
+"""Kiln's topics, made on any broker as docs/DESIGN.md (Kafka topics) says, and checked where they exist already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from conf.errors import PrerequisiteError
+
+TOPICS = ("frames", "updates", "batches", "publications", "streams", "quarantine", "wanted", "blocks")
+# Keyed by stream; the newest record of each is kept for ever.
+COMPACTED = frozenset({"streams"})
+# A window lives in a partition: with another count, keys move and windows would be cut in two (DESIGN, decision 1).
+FOR_LIFE = frozenset({"updates"})
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+
+class TopicsError(PrerequisiteError):
+    """Topics cannot be used or made as they must be; a line for each thing that is wrong, and what to do."""
+
+
+def topic_settings(name: str, retention: timedelta | None) -> dict[str, str]:
+    """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever."""
+    settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_MESSAGE_BYTES)}
+    if name in COMPACTED:
+        settings["cleanup.policy"] = "compact"
+    else:
+        settings["cleanup.policy"] = "delete"
+        settings["retention.ms"] = "-1" if retention is None else str(retention // timedelta(milliseconds=1))
+        settings["retention.bytes"] = "-1"
+    return settings
+
+
+def wrong(
+    topic: str, name: str, partitions: int, has_partitions: int, has: Mapping[str, str], bootstrap: str
+) -> Iterable[str]:
+    """What is wrong with an existing topic: lines that say what to type. `has`: its settings, defaults included."""
+    entity = f"--entity-type topics --entity-name {topic}"
+    alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
+    if name in FOR_LIFE and has_partitions != partitions:
+        yield (
+            f"{topic} has {has_partitions} partitions and the settings say {partitions}, but its count is for life "
+            f"(windows are kept by partition): set kafka.{name}_partitions = {has_partitions}, or another kafka.prefix "
+            "to start anew"
+        )
+    if has.get("message.timestamp.type") != "LogAppendTime":
+        yield (
+            f"{topic}: message.timestamp.type is {has.get('message.timestamp.type')}, and windows need the broker's "
+            f"own stamps. If it holds no records yet, type:\n    {alter}message.timestamp.type=LogAppendTime\n"
+            "If it does, their stamps stay wrong: set another kafka.prefix"
+        )
+    if int(has.get("max.message.bytes", "0")) < MAX_MESSAGE_BYTES:
+        yield (
+            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_MESSAGE_BYTES}. "
+            f"Type:\n    {alter}max.message.bytes={MAX_MESSAGE_BYTES}"
+        )
+    compacted = "compact" in has.get("cleanup.policy", "").split(",")
+    if compacted != (name in COMPACTED):
+        policy = "compact" if name in COMPACTED else "delete"
+        what = "forgets streams as time passes" if name in COMPACTED else "loses all but the newest record of each key"
+        yield (
+            f"{topic}: cleanup.policy is {has.get('cleanup.policy')}, so it {what}. "
+            f"Type:\n    {alter}cleanup.policy={policy}"
+        )
+
+
+def ensure_topics(
+    bootstrap: str,
+    prefix: str,
+    partitions: Mapping[str, int],
+    retention: Mapping[str, timedelta | None],
+    *,
+    replication: int = -1,
+    client_options: Mapping[str, object] | None = None,
+) -> list[str]:
+    """Make the topics that are missing, check the others, and return the full names of those made.
+
+    `partitions` (1 where not given) and `retention` (none: for ever) by name, as in `TOPICS`. `replication` -1: the
+    broker's default.
+    `client_options`: kafka-python's, for TLS and SASL; `bootstrap` weighs more than a `bootstrap_servers` in there.
+    TopicsError: an existing topic is not as it must be, the broker refuses to make one, or it does not answer.
+    """
+    from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+    from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+    unknown = sorted({*partitions, *retention}.difference(TOPICS))
+    if unknown:
+        raise TopicsError(f"no such topics: {', '.join(unknown)} (there are {', '.join(TOPICS)})")
+    names = {f"{prefix}{name}": name for name in TOPICS}
+    options = {**(client_options or {}), "bootstrap_servers": [server.strip() for server in bootstrap.split(",")]}
+    try:
+        with KafkaAdminClient(**options) as admin:
+            missing = sorted(names.keys() - set(admin.list_topics()))
+            made: list[str] = []
+            if missing:
+                told = admin.create_topics(
+                    {
+                        topic: {
+                            "num_partitions": partitions.get(names[topic], 1),
+                            "replication_factor": replication,
+                            "configs": topic_settings(names[topic], retention.get(names[topic])),
+                        }
+                        for topic in missing
+                    },
+                    raise_errors=False,
+                )
+                refused = []
+                for answer in told["topics"]:
+                    error = for_code(answer["error_code"])
+                    if not answer["error_code"]:
+                        made.append(answer["name"])
+                    elif error is not TopicAlreadyExistsError:  # another Kiln made it just now: checked below
+                        refused.append(f"{answer['name']}: {answer['error_message'] or error.__name__}")
+                if refused:
+                    raise TopicsError("\n".join([f"{bootstrap} refused to make topics:", *refused]))
+                admin.wait_for_topics(missing)
+            found = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics(list(names))}
+            told = admin.describe_configs(
+                [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in names], config_filter="all"
+            )["topic"]
+    except (OSError, KafkaError) as error:
+        raise TopicsError(f"the broker at {bootstrap} could not be asked about topics: {error}") from error
+    problems = [
+        line
+        for topic, name in names.items()
+        for line in wrong(
+            topic,
+            name,
+            partitions.get(name, 1),
+            found[topic],
+            {key: str(entry["value"]) for key, entry in told[topic].items()},
+            bootstrap,
+        )
+    ]
+    if problems:
+        raise TopicsError("\n".join(problems))
+    return sorted(made)

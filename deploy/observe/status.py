@@ -1,0 +1,395 @@
+"""How Kiln stands, found out without Spark: the broker's topics, the queries' checkpoints, the lake's tables.
+
+A query's progress is read from the checkpoint that Spark keeps: `offsets/N` says up to where micro-batch N reads,
+`commits/N` that it was done. So it is right while Kiln runs, and after it stopped or crashed.
+"""
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from bridge.status import BridgeStatus
+from bridge.status import read_status as read_bridge_status
+from conf.settings.model import JOBS, Kafka, Settings
+from pipelines.lake.lake import LakeError, open_table, tables_in
+from schemas.tables import TABLES
+
+Offsets = dict[str, dict[int, int]]
+"""topic -> partition -> offset of the next record"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a query is: its newest finished micro-batch (None: none yet) and the offsets up to which that one read."""
+
+    batch: int | None
+    committed_at: datetime | None
+    offsets: Offsets
+
+
+@dataclass(frozen=True)
+class TopicStatus:
+    """A topic's offsets by partition: the oldest record still held, and the next one to come."""
+
+    name: str
+    begin: dict[int, int]
+    end: dict[int, int]
+
+    @property
+    def records(self) -> int:
+        """How many offsets lie between the two."""
+        return sum(end - self.begin.get(partition, 0) for partition, end in self.end.items())
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """Whether the broker answers, and what it has; `problem` says why not."""
+
+    servers: str
+    reachable: bool
+    problem: str
+    topics: tuple[TopicStatus, ...]
+
+
+@dataclass(frozen=True)
+class QueryStatus:
+    """A query: `lag` is how many records it is behind (None: the broker does not say, or nothing was committed)."""
+
+    name: str
+    batch: int | None
+    committed_at: datetime | None
+    offsets: Offsets
+    lag: int | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A Delta table, from its log alone. `rows` is None where a file has no count of its rows."""
+
+    name: str
+    rows: int | None
+    files: int
+    bytes: int
+    version: int | None
+    committed_at: datetime | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What topics by index took on the wire one way, and what their names would have, in bytes."""
+
+    name: str
+    """a topic, or a peer id"""
+    direction: str
+    references: int
+    as_names: int
+    as_indices: int
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What the bridge said last of its topic tables; `by_peer`: of the peers that are connected, over all topics."""
+
+    said_at: datetime
+    by_topic: tuple[Saving, ...]
+    by_peer: tuple[Saving, ...]
+
+
+@dataclass(frozen=True)
+class Status:
+    """All of it; `savings` is None where no topic went by index."""
+
+    state: str
+    broker: BrokerStatus
+    queries: tuple[QueryStatus, ...]
+    tables: tuple[TableStatus, ...]
+    savings: Savings | None = None
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file is not what Spark writes; the message names it."""
+
+
+def parse_offsets(text: str) -> Offsets:
+    """Offsets out of a file of Spark's offset log, version 1: header, metadata, then one line a source ("-": nothing).
+
+    CheckpointError: another version, or not JSON.
+    """
+    header, *lines = text.splitlines() or [""]
+    if header != "v1":
+        raise CheckpointError(f"version {header!r} of Spark's offset log is not known here, only 'v1' is")
+    merged: Offsets = {}
+    for line in lines[1:]:
+        if line.strip() in ("", "-"):
+            continue
+        try:
+            source = json.loads(line)
+            for topic, partitions in source.items():
+                into = merged.setdefault(topic, {})
+                into |= {int(partition): int(offset) for partition, offset in partitions.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
+    return merged
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """A query's progress. CheckpointError: a file cannot be understood; the message names it."""
+    done = _numbers(folder / "commits")
+    planned = _numbers(folder / "offsets")
+    both = done & planned
+    if not both:
+        return Checkpoint(None, None, {})
+    newest = max(both)
+    path = folder / "offsets" / str(newest)
+    try:
+        offsets = parse_offsets(path.read_text(encoding="utf-8"))
+        committed = (folder / "commits" / str(newest)).stat().st_mtime
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except FileNotFoundError:
+        # Spark removes old ones while it runs: what is newest now is newer than what was listed
+        return read_checkpoint(folder)
+    return Checkpoint(newest, datetime.fromtimestamp(committed, UTC), offsets)
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+
+def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
+    """Records between what was committed and the end of the topics; None where a topic is not known.
+
+    A partition not yet read counts from its oldest record; records that retention removed are not counted.
+    """
+    total = 0
+    for topic, partitions in committed.items():
+        known = topics.get(topic)
+        if known is None:
+            return None
+        for partition, end in known.end.items():
+            oldest = known.begin.get(partition, 0)
+            total += max(0, end - max(partitions.get(partition, 0), oldest))
+    return total if committed else None
+
+
+def query_status(name: str, folder: Path, topics: Mapping[str, TopicStatus]) -> QueryStatus:
+    """One query's progress and lag."""
+    try:
+        checkpoint = read_checkpoint(folder)
+    except (CheckpointError, OSError) as error:
+        return QueryStatus(name, None, None, {}, None, str(error))
+    lag = lag_of(checkpoint.offsets, topics)
+    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, lag, "")
+
+
+# ---------------------------------------------------------------- broker
+
+
+def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
+    """Ask the broker for Kiln's topics; waits at most about `patience` seconds for it to answer."""
+    # kafka-python goes on trying for long where nothing listens, so look first
+    if not any(listens(server, patience) for server in kafka.server_list()):
+        return BrokerStatus(kafka.servers, False, "nothing listens there", ())
+    from kafka import KafkaConsumer, TopicPartition
+    from kafka.errors import KafkaError
+
+    millis = int(patience * 1000)
+    try:
+        consumer = KafkaConsumer(
+            **kafka.client_options(),
+            bootstrap_timeout_ms=millis,
+            request_timeout_ms=max(millis, 1000),
+            allow_auto_create_topics=False,
+            enable_auto_commit=False,
+        )
+    except (KafkaError, OSError, ValueError) as error:
+        return BrokerStatus(kafka.servers, False, _reason(error), ())
+    try:
+        names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
+        topics = []
+        for name in names:
+            partitions = [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
+            begin, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+            topics.append(
+                TopicStatus(
+                    name,
+                    {place.partition: offset for place, offset in sorted(begin.items())},
+                    {place.partition: offset for place, offset in sorted(end.items())},
+                )
+            )
+        return BrokerStatus(kafka.servers, True, "", tuple(topics))
+    except (KafkaError, OSError) as error:
+        return BrokerStatus(kafka.servers, False, _reason(error), ())
+    finally:
+        consumer.close()
+
+
+def listens(server: str, patience: float) -> bool:
+    """Whether something accepts connections at `host:port`."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table_status(lake: Path, name: str) -> TableStatus:
+    """A table's size and newest commit, from its log; no data file is opened."""
+    try:
+        table = open_table(lake, name)
+        adds = table.get_add_actions(flatten=True)
+        counts = adds["num_records"].to_pylist() if "num_records" in adds.schema.names else [None] * len(adds)
+        sizes = adds["size_bytes"].to_pylist()
+        newest = table.history(1)
+    except LakeError as error:
+        return TableStatus(name, None, 0, 0, None, None, str(error))
+    rows = None if any(count is None for count in counts) else sum(counts)
+    stamp = newest[0].get("timestamp") if newest else None
+    committed = datetime.fromtimestamp(stamp / 1000, UTC) if isinstance(stamp, int) else None
+    return TableStatus(name, rows, len(sizes), sum(sizes), table.version(), committed, "")
+
+
+def lake_status(lake: Path) -> tuple[TableStatus, ...]:
+    """Every table of a lake, in the order docs/DESIGN.md names them."""
+    order = {name: place for place, name in enumerate(TABLES)}
+    names = sorted(tables_in(lake), key=lambda name: (order.get(name, len(order)), name))
+    return tuple(table_status(lake, name) for name in names)
+
+
+# ---------------------------------------------------------------- topics by index
+
+
+def savings_of(bridge: BridgeStatus | None) -> Savings | None:
+    """What a bridge's status says of topics by index."""
+    if bridge is None or not bridge.savings:
+        return None
+    by_topic = tuple(
+        Saving(each.topic, each.direction, each.references, each.as_names, each.as_indices) for each in bridge.savings
+    )
+    by_peer: dict[tuple[str, str], Saving] = {}
+    for peer in bridge.peers:
+        for each in peer.savings:
+            before = by_peer.get((peer.peer, each.direction), Saving(peer.peer, each.direction, 0, 0, 0))
+            by_peer[peer.peer, each.direction] = Saving(
+                peer.peer,
+                each.direction,
+                before.references + each.references,
+                before.as_names + each.as_names,
+                before.as_indices + each.as_indices,
+            )
+    return Savings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
+
+
+# ---------------------------------------------------------------- together
+
+
+def read_status(settings: Settings, patience: float = 3.0) -> Status:
+    """How Kiln stands now."""
+    broker = broker_status(settings.kafka, patience)
+    topics = {topic.name: topic for topic in broker.topics}
+    names = [*JOBS, *_other_checkpoints(settings.checkpoints)]
+    queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
+    savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
+    return Status(str(settings.state), broker, queries, lake_status(settings.lake), savings)
+
+
+def _other_checkpoints(folder: Path) -> Sequence[str]:
+    return sorted({path.name for path in folder.iterdir() if path.is_dir()} - set(JOBS)) if folder.is_dir() else []
+
+
+def status_json(status: Status) -> str:
+    """As JSON: times ISO 8601 in UTC, offsets by partition."""
+    return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
+
+
+def ago(then: datetime | None, now: datetime) -> str:
+    """How long ago, in the unit that fits: `3 s ago`."""
+    if then is None:
+        return "-"
+    seconds = max(0, int((now - then).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def megabytes(count: int) -> str:
+    """A size as people read it."""
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+def render_status(status: Status, now: datetime) -> RenderableType:
+    """The status for the screen."""
+    broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
+    if status.broker.reachable:
+        broker.append("answers", "green")
+    else:
+        broker.append(f"does not answer: {status.broker.problem}", "red")
+    parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state), ""]
+    if status.broker.topics:
+        topics = _table("topic", "partitions", "records held", "end offsets")
+        for topic in status.broker.topics:
+            ends = ", ".join(f"{end:,}" for end in topic.end.values())
+            topics.add_row(topic.name, str(len(topic.end)), f"{topic.records:,}", ends)
+        parts += [topics, ""]
+    queries = _table("query", "micro-batches", "last commit", "records behind")
+    for query in status.queries:
+        batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
+        lag = "-" if query.lag is None else f"{query.lag:,}"
+        queries.add_row(
+            query.name, batches, ago(query.committed_at, now), Text(query.problem or lag, _red(query.problem))
+        )
+    parts += [queries, ""]
+    if status.tables:
+        tables = _table("table", "rows", "files", "size", "last commit")
+        for table in status.tables:
+            rows = "?" if table.rows is None else f"{table.rows:,}"
+            if table.problem:
+                tables.add_row(table.name, Text(table.problem, "red"))
+                continue
+            tables.add_row(table.name, rows, f"{table.files:,}", megabytes(table.bytes), ago(table.committed_at, now))
+        parts.append(tables)
+    else:
+        parts.append(Text("no tables in the lake yet", "dim"))
+    if status.savings is not None:
+        for what, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
+            by_index = _table(f"{what} by index", "way", "references", "as names", "as indices")
+            for each in savings:
+                sizes = megabytes(each.as_names), megabytes(each.as_indices)
+                by_index.add_row(each.name, each.direction, f"{each.references:,}", *sizes)
+            parts += ["", by_index]
+        parts.append(Text(f"as the bridge said {ago(status.savings.said_at, now)}", "dim"))
+    return Group(Rule("kiln status", style="dim"), *parts)
+
+
+def _red(problem: str) -> str:
+    return "red" if problem else ""
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,106 @@
+"""The network side of a run: the bridge, and the demo network where there is no other."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from bridge.status import BridgeStatus
+from conf.settings.model import Settings
+from deploy.children.bridge import BridgeProcess
+from deploy.demo.process import DemoNetwork
+
+Source = Literal["demo", "network", "none"]
+"""Where frames come from: a network made on this machine, the one of `bridge.bootstrap`, or Kafka alone."""
+
+
+class LiveNetwork:
+    """`launch()`, `start()` once the broker is there, `check()` now and then, `hush()`, `stop()`."""
+
+    def __init__(self, settings: Settings, source: Source) -> None:
+        self._settings = settings
+        self._demo = DemoNetwork(settings) if source == "demo" else None
+        self._bridge: BridgeProcess | None = None
+        self._addresses: tuple[str, ...] = ()  # of the demo network, as the bridge knows them
+        self.source = source
+        self._going = False
+        self.status: BridgeStatus | None = None
+        """What the bridge said last; None before it has, or when it hangs."""
+
+    def launch(self) -> None:
+        """Starts what needs no broker, and returns at once."""
+        if self._demo is not None:
+            self._demo.launch()
+
+    def start(self) -> None:
+        """Starts the bridge. DemoNetworkError."""
+        if self.source == "none":
+            return
+        settings = self._settings
+        if self._demo is not None:
+            self._addresses = self._demo.addresses()
+            settings = on_the_demo_network(settings, self._addresses, self._demo.contacts, self._demo.follow)
+        self._bridge = BridgeProcess(settings)
+        self._bridge.start()
+        self._going = False
+
+    def check(self) -> None:
+        """Starts again what has died; lets the demo network speak once somebody listens."""
+        if self._bridge is None:
+            return
+        if self._demo is not None:
+            self._demo.check()
+            if self._demo.listens and self._demo.addresses() != self._addresses:
+                self._bridge.stop()  # it dials where the dead one listened
+                self.start()
+        self._bridge.check()
+        self.status = self._bridge.status(time.time())
+        if self._demo is not None and not self._going and self.status is not None and self.status.peers:
+            self._demo.go()
+            self._going = True
+
+    @property
+    def heard_batches(self) -> dict[str, int]:
+        """How many BATCH_UPDATEs each node of the demo network has heard."""
+        return self._demo.heard if self._demo is not None else {}
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """In words."""
+        bridge = (self._bridge.error,) if self._bridge is not None and self._bridge.error else ()
+        return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
+
+    def hush(self) -> None:
+        """The demo network says no more, and still listens."""
+        if self._demo is not None:
+            self._demo.hush()
+
+    def stop(self) -> None:
+        """The speakers first, so that the bridge hears them to the end."""
+        if self._demo is not None:
+            self._demo.stop()
+        if self._bridge is not None:
+            self._bridge.stop()
+
+
+def on_the_demo_network(
+    settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
+) -> Settings:
+    """The settings of a bridge on the demo network: nobody is out there, so batches are published. `contacts` and
+    `follow` are of its nodes of BEP 50."""
+    return settings.model_copy(
+        update={
+            "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),
+            "discovery": settings.discovery.model_copy(update={"enabled": False}),  # its nodes have no DHT
+            "publish": settings.publish.model_copy(update={"enabled": True}),
+            "bep50": settings.bep50.model_copy(
+                update={
+                    "enabled": True,
+                    "listen": ("127.0.0.1:0",),
+                    "contacts": contacts,
+                    "follow": follow,
+                    "publish": True,
+                }
+            ),
+        }
+    )

@@ -1,0 +1,54 @@
+"""Query `archive`: the exact bytes of every frame to Delta, and each copy of a message."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.lake.append import Write, append_once, create_tables, written
+from pipelines.logic.held_frames import Held, HeldParam, merge, read_held
+from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.kafka import stream_topics
+from pipelines.transforms.archive import copies, frames
+from schemas.topic_table import Bundles
+
+
+def start(plan: Plan, bundles: Bundles) -> StreamingQuery:
+    """Starts the query. It writes the tables `frames` and `copies`."""
+    session = plan.session()
+    create_tables(plan.lake, ("frames", "copies"))
+    archive = _Archive(plan, bundles)
+    records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
+    return start_query("archive", plan, each_batch(records, archive.write))
+
+
+class _Archive:
+    """Knows which frames the lake holds, from the first micro-batch on."""
+
+    def __init__(self, plan: Plan, bundles: Bundles) -> None:
+        self._plan = plan
+        self._bundles = bundles
+        self._held: Held | None = None
+
+    def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:
+        """One micro-batch. Run again after a crash, it makes the same rows, and Delta skips those it has."""
+        write = Write(query_id, batch_id)
+        spark = records.sparkSession
+        if self._held is None:
+            self._held = self._held_before(spark, records, write)
+        context = spark.sparkContext
+        held = context.broadcast(self._held)
+        taken = context.accumulator(Held(), HeldParam())
+        append_once(frames(records, held, taken), self._plan.lake, "frames", write)
+        append_once(copies(records, held, self._bundles), self._plan.lake, "copies", write)
+        merge(self._held, taken.value)
+        held.destroy()
+
+    def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> Held:
+        """What the lake held before this micro-batch: if it is a repeat, its own frames do not count."""
+        kept = spark.read.format("delta").load(self._plan.lake.table("frames"))
+        if written(self._plan.lake, "frames", write):
+            own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
+            kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")
+        return read_held(kept)

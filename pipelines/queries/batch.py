@@ -1,0 +1,18 @@
+"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. Its driver ticks the log's clock."""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.lake.append import sink_options
+from pipelines.queries.plan import Plan, start_query
+from pipelines.spark.batcher import Batching
+from pipelines.spark.kafka import stream_topics
+from pipelines.transforms.batch import batches
+
+
+def start(plan: Plan, batching: Batching) -> StreamingQuery:
+    """Starts the query; a `Ticker` must run beside it, or windows close only with later updates."""
+    records = stream_topics(plan.session(), plan.broker, ["updates"], plan.at_most)
+    rows = batches(records, batching, plan.broker.prefix)
+    return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

@@ -1,0 +1,39 @@
+"""Query `messages`: one good copy of every message to Delta; what is no message to quarantine."""
+
+from __future__ import annotations
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.lake.append import Write, append_once, create_tables, write_topic
+from pipelines.logic.breaker import Breaker, Tally, check_samples
+from pipelines.logic.decode import Decoding
+from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.kafka import stream_topics
+from pipelines.transforms.messages import by_author, counts, decoded, faults, first_copies, good
+
+
+def start(plan: Plan, how: Decoding, remembered: str, breaker: Breaker) -> StreamingQuery:
+    """Starts the query. It writes the table `messages` and the topic `quarantine`. `remembered`: a Spark interval."""
+    check_samples()
+    session = plan.session()
+    create_tables(plan.lake, ("messages",))
+    records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
+    rows = first_copies(decoded(records, how), remembered)
+
+    def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice
+        try:
+            seen = {(row.type, row.reason): row.rows for row in counts(rows).collect()}
+            failures = any(reason for _, reason in seen)
+            if failures:
+                breaker.observe(Tally(*row) for row in by_author(rows).collect())
+                write_topic(faults(rows), plan.broker, "quarantine")
+            if any(reason is None for _, reason in seen):
+                append_once(good(rows), plan.lake, "messages", Write(query_id, batch_id))
+            plan.report("messages", {kind or reason: number for (kind, reason), number in seen.items()})
+        finally:
+            rows.unpersist()
+
+    return start_query("messages", plan, each_batch(rows, write))

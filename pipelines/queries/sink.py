@@ -1,0 +1,51 @@
+"""Query `sink`: the topics that the other queries and the bridge write to, to their Delta tables."""
+
+from __future__ import annotations
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.lake.append import Write, append_once, create_tables
+from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.kafka import stream_topics
+from pipelines.transforms.sink import (
+    FILLED,
+    TOPICS,
+    foreign,
+    held_back,
+    once_each,
+    received_tips,
+    rows_of,
+    table_rows,
+    weighed,
+)
+
+_HELD_AGAINST = ("publications", "streams")
+
+
+def start(plan: Plan, remembered: str) -> StreamingQuery:
+    """Starts the query. It writes the tables FILLED. `remembered`: a Spark interval."""
+    session = plan.session()
+    create_tables(plan.lake, FILLED)
+    records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
+    rows = once_each(table_rows(records), remembered)
+
+    def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice
+        try:
+            seen = {row.table: row["count"] for row in rows.groupBy("table").count().collect()}
+            for table in FILLED:
+                if seen.get(table):
+                    append_once(rows_of(rows, table).coalesce(1), plan.lake, table, Write(query_id, batch_id))
+            if seen.get("received"):  # after the table `streams` has what this micro-batch says of them
+                ours, streams = (session.read.format("delta").load(plan.lake.table(name)) for name in _HELD_AGAINST)
+                tips = weighed(foreign(rows_of(rows, "received"), ours), streams)
+                received = Write(query_id, batch_id, "received")
+                append_once(received_tips(tips).coalesce(1), plan.lake, "tips", received)
+                append_once(held_back(tips).coalesce(1), plan.lake, "quarantine", received)
+            plan.report("sink", seen)
+        finally:
+            rows.unpersist()
+
+    return start_query("sink", plan, each_batch(rows, write))

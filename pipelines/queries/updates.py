@@ -1,0 +1,21 @@
+"""Query `updates`: the first good copy of every UPDATE, with its separator, to `kiln.updates`; what must be fetched
+first to `kiln.wanted`."""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipelines.lake.append import sink_options
+from pipelines.logic.breaker import check_samples
+from pipelines.logic.decode import Decoding
+from pipelines.queries.plan import Plan, start_query
+from pipelines.spark.kafka import stream_topics
+from pipelines.transforms.updates import Separating, first_copies, updates
+
+
+def start(plan: Plan, how: Decoding, separating: Separating, remembered: str) -> StreamingQuery:
+    """Starts the query. `remembered`: a Spark interval. A crash may write a micro-batch twice, under the same epoch."""
+    check_samples()
+    records = stream_topics(plan.session(), plan.broker, ["frames"], plan.at_most)
+    rows = first_copies(updates(records, how, separating), remembered, plan.broker.prefix)
+    return start_query("updates", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

@@ -1,0 +1,113 @@
+"""The Spark session of Kiln's jobs, and a session of its own for each query."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+# Set before a checkpoint's first run and frozen in it from then on.
+_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The default of 50 tasks a commit costs more than the commit itself.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
+}
+
+# Without Hadoop's native library its local file system starts a process for each chmod and readlink, which is a quarter
+# of a second for every step of every micro-batch. One that does it in Java, and all that renames files told to use it.
+_LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
+_LOCAL_FILES = {
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+}
+
+_STREAMING = {
+    "spark.sql.streaming.noDataProgressEventInterval": "1000",
+    "spark.sql.streaming.metricsEnabled": "true",
+    # Watermarks here follow processing time: an empty micro-batch after each would do nothing but cost.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "20",
+    # An Arrow batch of the largest frames must not outgrow a Python worker.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
+    # The same for rows that are kept between two writes (10,000 by default), and for what Parquet holds back.
+    "spark.sql.inMemoryColumnarStorage.batchSize": "200",
+    "spark.hadoop.parquet.block.size": "33554432",
+    "spark.hadoop.parquet.page.size.row.check.max": "100",
+    # The queries together have more generated classes than the 100 that are kept by default, and would compile each
+    # other's out again and again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
+    "spark.scheduler.mode": "FAIR",
+    "spark.python.daemon.module": "pipelines.spark.worker_daemon",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+def create_session(
+    name: str,
+    *,
+    master: str,
+    driver_memory: str,
+    jars: Iterable[Path],
+    java_options: str = "",
+    log4j: Path | None = None,
+    logs: Path | None = None,
+    ui: bool = False,
+    scratch: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
+
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
+    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here. Under
+    `spark-submit`, what it was given weighs more than `master` and `driver_memory`.
+    """
+    # Workers must be of the driver's interpreter: the system's has none of the packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    options = [java_options] if java_options else []
+    if log4j is not None:
+        options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+    if logs is not None:
+        options.append(f'"-Dkiln.logs={logs}"')
+    conf = {**_STATE, **_DELTA, **_STREAMING}
+    conf["spark.ui.enabled"] = str(ui).lower()
+    conf["spark.ui.showConsoleProgress"] = "false"
+    if not ui:
+        conf["spark.ui.liveUpdate.period"] = "-1"
+    named = [str(jar) for jar in jars]
+    if named:  # not only `spark.jars`: local files are read before Spark has those, and their classes cannot be kept
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(named)
+        if not master.startswith("local"):
+            conf["spark.jars"] = ",".join(named)
+    if any(_LOCAL_FILES_JAR in jar for jar in named):
+        conf |= _LOCAL_FILES
+    if options:
+        conf["spark.driver.extraJavaOptions"] = " ".join(options)
+    if scratch is not None:
+        conf["spark.local.dir"] = str(scratch)
+        conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")
+    if master.startswith("local"):
+        conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.driver.host"] = "127.0.0.1"
+    builder = SparkSession.builder.appName(name)
+    if "SPARK_ENV_LOADED" not in os.environ:  # set by spark-submit, whose own word then counts
+        builder = builder.master(master).config("spark.driver.memory", driver_memory)
+    for key, value in {**conf, **(extra or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,264 @@
+"""Queries in one Spark application: started from the settings, started again when they fail, stopped cleanly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+
+from conf.settings.model import Job, JobName, Settings, micros, spark_interval
+from pipelines.lake.append import Lake, create_tables, has_rows
+from pipelines.lake.bundles import read_bundles, remember_bundles
+from pipelines.logic.breaker import Breaker, DecodingBrokenError
+from pipelines.logic.decode import Decoding
+from pipelines.queries import archive, batch, messages, sink, updates
+from pipelines.queries.plan import Plan, Report
+from pipelines.spark.batcher import Batching
+from pipelines.spark.kafka import Broker
+from pipelines.spark.known_streams import StreamsTopic
+from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.spark.ticks import Ticker
+from pipelines.transforms.sink import FILLED, TOPICS
+from pipelines.transforms.updates import Separating
+from schemas.topic_table import BundleError, Bundles
+
+READS: Mapping[JobName, tuple[str, ...]] = {
+    "archive": ("frames",),
+    "messages": ("frames",),
+    "updates": ("frames",),
+    "batch": ("updates",),
+    "sink": TOPICS,
+}
+"""Which topics each query reads."""
+
+# What makes batches starts first: the others' first micro-batches take the cores for seconds.
+ORDER: tuple[JobName, ...] = ("updates", "batch", "messages", "archive", "sink")
+
+_LONGEST_PAUSE = 30.0  # s between two attempts to start a query again
+
+
+def start_job(
+    name: JobName,
+    spark: SparkSession,
+    settings: Settings,
+    listener: StreamingQueryListener | None = None,
+    report: Report | None = None,
+) -> StreamingQuery:
+    """Starts one query as the settings say. BundleError: those of the settings contradict what was once known."""
+    plan = _plan(spark, settings, settings.jobs.of(name), listener)
+    if report is not None:
+        plan = replace(plan, report=report)
+    remembered = spark_interval(settings.dedupe.signed)
+    how = decoding(settings, remember=name == "messages")
+    match name:
+        case "archive":
+            return archive.start(plan, how.bundles)
+        case "messages":
+            breaker = Breaker(settings.breaker.authors, settings.breaker.streak)
+            return messages.start(plan, how, remembered, breaker)
+        case "updates":
+            return updates.start(plan, how, separating(settings), remembered)
+        case "batch":
+            return batch.start(plan, Batching(micros(settings.batch.window), settings.batch.block_limit))
+        case "sink":
+            return sink.start(plan, remembered)
+
+
+def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
+    """How to decode as the settings say, with all topic bundles that are known: theirs, and those of the table.
+
+    `remember`: those of the settings go into the table. BundleError: the two contradict each other.
+    """
+    lake = Lake(str(settings.lake))
+    given, path = Bundles(settings.topic_table.bundles), lake.table("bundles")
+    if remember:
+        create_tables(lake, ("bundles",))
+        bundles = remember_bundles(path, given, datetime.now(UTC))
+    else:
+        bundles = given.joined(read_bundles(path))
+    return Decoding(
+        default_policy=settings.policy.default,
+        policies=settings.policy.networks,
+        batch_typ=settings.batch.typ,
+        unsigned_horizon=micros(settings.dedupe.unsigned),
+        bundles=bundles,
+    )
+
+
+def separating(settings: Settings) -> Separating:
+    """Verified separators are looked up in any case, as an earlier run may have learnt them."""
+    kafka = settings.kafka
+    streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
+    return Separating(streams, fetch=bool(settings.ipfs.api), twice=settings.transition.under_way)
+
+
+def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:
+    broker = Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
+    return Plan(
+        spark=spark,
+        broker=broker,
+        lake=Lake(str(settings.lake)),
+        checkpoints=str(settings.checkpoints),
+        trigger=spark_interval(job.trigger),
+        at_most=job.max_offsets_per_trigger,
+        state_partitions=settings.spark.shuffle_partitions,
+        listener=listener,
+    )
+
+
+@dataclass
+class _Running:
+    query: StreamingQuery
+    failures: int = 0
+    batch_id: int = -1  # of the newest micro-batch when it failed last
+    again_at: float | None = None  # monotonic s; None while it runs
+    error: str = ""
+
+
+class GaveUpError(RuntimeError):
+    """A query failed more often in one place than the settings allow, or said itself that going on would do harm."""
+
+
+_APPENDED: Mapping[JobName, tuple[str, ...]] = {"messages": ("messages",), "sink": FILLED}
+"""Tables in which each thing is once for as long as the query's checkpoint lives (docs/DESIGN.md, decision 13)."""
+
+
+def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
+    if (settings.checkpoints / name).exists():
+        return
+    lake = Lake(str(settings.lake))
+    full = [table for table in _APPENDED.get(name, ()) if has_rows(lake, table)]
+    if full:
+        raise GaveUpError(
+            f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "
+            "hold rows: it would write them once more. Put the checkpoint back, or move these tables away too"
+        )
+
+
+class Application:
+    """The queries named, on one session. `start()`, then `check()` now and then, then `stop()`.
+
+    `report` hears the counts of those that count; `now` is a monotonic clock in s.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        names: Iterable[JobName],
+        report: Report | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._names = [name for name in ORDER if name in set(names)]
+        self._report = report
+        self._now = now
+        self._running: dict[JobName, _Running] = {}
+        self._listener = ProgressListener()
+        self.ticker: Ticker | None = None
+
+    def start(self) -> None:
+        """Raises GaveUpError where a query cannot or must not start."""
+        for name in self._names:
+            _refuse_half_a_state(name, self._settings)
+        if "batch" in self._names:
+            kafka = self._settings.kafka
+            self.ticker = Ticker(
+                kafka.client_options(),
+                kafka.topic("updates"),
+                interval=self._settings.batch.tick.total_seconds(),
+                window=micros(self._settings.batch.window),
+            )
+            self.ticker.start()
+        for name in self._names:
+            self._running[name] = _Running(self._start(name))
+
+    def _start(self, name: JobName) -> StreamingQuery:
+        try:
+            return start_job(name, self._spark, self._settings, self._listener, self._report)
+        except (DecodingBrokenError, BundleError) as error:
+            raise GaveUpError(f"{name} stopped: {error}") from error
+
+    def check(self) -> None:
+        """Starts failed queries again, each from its checkpoint, after a pause that doubles.
+
+        Raises GaveUpError when one fails more than `jobs.restarts` times without a micro-batch in between.
+        """
+        for name, running in self._running.items():
+            if running.again_at is None and not running.query.isActive:
+                self._failed(name, running)
+            elif running.again_at is not None and self._now() >= running.again_at:
+                running.again_at = None
+                running.query = self._start(name)
+
+    def _failed(self, name: JobName, running: _Running) -> None:
+        running.error = in_words(running.query.exception())
+        progress = self._listener.snapshot().get(name)
+        newest = progress.batch_id if progress else -1
+        running.failures = running.failures + 1 if newest <= running.batch_id else 1
+        running.batch_id = newest
+        if DecodingBrokenError.__name__ in running.error or running.failures > self._settings.jobs.restarts:
+            raise GaveUpError(f"{name} stopped: {running.error}")
+        running.again_at = self._now() + min(2.0 ** (running.failures - 1), _LONGEST_PAUSE)
+
+    @property
+    def progress(self) -> dict[str, QueryProgress]:
+        """By query; one that has not reported yet is missing."""
+        return self._listener.snapshot()
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """What went wrong with a query that is not running now, or with the ticks, in words."""
+        found: dict[str, str] = {
+            name: running.error for name, running in self._running.items() if running.again_at is not None
+        }
+        if self.ticker is not None and self.ticker.error:
+            found["ticks"] = self.ticker.error
+        return found
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How many times in a row each query was started again."""
+        return {name: running.failures for name, running in self._running.items()}
+
+    def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+        """Whether no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
+        if self.ticker is not None and not self.ticker.quiet:
+            return False
+        progress = self.progress
+        for name in self._names:
+            topics = {full: ends[full] for full in map(self._settings.kafka.topic, READS[name]) if full in ends}
+            if name not in progress or progress[name].lag(topics) or self._running[name].again_at is not None:
+                return False
+        return True
+
+    def stop(self, patience: float = 45.0) -> None:
+        """Stops every query between two micro-batches, or after `patience` s in the middle of one: nothing is lost."""
+        if self.ticker is not None:
+            self.ticker.stop()
+        deadline = self._now() + patience
+        for running in self._running.values():
+            while running.query.isActive and running.query.status["isTriggerActive"] and self._now() < deadline:
+                time.sleep(0.01)
+            running.query.stop()
+
+
+def in_words(error: BaseException | None) -> str:
+    """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
+    if error is None:
+        return "it ended by itself"
+    said = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    python = [
+        line
+        for line in lines
+        if line[:1].isalpha() and ": " in line and line.split(": ", 1)[0].replace(".", "").isidentifier()
+    ]
+    text = (python or lines or [type(error).__name__])[-1 if python else 0]
+    return text if len(text) <= 300 else text[:299] + "…"

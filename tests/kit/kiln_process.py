@@ -1,0 +1,99 @@
+"""The `kiln` command run as a user runs it: a process of its own, with a state folder and ports of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.sql.ask import ask, write_json
+
+
+class Kiln:
+    """One state folder. `environment` overrides settings (KILN_…)."""
+
+    def __init__(self, state: Path, ports: Sequence[int], environment: dict[str, str] | None = None) -> None:
+        self.state = state
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("KILN_")},
+            "KILN_STATE": str(state),
+            "KILN_KAFKA__EMBEDDED_PORT": str(ports[0]),
+            "KILN_KAFKA__EMBEDDED_CONTROLLER_PORT": str(ports[1]),
+            **(environment or {}),
+        }
+        self.servers = (environment or {}).get("KILN_KAFKA__BOOTSTRAP", f"127.0.0.1:{ports[0]}")
+
+    @property
+    def lake(self) -> Path:
+        return self.state / "lake"
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "deploy.cli.app", *arguments]
+
+    def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end; on a bad end the log is shown."""
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"kiln {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        )
+        return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Starts a command in a session of its own, so that `kill_all` ends it with all its children."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        with (self.state / "started.out").open("ab") as out:
+            return subprocess.Popen(
+                self.command(*arguments),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def sql(self, query: str) -> list[dict[str, object]]:
+        """What `kiln sql --json` prints, without the second or two that a process takes to start."""
+        printed = io.StringIO()
+        write_json(ask(self.lake, query), printed)
+        answer = json.loads(printed.getvalue())
+        assert isinstance(answer, list)
+        return answer
+
+    def count(self, table: str, where: str = "true") -> int:
+        number = self.sql(f"select count(*) as n from {table} where {where}")[0]["n"]
+        assert isinstance(number, int)
+        return number
+
+    def log(self) -> str:
+        path = self.state / "logs" / "spark.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else ""
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """SIGTERM to a started Kiln, which then stops its own broker too: that one runs in a session of its own."""
+    process.terminate()
+    try:
+        process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        kill_all(process)
+        raise
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a started Kiln and to all its children: the JVM and the Python workers."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)

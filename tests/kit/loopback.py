@@ -1,0 +1,71 @@
+"""Runs a command where loopback is all the network there is, and says how often anything in it tried to get out.
+
+    unshare -rn python tests/kit/loopback.py COMMAND…
+
+It tells on stderr, in a last line, how many packets had no way out, DNS queries among them: the kernel counts them for
+the whole namespace, so also those of libraries and of processes that have ended. The exit status is the command's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_TOLD = re.compile(r"^(\d+) packets had no way out$", re.MULTILINE)
+
+
+def available() -> bool:
+    """Whether this user may have a network namespace."""
+    try:
+        done = subprocess.run(["unshare", "-rn", "true"], check=False, capture_output=True)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line that runs another so."""
+    return ["unshare", "-rn", sys.executable, str(Path(__file__)), *arguments]
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, int, str]:
+    """Run a command so: its exit status, how many packets had no way out, and what it said."""
+    done = subprocess.run(command(*arguments), env=env, check=False, capture_output=True, text=True)
+    return done.returncode, told(done.stderr), done.stdout + done.stderr
+
+
+def told(text: str) -> int:
+    """How many packets had no way out, of what was said on stderr."""
+    found = _TOLD.findall(text)
+    assert found, text
+    return int(found[-1])
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+
+
+def _no_way_out() -> int:
+    names, numbers = (
+        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Ip:")
+    )
+    found = int(numbers[names.index("OutNoRoutes")])
+    six = Path("/proc/net/snmp6")
+    if six.exists():
+        found += sum(int(line.split()[1]) for line in six.read_text().splitlines() if line.startswith("Ip6OutNoRoutes"))
+    return found
+
+
+if __name__ == "__main__":
+    _loopback_up()
+    status = subprocess.run(sys.argv[1:], check=False).returncode
+    print(f"\n{_no_way_out()} packets had no way out", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,143 @@
+"""A peer in a process of its own that says, at a steady rate, what it signed before, and keeps its own list of it.
+
+    python tests/kit/steady_sender.py BRIDGE --topic TOPIC --rate N --count N --resend N --report FILE
+
+It signs COUNT messages of 300 bytes, prints "ready", and begins at the first line on stdin; each message is an RPC and
+a write of its own. When the connection breaks it dials again, and first says once more the last RESEND messages, as a
+peer's message cache would. Each stream is closed after its last message. At the end FILE holds {"ids": [all of them, in
+order], "streams": [[first, end), …], "seconds"}, it prints "done", and it stays until the end of stdin. Where it is
+held up by the bridge it sends later; it leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.host.basic_host import BasicHost
+from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
+from multiaddr import Multiaddr
+
+from bridge.gossip.wire import encode
+from bridge.node.streams import make_host, swarm_of
+from schemas.identity import message_id, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+
+PROTOCOL = TProtocol("/meshsub/1.2.0")
+BYTES = 300
+_BROKEN = (BaseLibp2pError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Signed(NamedTuple):
+    """Frames as they go on the wire, and the ids of the messages in them."""
+
+    frames: list[bytes]
+    ids: list[str]
+
+
+def signed(topic: str, count: int) -> Signed:
+    """`count` messages of one author, ready to be said."""
+    key = Ed25519PrivateKey.generate()
+    first = time.time_ns()
+    frames, ids = [], []
+    for number in range(count):
+        message = Message(topic=topic, data=os.urandom(BYTES), seqno=(first + number).to_bytes(8))
+        sign(message, key)
+        ids.append(message_id(message))
+        frames.append(encode(RPC(publish=[message]).SerializeToString()))
+    return Signed(frames, ids)
+
+
+class Sender:
+    def __init__(self, host: BasicHost, bridge: PeerInfo, topic: str, messages: Signed, rate: float) -> None:
+        self._host = host
+        self._bridge = bridge
+        self._topic = topic
+        self._messages = messages
+        self._rate = rate
+        self.streams: list[tuple[int, int]] = []
+        """[first, end) of the messages that were given to each stream"""
+
+    async def say_all(self, resend: int) -> float:
+        """Until the last message is in a stream that was closed in peace. How many seconds it took."""
+        count, started = len(self._messages.frames), trio.current_time()
+        begin = 0
+        while True:
+            stream = await self._stream()
+            end, whole = await self._say(stream, begin, started)
+            self.streams.append((begin, end))
+            if whole:
+                return trio.current_time() - started
+            begin = max(0, min(end, count) - resend)
+
+    async def _stream(self) -> INetStream:
+        while True:
+            try:
+                with trio.fail_after(10):
+                    # not host.connect: after a failure it leaves the peer alone for a minute
+                    await swarm_of(self._host).dial_addr(self._bridge.addrs[0], self._bridge.peer_id)
+                    return await self._host.new_stream(self._bridge.peer_id, [PROTOCOL])
+            except (*_BROKEN, trio.TooSlowError):
+                await trio.sleep(0.05)  # nobody tells when the bridge listens again
+
+    async def _say(self, stream: INetStream, begin: int, started: float) -> tuple[int, bool]:
+        """Where it ended, what was begun included, and whether all was said."""
+        frames, at = self._messages.frames, begin
+        subscription = RPC.SubOpts(subscribe=True, topicid=self._topic)
+        try:
+            await stream.write(encode(RPC(subscriptions=[subscription]).SerializeToString()))
+            while at < len(frames):
+                await trio.sleep_until(started + at / self._rate + 0.01)  # what 10 ms make due goes together
+                due = int((trio.current_time() - started) * self._rate)
+                while at < min(due, len(frames)):
+                    at += 1
+                    await stream.write(frames[at - 1])
+            await stream.close()
+        except _BROKEN:
+            await self._host.disconnect(self._bridge.peer_id)
+            return at, False
+        return at, True
+
+
+async def _swallow(stream: INetStream) -> None:
+    try:
+        while await stream.read(1 << 16):
+            pass
+    except _BROKEN:
+        return
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bridge", type=Multiaddr)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--resend", type=int, default=0)
+    parser.add_argument("--report", type=Path, required=True)
+    arguments = parser.parse_args()
+    messages = signed(arguments.topic, arguments.count)
+    host = make_host(Ed25519PrivateKey.generate(), "steady-sender", 10)
+    host.set_stream_handler(PROTOCOL, _swallow)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    sender = Sender(host, info_from_p2p_addr(arguments.bridge), arguments.topic, messages, arguments.rate)
+    async with host.run([]):
+        seconds = await sender.say_all(arguments.resend)
+        arguments.report.write_text(json.dumps({"ids": messages.ids, "streams": sender.streams, "seconds": seconds}))
+        print("done", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+
+
+if __name__ == "__main__":
+    trio.run(main)

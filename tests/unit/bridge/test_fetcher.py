@@ -1,0 +1,831 @@
+"""Who waits for which block, and what is written then: the fetcher without Kafka and IPFS."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import cycle
+from pathlib import Path
+
+import cbor2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.fetching.attempts import Answer, Ask, Away, Batch, Failed, Origin, fetch
+from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, Ledger
+from bridge.fetching.pending import Desk, Memory, Options, Output, Place
+from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
+from bridge.ipfs.folder import FolderBlocks
+from pipelines.logic.windows import PartitionWindows
+from schemas.batch import write_blocks
+from schemas.cid import block_cid, cid_text
+from schemas.records import (
+    BlockRecord,
+    Coordinates,
+    Epoch,
+    QuarantineRecord,
+    SeparatorRecord,
+    StreamRecord,
+    UpdateRecord,
+    WantedRecord,
+    decode_block,
+    decode_quarantine,
+    decode_stream,
+    decode_update,
+    decode_wanted,
+    encode,
+)
+from schemas.streamid import StreamID
+from schemas.topics import parse_interest, separator_value
+
+NETWORK = "local-test"
+S = 1_000_000
+START = 1_000 * S
+MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
+OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
+OPTIONS = Options(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
+EVERYTHING = [parse_interest("*")]
+UNAVAILABLE = Failed("genesis_unavailable", "nobody gave it", final=False)
+
+
+def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
+    """The block of an unsigned init event."""
+    header: dict[str, object] = {"controllers": [f"did:key:z{number}"]}
+    if separator is not None:
+        header |= {"sep": "model", "model": b"\x01\x02"}
+    return cbor2.dumps({"data": None, "header": header}, canonical=True)
+
+
+def stream_of(number: int) -> str:
+    return StreamID(3, block_cid(genesis_of(number))).text
+
+
+def genesis_cid(number: int) -> str:
+    return cid_text(block_cid(genesis_of(number)))
+
+
+def wanted_update(stream: int, message: int) -> WantedRecord:
+    update = UpdateRecord(
+        NETWORK,
+        "LIVE",
+        None,
+        None,
+        stream_of(stream),
+        cid_text(block_cid(f"tip {message}".encode())),
+        None,
+        f"message {message}",
+        Epoch("updates", 7),
+        Coordinates(0, message, 1),
+        START,
+    )
+    return WantedRecord(NETWORK, genesis_cid(stream), "genesis", START, update=update)
+
+
+def block_of(*streams: int) -> tuple[str, bytes]:
+    (block,) = write_blocks({stream_of(number): [block_cid(b"tip")] for number in streams})
+    return block.cid, block.data
+
+
+def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m") -> WantedRecord:
+    return WantedRecord(NETWORK, cid, "batch", START, separator=separator, message=message)
+
+
+class Run:
+    """A desk of one partition, begun at offset 0, and a broker that takes everything at once."""
+
+    def __init__(self, options: Options = OPTIONS, memory: Memory | None = None) -> None:
+        self.desk = Desk(options, memory or Memory())
+        self.ledger = Ledger(0, "", 1_000)
+        self.desk.start(0, self.ledger)
+        self.offset = 0
+        self.now = START
+        self.written: list[Output] = []
+
+    def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> None:
+        for record in records:
+            value = encode(record) if isinstance(record, WantedRecord) else record
+            self.desk.take(Place(0, self.offset), value, [parse_interest(text) for text in interests], self.now)
+            self.offset += 1
+
+    def round(self) -> list[Output]:
+        due = self.desk.round(self.now)
+        if not self.ledger.repeating and (due.going or self.ledger.changed):
+            self.ledger.committed()
+        self.desk.written()
+        outputs = [output for stage in due.stages for output in stage]
+        self.written += outputs
+        return outputs
+
+    def next(self) -> list[Ask]:
+        return self.desk.next(self.now)
+
+    def answer(self, ask: Ask, answer: Answer) -> list[Output]:
+        self.desk.answer(ask, answer, self.now)
+        return self.round()
+
+    def try_until(self, end: int, answer: Answer) -> list[Output]:
+        """Each try ends so, one second after it began, until `end` seconds from now."""
+        outputs: list[Output] = []
+        until = self.now + end * S
+        while self.now < until:
+            asks = self.next()
+            self.now += S
+            for ask in asks:
+                outputs += self.answer(ask, answer)
+            outputs += self.round()
+        return outputs
+
+    def updates(self) -> list[UpdateRecord]:
+        return [decode_update(output.value) for output in self.written if output.topic == "updates"]
+
+    def faults(self) -> list[QuarantineRecord]:
+        return [decode_quarantine(output.value) for output in self.written if output.topic == "quarantine"]
+
+    def streams(self) -> list[StreamRecord]:
+        return [decode_stream(output.value) for output in self.written if output.topic == "streams"]
+
+    def blocks(self) -> list[BlockRecord]:
+        return [decode_block(output.value) for output in self.written if output.topic == "blocks"]
+
+
+# ---------------------------------------------------------------- updates
+
+
+def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_answer() -> None:
+    run = Run()
+    run.take(*(wanted_update(1, number) for number in range(3)))
+    (ask,) = run.next()
+    assert ask == Ask("genesis", genesis_cid(1))
+    assert run.next() == []
+    run.desk.answer(ask, Origin(MODEL, None), run.now)
+    due = run.desk.round(run.now)
+    assert due.going == {0: {0, 1, 2}}
+    first, streams, blocks = due.stages
+    released = [decode_update(output.value) for output in first]
+    assert [update.message for update in released] == ["message 0", "message 1", "message 2"]
+    assert {(update.separator, update.separator_source) for update in released} == {(MODEL, "genesis")}
+    assert {output.key for output in first} == {f"{NETWORK}/model/{MODEL.value}".encode()}
+    (stream,) = streams
+    assert stream.key == stream_of(1).encode()
+    assert decode_stream(stream.value) == StreamRecord(NETWORK, stream_of(1), MODEL, run.now)
+    assert blocks == []
+    assert run.ledger.place == 0  # until the broker has them
+    run.desk.written()
+    assert run.ledger.place == 3
+
+
+def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of_the_fetcher() -> None:
+    run = Run()
+    record = wanted_update(1, 5)
+    run.take(record)
+    (ask,) = run.next()
+    run.answer(ask, Origin(MODEL, None))
+    (update,) = run.updates()
+    assert record.update is not None
+    assert update.epoch == Epoch(f"genesis/{NETWORK}/0", 1_001)
+    assert (update.frame, update.tip, update.observed_at) == (
+        record.update.frame,
+        record.update.tip,
+        record.update.observed_at,
+    )
+
+
+def test_stream_that_is_known_waits_for_nothing_and_is_not_told_again() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0))
+    (ask,) = run.next()
+    run.answer(ask, Origin(MODEL, None))
+    run.take(wanted_update(1, 1))
+    assert run.next() == []
+    (output,) = run.round()
+    assert (output.topic, decode_update(output.value).message) == ("updates", "message 1")
+    assert len(run.streams()) == 1
+
+
+def test_answer_and_a_later_update_in_one_round_keep_their_order() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0), wanted_update(1, 1))
+    (ask,) = run.next()
+    run.desk.answer(ask, Origin(MODEL, None), run.now)
+    run.take(wanted_update(1, 2))
+    run.round()
+    assert [update.message for update in run.updates()] == ["message 0", "message 1", "message 2"]
+
+
+def test_stream_without_a_separator_goes_on_without_one_and_is_counted_by_kind() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0))
+    (ask,) = run.next()
+    update, stream = run.answer(ask, Origin(None, "sep_missing"))
+    assert update.key == stream_of(1).encode()
+    assert decode_update(update.value).separator is None
+    assert decode_update(update.value).separator_source == "genesis"
+    assert (decode_stream(stream.value).separator, decode_stream(stream.value).without) == (None, "sep_missing")
+    assert run.desk.counts["sep_missing"] == 1
+
+
+def test_one_that_does_not_come_holds_up_no_other() -> None:
+    run = Run()
+    run.take(*(wanted_update(stream, stream) for stream in range(6)))
+    for _ in range(3):  # two at once
+        for ask in run.next():
+            failed = ask.cid == genesis_cid(0)
+            run.answer(ask, UNAVAILABLE if failed else Origin(MODEL, None))
+    assert [update.message for update in run.updates()] == [f"message {number}" for number in range(1, 6)]
+    assert run.ledger.place == 0
+
+
+def test_retries_leave_half_of_the_fetches_to_what_is_new() -> None:
+    run = Run(Options(NETWORK, at_most=4, give_up=100 * S))
+    run.take(*(wanted_update(stream, stream) for stream in range(4)))
+    for ask in run.next():
+        run.answer(ask, UNAVAILABLE)
+    run.now += 5 * S
+    assert len(run.next()) == 2
+    run.take(wanted_update(9, 9), wanted_update(8, 8), wanted_update(7, 7))
+    assert run.next() == [Ask("genesis", genesis_cid(9)), Ask("genesis", genesis_cid(8))]
+
+
+def test_it_is_tried_again_with_pauses_that_grow_and_then_is_a_fault_of_each_update() -> None:
+    run = Run()
+    records = [wanted_update(1, 0), wanted_update(1, 1)]
+    run.take(*records)
+    tries: list[int] = []
+    for _ in range(60):
+        for ask in run.next():
+            tries.append((run.now - START) // S)
+            run.answer(ask, UNAVAILABLE)
+        run.now += S
+    assert tries == [0, 1, 3, 7, 15]
+    faults = run.faults()
+    assert [decode_wanted(fault.data) for fault in faults] == records
+    assert {(fault.stage, fault.reason) for fault in faults} == {("fetch", "genesis_unavailable")}
+    assert faults[0].detail == "not had in 5 tries over 15 s: nobody gave it"
+    assert [output.key for output in run.written] == [b"0/0/1", b"0/1/1"]
+    assert run.ledger.place == 2
+
+
+def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0))
+    run.try_until(60, UNAVAILABLE)
+    run.take(wanted_update(1, 1))
+    assert run.next() == []
+    assert len(run.round()) == 1
+    run.now += 100 * S
+    run.take(wanted_update(1, 2))
+    (ask,) = run.next()
+    run.answer(ask, Origin(MODEL, None))
+    assert [update.message for update in run.updates()] == ["message 2"]
+
+
+def test_what_can_never_be_had_is_not_tried_again() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0))
+    (ask,) = run.next()
+    (output,) = run.answer(ask, Failed("cid_hash_unsupported", "hash 0x1b", final=True))
+    fault = decode_quarantine(output.value)
+    assert (fault.reason, fault.detail) == ("cid_hash_unsupported", "hash 0x1b")
+    run.now += 50 * S
+    assert run.next() == []
+
+
+def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
+    run = Run()
+    run.take(*(wanted_update(stream, stream) for stream in range(4)))
+    for ask in run.next():
+        run.answer(ask, Away("no answer from http://127.0.0.1:5001"))
+    assert run.desk.away == "no answer from http://127.0.0.1:5001"
+    asked = 0
+    for _ in range(1_000):
+        for ask in run.next():
+            asked += 1
+            run.answer(ask, Away("still"))
+        run.now += S
+    assert (asked, run.written) == (500, [])  # one at a time, each 2 s
+    for _ in range(10):
+        for ask in run.next():
+            run.answer(ask, Origin(MODEL, None))
+        run.now += S
+    assert run.desk.away is None
+    assert len(run.updates()) == 4
+
+
+def test_time_while_ipfs_is_away_does_not_count_as_tried() -> None:
+    run = Run()
+    run.take(wanted_update(1, 0))
+    run.try_until(6, UNAVAILABLE)
+    run.try_until(1_000, Away("gone"))
+    assert run.written == []
+    run.try_until(60, UNAVAILABLE)
+    (fault,) = run.faults()
+    waited = int(fault.detail.split(" over ")[1].split(" s")[0])
+    assert waited < 30
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{",
+        None,
+        encode(WantedRecord(NETWORK, genesis_cid(1), "genesis", START)),
+        encode(wanted_update(1, 0)).replace(genesis_cid(1).encode(), genesis_cid(2).encode()),
+        encode(wanted_update(1, 0)).replace(stream_of(1).encode(), b"kabc"),
+        encode(WantedRecord(NETWORK, genesis_cid(1), "batch", START)),
+        encode(wanted_batch("x")).replace(b'"x"', b'"\\ud800"'),
+    ],
+    ids=["not_json", "none", "no_update", "other_genesis", "no_stream", "no_separator", "half_a_character"],
+)
+def test_record_that_asks_for_nothing_is_quarantined(value: bytes | None) -> None:
+    run = Run()
+    run.take(value, wanted_update(1, 1))
+    (output,) = run.round()
+    fault = decode_quarantine(output.value)
+    assert (output.key, fault.data) == (b"wanted/0/0", value or b"")
+    assert (fault.stage, fault.reason) == ("wanted", "wanted_malformed")
+    assert fault.detail.startswith("record 0/0 of wanted: ")
+    assert run.next() == [Ask("genesis", genesis_cid(1))]
+    assert run.ledger.place == 1
+
+
+def test_what_another_network_wants_is_left_alone() -> None:
+    run = Run()
+    record = encode(wanted_update(1, 0)).replace(b'{"network":"local-test"', b'{"network":"mainnet"')
+    run.take(record)
+    assert (run.next(), run.round(), run.ledger.place) == ([], [], 1)
+    assert run.desk.counts["other_network"] == 1
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_block_of_a_batch_goes_on_after_the_streams_in_it() -> None:
+    run = Run()
+    cid, data = block_of(1, 2)
+    run.take(wanted_batch(cid))
+    (ask,) = run.next()
+    assert ask == Ask("batch", cid)
+    assert run.answer(ask, Batch(data, (stream_of(1), stream_of(2)))) == []
+    one, two = run.next()
+    assert {one.cid, two.cid} == {genesis_cid(1), genesis_cid(2)}
+    assert [output.topic for output in run.answer(one, Origin(MODEL, None))] == ["streams"]
+    assert [output.topic for output in run.answer(two, Origin(OTHER, None))] == ["streams", "blocks"]
+    assert run.blocks() == [BlockRecord(NETWORK, cid, run.now, MODEL, block=data)]
+    assert [output.key for output in run.written if output.topic == "blocks"] == [cid.encode()]
+    assert run.ledger.place == 1
+
+
+def test_streams_that_cannot_be_had_in_time_hold_up_no_block() -> None:
+    run = Run()
+    cid, data = block_of(1, 2)
+    run.take(wanted_batch(cid))
+    (ask,) = run.next()
+    run.answer(ask, Batch(data, (stream_of(1), stream_of(2))))
+    one, two = run.next()
+    run.answer(one, UNAVAILABLE)
+    run.now += 5 * S
+    assert [output.topic for output in run.round()] == ["blocks"]
+    run.now += 60 * S
+    assert run.next() == []  # nobody waits for the first any more
+    assert [output.topic for output in run.answer(two, Origin(MODEL, None))] == ["streams"]
+    assert not run.desk.busy
+
+
+def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after_the_batch() -> None:
+    run = Run()
+    cid, data = block_of(1)
+    run.take(wanted_batch(cid), wanted_update(1, 0))
+    batch, genesis = run.next()
+    run.answer(batch, Batch(data, (stream_of(1),)))
+    run.answer(genesis, UNAVAILABLE)
+    run.now += 5 * S
+    run.round()
+    (again,) = run.next()
+    run.answer(again, Origin(MODEL, None))
+    assert [update.message for update in run.updates()] == ["message 0"]
+
+
+def test_without_the_check_the_block_goes_on_at_once() -> None:
+    run = Run(Options(NETWORK, check_genesis=False))
+    cid, data = block_of(1)
+    run.take(wanted_batch(cid))
+    (ask,) = run.next()
+    (output,) = run.answer(ask, Batch(data, (stream_of(1),)))
+    assert output.topic == "blocks"
+    assert run.next() == []
+
+
+def test_batch_of_no_interest_is_counted_and_left() -> None:
+    run = Run()
+    cid, _ = block_of(1)
+    run.take(wanted_batch(cid), interests=["tenant", f"model/{OTHER.value}"])
+    assert (run.next(), run.round(), run.ledger.place) == ([], [], 1)
+    assert run.desk.counts["not_of_interest"] == 1
+    run.take(wanted_batch(cid), interests=["model"])
+    assert run.next() == [Ask("batch", cid)]
+
+
+def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
+    run = Run(Options(NETWORK, check_genesis=False))
+    cid, data = block_of(1)
+    run.take(wanted_batch(cid), wanted_batch(cid, OTHER), wanted_batch(cid, message="of another peer"))
+    (ask,) = run.next()
+    run.answer(ask, Batch(data, ()))
+    run.take(wanted_batch(cid))
+    assert (run.next(), run.round()) == ([], [])
+    assert [block.separator for block in run.blocks()] == [MODEL, OTHER]
+    assert run.desk.counts["again"] == 2
+    # who announces it first under a false one must not hide it from those who do so rightly
+    run.take(wanted_batch(cid, SeparatorRecord("tenant", MODEL.value)))
+    assert run.next() == [Ask("batch", cid)]
+
+
+def test_block_that_cannot_be_had_is_told_with_its_reason_and_quarantined() -> None:
+    run = Run()
+    cid, _ = block_of(1)
+    run.take(wanted_batch(cid), wanted_batch(cid, message="of another peer"))
+    run.try_until(60, Failed("block_unavailable", "nobody gave it", final=False))
+    (block,) = run.blocks()
+    assert (block.block, block.reason, block.separator) == (None, "block_unavailable", MODEL)
+    (fault,) = run.faults()
+    assert (fault.reason, decode_wanted(fault.data)) == ("block_unavailable", wanted_batch(cid))
+    assert [output.key for output in run.written] == [cid.encode()] * 2
+    assert run.ledger.place == 2
+
+
+def test_blocks_that_wait_for_their_streams_are_few() -> None:
+    run = Run(Options(NETWORK, at_most=100, check_for=5 * S))
+    for number in range(50):
+        cid, _ = block_of(number)
+        run.take(wanted_batch(cid))
+    asks = run.next()
+    assert len(asks) == 16
+    for number, ask in enumerate(asks):
+        run.answer(ask, Batch(b"", (stream_of(number),)))
+    assert {ask.kind for ask in run.next()} == {"genesis"}
+    run.now += 5 * S
+    run.round()
+    assert [ask.kind for ask in run.next()] == ["batch"] * 16
+
+
+# ---------------------------------------------------------------- one fetch
+
+
+class Held:
+    """Blocks in a dict; `error` is raised instead where it is set."""
+
+    def __init__(self, *blocks: bytes) -> None:
+        self.blocks = {hashlib.sha256(block).digest(): block for block in blocks}
+        self.error: Exception | None = None
+
+    def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
+        from bridge.ipfs import digest_of
+
+        if self.error is not None:
+            raise self.error
+        try:
+            return self.blocks[digest_of(cid)]
+        except KeyError:
+            raise BlockUnavailableError(f"{cid} is not here") from None
+
+    def put(self, cid: str, data: bytes) -> None: ...
+    def pin(self, cid: str) -> None: ...
+    def unpin(self, cid: str) -> None: ...
+    def about(self) -> str:
+        return "blocks in a dict"
+
+    def close(self) -> None: ...
+
+
+def signed(payload: bytes) -> bytes:
+    return cbor2.dumps({"payload": block_cid(payload), "signatures": []}, canonical=True)
+
+
+def test_unsigned_and_signed_genesis() -> None:
+    payload = genesis_of(1)
+    envelope = signed(payload)
+    blocks: Blocks = Held(payload, envelope)
+    assert fetch(blocks, Ask("genesis", genesis_cid(1)), 1) == Origin(MODEL, None)
+    root = cid_text(block_cid(envelope, 0x85))
+    assert fetch(blocks, Ask("genesis", root), 1) == Origin(MODEL, None)
+    half: Blocks = Held(envelope)
+    answer = fetch(half, Ask("genesis", root), 1)
+    assert isinstance(answer, Failed)
+    assert (answer.reason, answer.final) == ("genesis_unavailable", False)
+
+
+def test_genesis_without_a_separator_says_why() -> None:
+    block = genesis_of(1, None)
+    answer = fetch(Held(block), Ask("genesis", cid_text(block_cid(block))), 1)
+    assert answer == Origin(None, "sep_missing")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "answer"),
+    [
+        (BlocksAwayError("gone"), "genesis", Away("gone")),
+        (BlockUnavailableError("not found"), "batch", Failed("block_unavailable", "not found", final=False)),
+        (BlockRefusedError("block_too_large", "a lot"), "batch", Failed("block_too_large", "a lot", final=True)),
+    ],
+)
+def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:
+    blocks = Held()
+    blocks.error = error
+    assert fetch(blocks, Ask("batch" if kind == "batch" else "genesis", genesis_cid(1)), 1) == answer
+
+
+def test_block_that_is_no_batch(tmp_path: Path) -> None:
+    blocks = FolderBlocks(tmp_path)
+    block = genesis_of(1)
+    blocks.put(genesis_cid(1), block)
+    answer = fetch(blocks, Ask("batch", genesis_cid(1)), 1)
+    assert isinstance(answer, Failed)
+    assert (answer.reason, answer.final) == ("block_malformed", True)
+    cid, data = block_of(4, 5)
+    blocks.put(cid, data)
+    read = fetch(blocks, Ask("batch", cid), 1)
+    assert isinstance(read, Batch)
+    assert (read.block, set(read.streams)) == (data, {stream_of(4), stream_of(5)})
+
+
+def test_other_event_than_an_init_is_no_genesis() -> None:
+    block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + block_cid(b"x")), "data": []}, canonical=True)
+    answer = fetch(Held(block), Ask("genesis", cid_text(block_cid(block))), 1)
+    assert isinstance(answer, Failed)
+    assert (answer.reason, answer.final) == ("genesis_not_init", True)
+
+
+# ---------------------------------------------------------------- ledger
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "1700000000000000",
+        '{"generation":1}',
+        '{"generation":1,"read":1}',
+        '{"generation":-1,"read":9}',
+        '{"generation":1,"read":9,"open":"b!!"}',
+        '{"generation":1,"read":9,"open":"g00","going":"g~~~~~"}',
+    ],
+)
+def test_metadata_that_cannot_be_read_is_taken_as_none(text: str) -> None:
+    ledger = Ledger(5, text, 77)
+    assert (ledger.generation, ledger.place, ledger.repeating) == (78, 5, False)
+    assert ledger.take(5)
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("take"), st.integers(1, 600)),
+            st.tuples(st.just("skip"), st.integers(1, 5)),
+            st.tuples(st.just("done"), st.integers(0, 1 << 30)),
+            st.tuples(st.just("most"), st.integers(2, 40)),
+            st.tuples(st.just("restart"), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_ledger_keeps_what_is_done_over_restarts_in_few_bytes(
+    steps: list[tuple[str, int]],
+) -> None:
+    ledger = Ledger(0, "", 1)
+    at, done, waiting = 0, set[int](), list[int]()
+    taken, empty = Counter[int](), set[int]()
+
+    def take(count: int) -> None:
+        nonlocal at
+        for _ in range(ledger.room(count)):
+            while at in empty:
+                at += 1
+            fresh = ledger.take(at)
+            assert fresh == (at not in done), at
+            if fresh:
+                taken[at] += 1
+                waiting.append(at)
+            at += 1
+
+    for what, number in steps:
+        if what == "take":
+            take(number)
+        elif what == "skip":
+            empty |= {*range(at, at + number)} - taken.keys()  # offsets that Kafka gives to no record
+        elif what == "done" and waiting:
+            offset = waiting.pop(number % len(waiting))
+            ledger.done(offset)
+            done.add(offset)
+        elif what == "most":
+            for offset in [offset for index, offset in enumerate(waiting) if index % number]:
+                waiting.remove(offset)
+                ledger.done(offset)
+                done.add(offset)
+        elif what == "restart":
+            place, metadata, generation = ledger.place, ledger.metadata(), ledger.generation
+            ledger = Ledger(place, metadata, 0)
+            assert ledger.generation == generation + 1
+            at, waiting = place, []
+        going = set(waiting[:: max(1, len(waiting) // MOST_GOING + 1)])
+        assert len(ledger.metadata(going)) <= MAX_METADATA
+        again = Ledger(ledger.place, ledger.metadata(going), 0)
+        assert {offset for offset in waiting if again.may_go(offset)} == (going or set(waiting))
+        assert ledger.place <= min(waiting, default=ledger.read)
+
+
+def test_one_that_never_comes_and_many_that_do_need_few_bytes() -> None:
+    ledger = Ledger(0, "", 1)
+    for offset in range(100_000):
+        assert ledger.room(1) == 1
+        ledger.take(offset)
+        if offset % 1_000:
+            ledger.done(offset)
+    assert ledger.place == 0
+    assert len(ledger.metadata()) < 400
+
+
+def test_as_many_as_can_be_written_wait_and_then_no_more_are_taken() -> None:
+    ledger = Ledger(0, "", 1)
+    at = 0
+    while room := ledger.room(500):
+        for _ in range(room):
+            ledger.take(at)
+            if at % 3:
+                ledger.done(at)
+            at += 1
+    assert at >= 16_000
+    assert len(ledger.metadata()) <= MAX_METADATA
+    for offset in range(0, at, 3):
+        ledger.done(offset)
+    assert ledger.room(500) == 500
+
+
+def test_records_that_kafka_holds_no_longer_are_told() -> None:
+    ledger = Ledger(0, "", 1)
+    for offset in range(10):
+        ledger.take(offset)
+    for offset in range(5, 10):
+        ledger.done(offset)
+    again = Ledger(ledger.place, ledger.metadata(), 0)
+    assert again.gone(3) == 3
+    assert again.place == 3
+    assert [offset for offset in range(3, 12) if again.take(offset)] == [3, 4, 10, 11]
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+class Log:
+    """`kiln.updates` behind the guard of the batcher: what it keeps, in the order of the log."""
+
+    def __init__(self) -> None:
+        self.windows = PartitionWindows(S)
+        self.kept: list[UpdateRecord] = []
+        self.repeats = 0
+
+    def write(self, value: bytes) -> None:
+        update = decode_update(value)
+        if self.windows.repeats(update.epoch.query, update.epoch.batch, update.message):
+            self.repeats += 1
+        else:
+            self.kept.append(update)
+
+
+class _CrashError(Exception):
+    """The process ends here."""
+
+
+class Life:
+    """So many records and commits until the process ends."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def step(self) -> None:
+        if not self.steps:
+            raise _CrashError
+        self.steps -= 1
+
+
+def _live(
+    wanted: list[bytes],
+    never: set[int],
+    life: Life,
+    log: Log,
+    quarantine: set[bytes],
+    told: dict[str, bytes],
+    committed: tuple[int, str],
+    fresh_generation: int,
+    pace: Iterator[int],
+) -> tuple[int, str]:
+    """One run from what is committed; what is committed at its end."""
+    memory = Memory()
+    for stream, value in told.items():
+        memory.knows(stream, decode_stream(value).separator)
+    desk = Desk(Options(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
+    ledger = Ledger(*committed, fresh_generation)
+    desk.start(0, ledger)
+    at, now = committed[0], START
+    try:
+        for _ in range(100):
+            now += S
+            for _ in range(min(desk.room(0, next(pace)), len(wanted) - at)):
+                desk.take(Place(0, at), wanted[at], EVERYTHING, now)
+                at += 1
+            for ask in desk.next(now):
+                missing = any(genesis_cid(number) == ask.cid for number in never)
+                desk.answer(ask, UNAVAILABLE if missing else Origin(MODEL, None), now)
+            due = desk.round(now)
+            if not ledger.repeating and (ledger.changed or due.going):
+                life.step()
+                committed = (ledger.place, ledger.metadata(due.going.get(0, ())))
+                ledger.committed()
+            for output in (output for stage in due.stages for output in stage):
+                life.step()
+                if output.topic == "updates":
+                    log.write(output.value)
+                elif output.topic == "streams":
+                    told[output.key.decode()] = output.value
+                else:
+                    quarantine.add(decode_quarantine(output.value).data)
+            desk.written()
+    except _CrashError:
+        pass
+    return committed
+
+
+@given(
+    streams=st.lists(st.integers(0, 3), min_size=1, max_size=25),
+    never=st.sets(st.integers(0, 3), max_size=2),
+    lives=st.lists(st.integers(0, 40), max_size=6),
+    paces=st.lists(st.integers(0, 4), min_size=1, max_size=6),
+)
+def test_whatever_crashes_each_update_is_released_once_in_its_order(
+    streams: list[int], never: set[int], lives: list[int], paces: list[int]
+) -> None:
+    """The process ends before any record or commit; what was committed last is where the next one begins.
+
+    `never`: streams whose genesis does not come; `lives`: records and commits of each; `paces`: records taken at once.
+    """
+    wanted = [encode(wanted_update(stream, number)) for number, stream in enumerate(streams)]
+    log, quarantine, told = Log(), set[bytes](), dict[str, bytes]()
+    committed = (0, "")
+    pace = cycle([*paces, 1])
+    for number, life in enumerate([*lives, 1_000_000]):
+        committed = _live(wanted, never, Life(life), log, quarantine, told, committed, 1_000 * (number + 1), pace)
+    assert committed[0] == len(wanted)
+    come = [number for number, stream in enumerate(streams) if stream not in never]
+    assert Counter(update.message for update in log.kept) == Counter(f"message {number}" for number in come)
+    for stream in sorted({0, 1, 2, 3} - never):
+        order = [update.message for update in log.kept if update.stream == stream_of(stream)]
+        assert order == [f"message {number}" for number in come if streams[number] == stream]
+    assert {decode_wanted(value).cid for value in quarantine} == {
+        genesis_cid(stream) for stream in streams if stream in never
+    }
+    assert told.keys() == {stream_of(stream) for stream in streams if stream not in never}
+
+
+def test_what_was_going_at_a_crash_goes_again_first_and_alone() -> None:
+    first = Run()
+    first.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2))
+    asks = first.next()
+    first.desk.answer(asks[1], Origin(MODEL, None), START)
+    due = first.desk.round(START)
+    generation = first.ledger.generation
+    metadata = first.ledger.metadata(due.going[0])
+    # the process ends here; whether the two were written nobody knows
+
+    run = Run()
+    run.ledger = Ledger(0, metadata, 77)
+    run.desk = Desk(OPTIONS, Memory())
+    run.desk.start(0, run.ledger)
+    run.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2), wanted_update(1, 3))
+    asks = run.next()
+    assert run.answer(asks[0], Origin(MODEL, None)) == []
+    assert run.ledger.repeating
+    again = [decode_update(output.value) for output in run.answer(asks[1], Origin(MODEL, None))[:2]]
+    assert [(update.message, update.epoch.batch) for update in again] == [
+        ("message 1", generation),
+        ("message 2", generation),
+    ]
+    assert not run.ledger.repeating
+    rest = [decode_update(output.value) for output in run.round() if output.topic == "updates"]
+    assert [(update.message, update.epoch.batch) for update in rest] == [
+        ("message 0", generation + 1),
+        ("message 3", generation + 1),
+    ]
+
+
+def test_many_that_wait_for_one_genesis_go_on_in_parts_and_the_answer_after_the_last() -> None:
+    run = Run()
+    run.take(*(wanted_update(1, number) for number in range(700)))
+    (ask,) = run.next()
+    topics = [[output.topic for output in run.answer(ask, Origin(MODEL, None))]]
+    run.take(wanted_update(1, 700))
+    while run.desk.busy:
+        topics.append([output.topic for output in run.round()])
+    assert topics == [["updates"] * 300, ["updates"] * 300, ["updates"] * 101 + ["streams"]]
+    assert [update.message for update in run.updates()] == [f"message {number}" for number in range(701)]

@@ -1,0 +1,568 @@
+"""What the publisher does with batches, receipts and places: the part without Kafka."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.ipfs import BlockRefusedError, BlocksAwayError
+from bridge.publishing.pins import Pins
+from bridge.publishing.publisher import TOO_OLD, Options, Outbox, Output, Place, PublishError
+from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
+from schemas.cid import block_cid, cid_text
+from schemas.pubsub import PubsubMessage, read_message
+from schemas.records import (
+    BatchRecord,
+    Origin,
+    PublicationRecord,
+    SeparatorRecord,
+    decode_publication,
+    decode_quarantine,
+    encode,
+)
+from schemas.topics import Separator, separator_value, topic_name
+
+NETWORK = "local-test"
+S = 1_000_000
+START = 1_000 * S
+OPTIONS = Options(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
+
+
+def batch(
+    number: int, model: int = 0, origin: Origin = "LIVE", network: str = NETWORK, closed: int = START
+) -> BatchRecord:
+    block = f"block {number}".encode()
+    separator = SeparatorRecord("model", separator_value(bytes([1, model])))
+    return BatchRecord(network, origin, separator, cid_text(block_cid(block)), block, closed - S, closed)
+
+
+def topic_of(record: BatchRecord) -> str:
+    return topic_name(record.network, Separator(record.separator.key, record.separator.value))
+
+
+class Node:
+    """A node with so many peers on each topic; remembers what it was given."""
+
+    def __init__(self, peers: int = 3) -> None:
+        self.peers: dict[str, int] = {}
+        self.default = peers
+        self.sent: list[tuple[str, bytes]] = []
+        self.asked = 0
+        self.error: str | None = None
+
+    def publish(self, topic: str, data: bytes) -> int:
+        self.asked += 1
+        if self.error is not None:
+            raise PublishError(self.error)
+        peers = self.peers.get(topic, self.default)
+        if peers:
+            self.sent.append((topic, data))
+        return peers
+
+    @property
+    def cids(self) -> list[str]:
+        found = []
+        for _, data in self.sent:
+            message = read_message(data)
+            assert isinstance(message, PubsubMessage)
+            assert message.batch is not None
+            found.append(message.batch)
+        return found
+
+
+class Ipfs:
+    """Blocks that are kept; `error` is raised instead where it is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.kept: dict[str, bytes] = {}
+        self.asked = 0
+
+    def keep(self, cid: str, block: bytes, now: int) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.kept[cid] = block
+
+    def let_go(self, now: int) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class Run:
+    """An outbox of one partition, begun at offset 0."""
+
+    def __init__(self, node: Node, not_before: int = 0) -> None:
+        self.node = node
+        self.ipfs = Ipfs()
+        self.outbox = Outbox(OPTIONS)
+        self.outbox.start(0, 0, not_before)
+        self.offset = 0
+        self.outputs: list[Output] = []
+
+    def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
+        data = encode(value) if isinstance(value, BatchRecord) else value
+        output = self.outbox.take(Place(0, self.offset), data, now)
+        self.offset += 1
+        self.outputs += [] if output is None else [output]
+
+    def step(self, now: int = START, held: bool = False, on: Topics = BY_SEPARATOR) -> list[PublicationRecord]:
+        outputs = self.outbox.step(held, self.ipfs, self.node.publish, now, on)
+        self.outputs += outputs
+        assert all(output.topic == "publications" for output in outputs)
+        return [decode_publication(output.value) for output in outputs]
+
+    def place(self) -> int:
+        return self.outbox.places()[0]
+
+
+def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
+    run = Run(Node(peers=2))
+    record = batch(1)
+    run.take(record)
+    (receipt,) = run.step(START + 5)
+    (sent,) = run.node.sent
+    assert sent == (
+        topic_of(record),
+        f'{{"typ":3,"sep":"model/{record.separator.value}","batch":"{record.cid}"}}'.encode(),
+    )
+    assert receipt == PublicationRecord(record.cid, "gossipsub", START + 5, topic=topic_of(record), peers=2)
+    assert run.outputs[0].key == record.cid.encode()
+    assert run.step(START + 100 * S) == []  # once
+
+
+def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
+    run = Run(Node())
+    for number in range(3):
+        run.take(batch(number))
+    run.step()
+    assert run.place() == 0
+    run.outbox.done(Place(0, 1))
+    assert run.place() == 0  # the first one is not there yet
+    run.outbox.done(Place(0, 0))
+    assert run.place() == 2
+    run.outbox.done(Place(0, 2))
+    assert (run.place(), run.outbox.open) == (3, 0)
+
+
+@pytest.mark.parametrize("record", [batch(1, origin="REPLAY"), batch(1, network="testnet-clay")])
+def test_replayed_batches_and_other_networks_are_left_alone(record: BatchRecord) -> None:
+    run = Run(Node())
+    run.take(record)
+    assert run.step() == []
+    assert (run.node.asked, run.outputs, run.place()) == (0, [], 1)
+
+
+def test_without_a_peer_it_tries_again_until_one_is_there() -> None:
+    run = Run(Node(peers=0))
+    record = batch(1)
+    run.take(record)
+    assert run.step(START) == []
+    assert run.step(START + S // 2) == []
+    assert run.node.asked == 1  # not before retry_every
+    assert run.step(START + S) == []
+    assert run.outbox.waiting == {topic_of(record): 1}
+    assert run.place() == 0
+    run.node.default = 1
+    (receipt,) = run.step(START + 2 * S)
+    assert (receipt.peers, receipt.error) == (1, None)
+    assert run.node.asked == 3
+    assert run.outbox.waiting == {}
+
+
+def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
+    run = Run(Node(peers=0))
+    run.take(batch(1))
+    receipts = [receipt for at in range(0, 20 * S, S) for receipt in run.step(START + at)]
+    (receipt,) = receipts
+    assert (receipt.peers, receipt.error) == (0, "no peer on the topic for 10 s")
+    assert receipt.published_at == START + 10 * S
+    assert (run.outbox.published, run.outbox.failed) == (0, 1)
+
+
+def test_topic_without_peers_holds_up_no_other_and_keeps_its_order() -> None:
+    run = Run(Node())
+    lonely, busy = [batch(n, model=1) for n in range(3)], [batch(n, model=2) for n in range(3, 6)]
+    run.node.peers[topic_of(lonely[0])] = 0
+    for one, other in zip(lonely, busy, strict=True):
+        run.take(one)
+        run.take(other)
+    run.step()
+    assert run.node.cids == [record.cid for record in busy]
+    assert run.node.asked == 4  # of the lonely topic, one batch asks for all
+    run.node.peers.clear()
+    run.step(START + S)
+    assert run.node.cids[3:] == [record.cid for record in lonely]
+
+
+def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> None:
+    """A transport may keep it for who comes later, as BEP 50's item does."""
+    run = Run(Node(peers=0))
+    given: list[bytes] = []
+
+    def publish(topic: str, data: bytes) -> int:
+        given.append(data)
+        return 0
+
+    for number in range(3):
+        run.take(batch(number))
+    outputs = [output for at in range(0, 20 * S, S) for output in run.outbox.step(False, run.ipfs, publish, START + at)]
+    assert len(outputs) == 3
+    messages = [read_message(data) for data in dict.fromkeys(given)]
+    assert [each.batch for each in messages if isinstance(each, PubsubMessage)] == [batch(n).cid for n in range(3)]
+
+
+def test_held_back_nothing_is_tried_and_no_time_runs_out() -> None:
+    run = Run(Node(peers=0))
+    run.take(batch(1))
+    for at in range(0, 9 * S, S):
+        assert run.step(START + at) == []
+    asked = run.node.asked
+    for at in range(9 * S, 1_000 * S, 50 * S):
+        assert run.step(START + at, held=True) == []
+    assert run.node.asked == asked
+    run.node.default = 2
+    (receipt,) = run.step(START + 1_000 * S)
+    assert receipt.error is None
+
+
+def test_node_that_cannot_try_is_waited_for() -> None:
+    run = Run(Node())
+    run.node.error = "the node is stopping"
+    run.take(batch(1))
+    assert [receipt.error for at in range(0, 20 * S, S) for receipt in run.step(START + at)] == [
+        "the node is stopping for 10 s"
+    ]
+
+
+def test_first_start_does_not_publish_what_is_too_old() -> None:
+    run = Run(Node(), not_before=START - 60 * S)
+    old, young = batch(1, closed=START - 60 * S - 1), batch(2, closed=START - 60 * S)
+    run.take(old)
+    run.take(young)
+    (receipt,) = run.step()
+    assert run.node.cids == [young.cid]
+    assert receipt.cid == young.cid
+    first = decode_publication(run.outputs[0].value)
+    assert (first.cid, first.error, first.peers) == (old.cid, TOO_OLD, None)
+
+
+BROKEN_SEPARATOR = encode(batch(1)).replace(b'"key":"model"', b'"key":"\\ud800"')
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"{", b"", None, b"{}", b"\xff", encode(batch(1)).replace(b'"cid":"b', b'"cid":"?'), BROKEN_SEPARATOR],
+    ids=["not_json", "empty", "none", "not_a_batch", "not_utf8", "cid", "separator"],
+)
+def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | None) -> None:
+    run = Run(Node())
+    run.take(value)
+    run.take(batch(2))
+    run.step()
+    assert run.node.cids == [batch(2).cid]
+    (output, _) = run.outputs
+    assert (output.topic, output.key) == ("quarantine", b"batches/0/0")
+    fault = decode_quarantine(output.value)
+    assert (fault.stage, fault.reason, fault.data) == ("publisher", "batch_malformed", value or b"")
+    assert fault.detail.startswith("record 0/0 of batches: ")
+    assert run.place() == 0
+    run.outbox.done(output.place)
+    assert run.place() == 1
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("batch"), st.integers(0, 2)),
+            st.tuples(st.just("peers"), st.integers(0, 2)),
+            st.tuples(st.just("time"), st.integers(0, 12)),
+            st.tuples(st.just("held"), st.integers(0, 3)),
+            st.tuples(st.just("ack"), st.integers(0, 5)),
+            st.tuples(st.just("crash"), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(events: list[tuple[str, int]]) -> None:
+    node = Node(peers=1)
+    log: list[BatchRecord] = []
+    receipts: Counter[str] = Counter()  # those that the broker has
+    run = Run(node)
+    now, acknowledged = START, 0
+    for what, number in events:
+        if what == "batch":
+            log.append(batch(len(log), model=number))
+            run.take(log[-1], now)
+        elif what == "peers":
+            topic = topic_of(batch(0, model=number))
+            node.peers[topic] = 1 - node.peers.get(topic, 1)
+        elif what == "ack":
+            for output in run.outputs[acknowledged : acknowledged + number]:
+                receipts[output.key.decode()] += 1
+                run.outbox.done(output.place)
+            acknowledged = min(len(run.outputs), acknowledged + number)
+        elif what == "crash":
+            place = run.place()
+            run = Run(node)
+            run.outbox.start(0, place, 0)
+            run.offset, acknowledged = place, 0
+            for record in log[place:]:
+                run.take(record, now)
+        elif what == "time":
+            now += number * S
+            run.step(now)
+        else:
+            now += number * S
+            run.step(now, held=True)
+        assert all(receipts[record.cid] for record in log[: run.place()])
+    for _ in range(12):  # with or without peers, all come to an end
+        now += S
+        run.step(now)
+    for output in run.outputs[acknowledged:]:
+        run.outbox.done(output.place)
+    assert run.place() == len(log)
+    assert run.outbox.open == 0
+
+
+# ---------------------------------------------------------------- IPFS
+
+
+def test_block_is_in_ipfs_before_its_cid_is_published() -> None:
+    run = Run(Node())
+    record = batch(1)
+    run.take(record)
+
+    def publish(topic: str, data: bytes) -> int:
+        assert run.ipfs.kept == {record.cid: record.block}
+        return 1
+
+    (output,) = run.outbox.step(False, run.ipfs, publish, START)
+    assert decode_publication(output.value).peers == 1
+
+
+def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> None:
+    run = Run(Node(peers=0))
+    kept, *later = [batch(number) for number in range(4)]
+    run.take(kept)
+    run.step()
+    run.ipfs.error = BlocksAwayError("http://127.0.0.1:5001 does not answer")
+    for record in later:
+        run.take(record)
+    run.node.default = 1
+    for at in range(1, 1_000):
+        assert run.step(START + at * S) == []
+    assert run.outbox.away == "http://127.0.0.1:5001 does not answer"
+    assert (run.node.sent, run.outbox.unkept, run.place()) == ([], 3, 0)
+    run.ipfs.error = None
+    receipts = run.step(START + 1_000 * S)
+    assert run.outbox.away is None
+    assert run.node.cids == [record.cid for record in (kept, *later)]
+    assert [receipt.error for receipt in receipts] == [None] * 4
+
+
+def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> None:
+    run = Run(Node(peers=0))
+    run.take(batch(1))
+    run.step()
+    run.ipfs.error = BlocksAwayError("gone")
+    for at in range(1, 8):
+        run.step(START + at * S)
+    run.node.default = 1
+    assert run.step(START + 8 * S) == []
+    run.ipfs.error = None
+    (receipt,) = run.step(START + 9 * S)
+    assert receipt.error is None
+
+
+def test_ipfs_is_not_asked_more_than_once_a_second_while_it_is_away() -> None:
+    run = Run(Node())
+    run.ipfs.error = BlocksAwayError("gone")
+    run.take(batch(1))
+    for at in range(0, 10 * S, S // 10):
+        run.step(START + at)
+    assert run.ipfs.asked == 10
+
+
+def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> None:
+    run = Run(Node())
+    bad, good = batch(1), batch(2)
+    run.take(bad)
+    run.take(good)
+    run.ipfs.error = BlockRefusedError("block_cid_mismatch", "kept under another CID")
+    assert len(run.step()) == 2
+    run.ipfs.error = None
+    run.take(good)
+    run.step()
+    assert run.node.cids == [good.cid]
+    first = decode_publication(run.outputs[0].value)
+    assert (first.cid, first.error) == (bad.cid, "IPFS does not take the block: kept under another CID")
+    assert run.outbox.block_bytes == 0
+
+
+def test_blocks_count_as_memory_until_they_are_out() -> None:
+    run = Run(Node(peers=0))
+    records = [batch(number) for number in range(3)]
+    for record in records:
+        run.take(record)
+    assert run.outbox.block_bytes == sum(len(record.block) for record in records)
+    for at in range(12):
+        run.step(START + at * S)
+    assert run.outbox.block_bytes == 0
+
+
+class Node0:
+    """Blocks whose pins are told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.away = False
+
+    def _say(self, what: str) -> None:
+        if self.away:
+            raise BlocksAwayError("gone")
+        self.said.append(what)
+
+    def put(self, cid: str, data: bytes) -> None:
+        self._say(f"put {cid}")
+
+    def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
+        raise AssertionError("nobody asks for a block")
+
+    def pin(self, cid: str) -> None:
+        self._say(f"pin {cid}")
+
+    def unpin(self, cid: str) -> None:
+        self._say(f"unpin {cid}")
+
+    def about(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
+    node = Node0()
+    pins = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    pins.keep("one", b"1", START)
+    pins.keep("two", b"2", START + 50 * S)
+    assert node.said == ["put one", "pin one", "put two", "pin two"]
+    assert pins.let_go(START + 99 * S) == 0
+    pins.close()
+    again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    node.away = True
+    with pytest.raises(BlocksAwayError):
+        again.let_go(START + 100 * S)
+    node.away = False
+    assert again.let_go(START + 100 * S) == 1
+    assert node.said[4:] == ["unpin one"]
+    again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
+    assert again.let_go(START + 219 * S) == 0
+    assert again.let_go(START + 220 * S) == 1
+    assert again.let_go(START + 999 * S) == 0
+
+
+# ---------------------------------------------------------------- transition
+
+
+def network_topic() -> str:
+    return topic_name(NETWORK, None)
+
+
+def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
+    run = Run(Node(peers=2))
+    record = batch(1)
+    run.take(record)
+    receipts = run.step(on=BOTH)
+    assert {topic for topic, _ in run.node.sent} == {topic_of(record), network_topic()}
+    assert len({data for _, data in run.node.sent}) == 1
+    assert {(receipt.cid, receipt.topic) for receipt in receipts} == {
+        (record.cid, topic_of(record)),
+        (record.cid, network_topic()),
+    }
+    run.outbox.done(Place(0, 0))
+    assert run.place() == 0  # one receipt is not there yet
+    run.outbox.done(Place(0, 0))
+    assert run.place() == 1
+
+
+def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
+    run = Run(Node())
+    run.node.peers[network_topic()] = 0
+    records = [batch(number) for number in range(5)]
+    for record in records[:3]:
+        run.take(record)
+    assert run.step(on=BY_NETWORK) == []
+    assert run.outbox.waiting == {network_topic(): 3}
+    for record in records[3:]:
+        run.take(record)
+    receipts = run.step(START + S // 2, on=BY_SEPARATOR)
+    assert [receipt.cid for receipt in receipts if receipt.topic == topic_of(records[0])] == [
+        record.cid for record in records if topic_of(record) == topic_of(records[0])
+    ]
+    assert sorted(run.node.cids) == sorted(record.cid for record in records)
+    for _ in receipts:
+        run.outbox.done(run.outputs.pop(0).place)
+    assert (run.place(), run.outbox.waiting, run.outbox.block_bytes) == (5, {}, 0)
+
+
+def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transition_ends() -> None:
+    run = Run(Node())
+    run.node.peers[network_topic()] = 0
+    run.take(batch(1))
+    (receipt,) = run.step(on=BOTH)
+    run.outbox.done(Place(0, 0))
+    assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
+    assert run.step(START + S, on=BY_SEPARATOR) == []
+    assert (run.place(), len(run.node.sent)) == (1, 1)
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("batch"), st.integers(0, 2)),
+            st.tuples(st.just("peers"), st.integers(0, 3)),
+            st.tuples(st.just("time"), st.integers(0, 3)),
+            st.tuples(st.just("ipfs"), st.just(0)),
+            st.tuples(st.just("on"), st.integers(0, 2)),
+            st.tuples(st.just("ack"), st.integers(0, 5)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, int]]) -> None:
+    node = Node(peers=1)
+    run = Run(node)
+    now, on, acknowledged = START, BY_NETWORK, 0
+    for what, number in events:
+        if what == "batch":
+            run.take(batch(run.offset, model=number), now)
+        elif what == "peers":
+            topic = network_topic() if number == 3 else topic_of(batch(0, model=number))
+            node.peers[topic] = 1 - node.peers.get(topic, 1)
+        elif what == "ipfs":
+            run.ipfs.error = None if run.ipfs.error else BlocksAwayError("gone")
+        elif what == "on":
+            on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
+        elif what == "ack":
+            for output in run.outputs[acknowledged : acknowledged + number]:
+                run.outbox.done(output.place)
+            acknowledged = min(len(run.outputs), acknowledged + number)
+        else:
+            now += number * S
+            run.step(now, on=on)
+    run.ipfs.error = None
+    for _ in range(15):
+        now += S
+        run.step(now, on=on)
+    for output in run.outputs[acknowledged:]:
+        run.outbox.done(output.place)
+    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (run.offset, 0, 0)
+    receipts = [decode_publication(output.value) for output in run.outputs]
+    assert {receipt.cid for receipt in receipts} == {batch(number).cid for number in range(run.offset)}
+    assert len({(receipt.cid, receipt.topic) for receipt in receipts}) == len(receipts)

@@ -1,0 +1,214 @@
+"""From the topic of the network to topics by separator: what is published and heard where; the height of the chain."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.awaiting import awaited
+
+from bridge.publishing.transition import (
+    BOTH,
+    BY_NETWORK,
+    BY_SEPARATOR,
+    HeightError,
+    HeightWatch,
+    Transition,
+    read_height,
+)
+from schemas.topics import Separator, parse_topic, separator_value
+
+S = 1_000_000
+AT = 1_000 * S
+SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
+
+
+def test_names_of_the_topics() -> None:
+    by_separator = f"/ceramic/mainnet/sep/model/{SEPARATOR.value}"
+    assert BY_SEPARATOR.of("mainnet", SEPARATOR) == (by_separator,)
+    assert BY_NETWORK.of("mainnet", SEPARATOR) == ("/ceramic/mainnet",)
+    assert BOTH.of("mainnet", SEPARATOR) == (by_separator, "/ceramic/mainnet")
+    assert [parse_topic(name) for name in BOTH.of("mainnet", SEPARATOR)] == [("mainnet", SEPARATOR), ("mainnet", None)]
+
+
+def test_without_a_moment_a_cutover_is_over_and_a_duplicate_goes_on() -> None:
+    assert Transition().published_on(AT) == BY_SEPARATOR
+    assert Transition().hears_network(AT)
+    assert Transition().in_words(AT) == ""
+    assert Transition("duplicate").published_on(AT) == BOTH
+
+
+def test_cutover_at_a_time() -> None:
+    told = Transition("cutover", at=AT, phase_out=10 * S)
+    assert told.published_on(AT - 1) == BY_NETWORK
+    assert told.published_on(AT) == BY_SEPARATOR
+    assert [told.hears_network(AT + wait * S) for wait in (-5, 0, 9, 10, 11)] == [True, True, True, False, False]
+    assert told.in_words(AT - 1) == "cutover: published on the topic of the network"
+    assert told.in_words(AT) == "cutover is over: published on the topics of separators"
+    assert told.in_words(AT + 10 * S) == "cutover is over: published on the topics of separators, which alone are heard"
+
+
+def test_duplicate_until_a_time() -> None:
+    told = Transition("duplicate", at=AT)
+    assert (told.published_on(AT - 1), told.published_on(AT)) == (BOTH, BY_SEPARATOR)
+    assert told.hears_network(AT + 10**15)  # no phase-out
+
+
+def test_cutover_at_a_height_is_when_it_was_seen() -> None:
+    told = Transition("cutover", height=17, phase_out=10 * S)
+    assert told.published_on(AT) == BY_NETWORK
+    assert told.published_on(AT, reached_at=AT) == BY_SEPARATOR
+    assert told.in_words(AT) == "cutover: published on the topic of the network, until block 17"
+    assert [told.hears_network(AT + wait * S, reached_at=AT) for wait in (0, 9, 10)] == [True, True, False]
+
+
+@given(
+    mode=st.sampled_from(["cutover", "duplicate"]),
+    at=st.none() | st.integers(0, 100),
+    phase_out=st.integers(0, 50),
+    now=st.integers(0, 200),
+    later=st.integers(0, 200),
+)
+def test_there_is_always_a_topic_and_no_way_back(
+    mode: str, at: int | None, phase_out: int, now: int, later: int
+) -> None:
+    told = Transition("cutover" if mode == "cutover" else "duplicate", at, None, phase_out)
+    on = told.published_on(now)
+    assert on.of("mainnet", SEPARATOR)
+    assert told.hears_network(now) or not on.network  # what is published on is heard
+    if on == BY_SEPARATOR:
+        assert told.published_on(now + later) == BY_SEPARATOR
+    if not told.hears_network(now):
+        assert not told.hears_network(now + later)
+
+
+# ---------------------------------------------------------------- the height
+
+
+def test_answer_of_a_node() -> None:
+    assert read_height(b'{"jsonrpc":"2.0","id":1,"result":"0x4b7"}') == 1207
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "no JSON-RPC"),
+        (b"<html>", "no JSON-RPC"),
+        (b"\xff", "no JSON-RPC"),
+        (b"[]", "no JSON-RPC"),
+        (b'{"result":12}', "no JSON-RPC"),
+        (b'{"jsonrpc":"2.0","id":1}', "no block number: null"),
+        (b'{"jsonrpc":"2.0","id":1,"result":"12"}', "no block number: 12"),
+        (b'{"jsonrpc":"2.0","id":1,"result":"0x"}', "no block number: 0x"),
+        (b'{"error":{"code":-32005,"message":"daily limit"}}', "an error: daily limit"),
+    ],
+)
+def test_answer_that_is_none(body: bytes, says: str) -> None:
+    with pytest.raises(HeightError, match=says):
+        read_height(body)
+
+
+class Chain:
+    """A JSON-RPC on loopback: what it answers next is set by the test."""
+
+    def __init__(self) -> None:
+        self.height = 10
+        self.status = 200
+        self.body: bytes | None = None
+        self.asked = 0
+        chain = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                assert (request["method"], request["params"]) == ("eth_blockNumber", [])
+                answer = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": hex(chain.height)}).encode()
+                body = answer if chain.body is None else chain.body
+                self.send_response(chain.status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                chain.asked += 1
+
+            def log_message(self, *args: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/v3/secret"
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    made = Chain()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def watch(chain: Chain, path: Path, height: int = 20) -> HeightWatch:
+    return HeightWatch(chain.url, height, path / "transition.json", lambda: AT, every=0.02, timeout=5)
+
+
+def test_height_is_awaited_and_then_not_asked_for_again(chain: Chain, tmp_path: Path) -> None:
+    seen = watch(chain, tmp_path)
+    seen.start()
+    assert awaited(lambda: chain.asked > 2)
+    assert (seen.reached_at, seen.error) == (None, None)
+    chain.height = 20
+    assert awaited(lambda: seen.reached_at == AT)
+    asked = chain.asked
+    again = watch(chain, tmp_path)
+    assert again.reached_at == AT  # over a restart, though nobody was asked
+    again.start()
+    assert chain.asked == asked
+    assert watch(chain, tmp_path, height=21).reached_at is None  # another height is another moment
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (500, b"", "it answers with status 500"),
+        (200, b"<html>", "its answer is no JSON-RPC"),
+        (200, b'{"error":{"message":"daily limit"}}', "it answers with an error: daily limit"),
+    ],
+)
+def test_height_that_is_away_changes_nothing_and_is_told_without_the_url(
+    status: int, body: bytes, says: str, chain: Chain, tmp_path: Path
+) -> None:
+    chain.height, chain.status, chain.body = 20, status, body
+    seen = watch(chain, tmp_path)
+    seen.start()
+    assert awaited(lambda: seen.error is not None)
+    assert seen.error is not None
+    assert says in seen.error
+    assert "asking 127.0.0.1" in seen.error
+    assert "secret" not in seen.error
+    assert seen.reached_at is None
+    chain.status, chain.body = 200, None
+    assert awaited(lambda: seen.reached_at == AT)
+    assert seen.error is None
+
+
+def test_nobody_there(tmp_path: Path, free_port: int) -> None:
+    seen = HeightWatch(f"http://127.0.0.1:{free_port}/secret", 5, tmp_path / "x.json", lambda: AT, every=0.02)
+    seen.start()
+    assert awaited(lambda: seen.error is not None)
+    assert (
+        seen.error
+        == "transition: the height of the chain is not known, asking 127.0.0.1: it does not answer: ConnectError"
+    )
+    seen.stop()
+
+
+def test_file_that_cannot_be_read_is_no_height(chain: Chain, tmp_path: Path) -> None:
+    (tmp_path / "transition.json").write_text("{")
+    assert watch(chain, tmp_path).reached_at is None

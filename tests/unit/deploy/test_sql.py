@@ -1,0 +1,190 @@
+"""deploy.sql.ask: questions to Delta tables without Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from deploy.sql.ask import SqlError, ask, cell, distinct, json_value, print_table, write_json
+from rich.console import Console
+
+from pipelines.lake.lake import LakeError
+
+AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
+
+
+def make_lake(folder: Path) -> Path:
+    lake = folder / "lake"
+    messages = pa.table(
+        {
+            "message": [f"m{number}" for number in range(10)],
+            "data": [bytes([number, 0xFF]) for number in range(10)],
+            "observed_at": pa.array(
+                [AT + timedelta(seconds=number) for number in range(10)], pa.timestamp("us", tz="UTC")
+            ),
+            "tips": pa.array([[("k1", "b1")]] * 10, pa.map_(pa.string(), pa.string())),
+            "size": pa.array(range(10), pa.int64()),
+        }
+    )
+    write_deltalake(str(lake / "messages"), messages)
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s1", "s2"], "message": ["m1", "m2"]}))
+    return lake
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_lake(tmp_path_factory.mktemp("sql"))
+
+
+def as_json(lake: Path, sql: str) -> list[dict[str, object]]:
+    out = io.StringIO()
+    write_json(ask(lake, sql), out)
+    rows: list[dict[str, object]] = json.loads(out.getvalue())
+    return rows
+
+
+def test_json_has_times_in_utc_binary_as_hex_and_maps_as_objects(lake: Path) -> None:
+    assert as_json(lake, "SELECT * FROM messages WHERE message = 'm3'") == [
+        {
+            "message": "m3",
+            "data": "03ff",
+            "observed_at": "2025-03-01T12:00:03.000250Z",
+            "tips": {"k1": "b1"},
+            "size": 3,
+        }
+    ]
+
+
+def test_hex_reads_back_in_a_query(lake: Path) -> None:
+    assert as_json(lake, "SELECT message FROM messages WHERE data = unhex('07ff')") == [{"message": "m7"}]
+
+
+def test_tables_join_and_add_up(lake: Path) -> None:
+    rows = as_json(lake, "SELECT sum(size) AS size, count(*) AS n FROM messages JOIN updates USING (message)")
+    assert rows == [{"size": 3, "n": 2}]
+
+
+def test_no_rows_are_an_empty_array(lake: Path) -> None:
+    assert as_json(lake, "SELECT * FROM messages WHERE false") == []
+
+
+def test_columns_of_one_name_are_all_kept(lake: Path) -> None:
+    assert as_json(lake, "SELECT 1 AS a, 2 AS a") == [{"a": 1, "a_2": 2}]
+    assert distinct(["a", "a", "a_2"]) == ("a", "a_2", "a_2_2")
+
+
+def test_values_outside_json_have_a_form() -> None:
+    assert json_value(float("nan")) is None
+    assert json_value(Decimal(2**100)) == 2**100
+    assert json_value(Decimal("1.25")) == 1.25
+    assert json_value([b"\x00", {"a": AT}]) == ["00", {"a": "2025-03-01T12:00:00.000250Z"}]
+
+
+def test_intervals_are_iso_durations(lake: Path) -> None:
+    assert as_json(lake, "SELECT max(observed_at) - min(observed_at) AS d FROM messages") == [{"d": "PT9S"}]
+    assert as_json(lake, "SELECT INTERVAL '1 month 2 days 250 ms' AS d") == [{"d": "P1M2DT0.25S"}]
+
+
+def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
+    plan = as_json(lake, "EXPLAIN SELECT message FROM messages WHERE size > 7")[0]["explain_value"]
+    assert isinstance(plan, str)
+    assert "size" in plan.split("Filters")[1]
+    assert "data" not in plan
+
+
+def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> None:
+    lake = make_lake(tmp_path)
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message": ["m3"]}), mode="append")
+    assert as_json(lake, "SELECT count(*) AS n FROM updates") == [{"n": 3}]
+
+
+def test_a_table_that_is_not_written_yet_is_named_with_those_there_are(lake: Path) -> None:
+    with pytest.raises(SqlError, match=r"table batches is not there yet.*; there are: messages, updates"):
+        ask(lake, "SELECT * FROM batches")
+
+
+def test_a_table_that_will_never_be_is_told_apart(lake: Path) -> None:
+    with pytest.raises(SqlError, match=r"there is no table mesages .*there are: messages, updates"):
+        ask(lake, "SELECT * FROM mesages")
+
+
+def test_an_empty_lake_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SqlError, match="no tables in it yet"):
+        ask(tmp_path / "lake", "SELECT * FROM frames")
+
+
+def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
+    with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*from_peer"):
+        ask(lake, "SELECT * FROM latest_tips")
+
+
+def test_all_tables_are_listed(lake: Path) -> None:
+    assert {row["name"] for row in as_json(lake, "SHOW TABLES")} == {"messages", "updates"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("DELETE FROM messages", "read only"),
+        ("CREATE TABLE x AS SELECT 1", "read only"),
+        ("COPY messages TO 'x.csv'", "read only"),
+        ("SET enable_external_access = true", "read only"),
+        ("SELECT 1; SELECT 2", "one query at a time"),
+        ("", "one query at a time"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT nothing FROM messages", "nothing"),
+        ("SELECT * FROM read_text('/etc/hostname')", "disabled"),
+    ],
+)
+def test_what_is_no_reading_query_of_the_lake_is_refused(sql: str, expected: str, lake: Path) -> None:
+    with pytest.raises(SqlError, match=expected):
+        ask(lake, sql)
+
+
+def test_a_query_that_fails_while_it_runs_says_why(lake: Path) -> None:
+    with pytest.raises(SqlError, match="Could not convert string"):
+        list(ask(lake, "SELECT CAST(message AS INTEGER) FROM messages").rows())
+
+
+def test_a_broken_table_is_named(tmp_path: Path) -> None:
+    lake = make_lake(tmp_path)
+    for log in (lake / "messages" / "_delta_log").iterdir():
+        log.write_text("rubbish", encoding="utf-8")
+    with pytest.raises(LakeError, match=r"table messages in .* cannot be read"):
+        ask(lake, "SELECT * FROM messages")
+
+
+def printed(lake: Path, sql: str, width: int, limit: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    print_table(ask(lake, sql), console, limit)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_shows_rows_and_says_when_there_are_more(lake: Path) -> None:
+    text = printed(lake, "SELECT message, size FROM messages ORDER BY size", 80, limit=3)
+    assert "m2" in text
+    assert "m3" not in text
+    assert "first 3 rows; --json prints all" in text
+    assert "(10 rows)" in printed(lake, "SELECT message FROM messages", 80)
+
+
+def test_a_row_too_wide_for_the_terminal_is_printed_column_by_column(lake: Path) -> None:
+    text = printed(lake, f"SELECT '{'x' * 59}' AS cid, '{'y' * 63}' AS stream", 80)
+    assert "x" * 59 in text
+    assert "y" * 63 in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_cells() -> None:
+    assert cell(None) == "-"
+    assert cell(AT) == "2025-03-01 12:00:00.000"
+    assert cell(b"\x00" * 40) == "00" * 16 + "… (40 B)"
+    assert cell(0.5) == "0.5"
+    assert cell([1, b"\xff"]) == '[1, "ff"]'

@@ -1,0 +1,481 @@
+"""pipelines.spark.batcher: a partition of `kiln.updates` to records of `kiln.batches` (docs/DESIGN.md, decisions 1, 2, 7)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import dag_cbor
+import msgspec
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from multiformats import CID
+from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window, WindowKey
+from pipelines.spark.batcher import Batcher, Batching, LogRecord, Output, batch_outputs, batch_partition
+from schemas.batch import MAX_BLOCK
+from schemas.cid import block_cid, cid_bytes, cid_text
+from schemas.records import (
+    TICK,
+    BatchRecord,
+    Coordinates,
+    Epoch,
+    Origin,
+    SeparatorRecord,
+    UpdateRecord,
+    decode_batch,
+    decode_quarantine,
+    encode,
+)
+from schemas.streamid import StreamID
+
+T = 1_000_000
+SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"
+VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
+
+STREAMS = tuple(StreamID(3, block_cid(b"genesis %d" % n)).text for n in range(3))
+TIPS = tuple(cid_text(block_cid(b"tip %d" % n)) for n in range(4))
+ANNA, BERT = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
+
+
+EPOCH = Epoch("query", 0)
+
+
+def update(
+    stream: str = STREAMS[0],
+    tip: str = TIPS[0],
+    *,
+    separator: SeparatorRecord | None = ANNA,
+    network: str = "mainnet",
+    origin: Origin = "LIVE",
+    message: str = "author/00",
+    epoch: Epoch = EPOCH,
+) -> bytes:
+    return encode(
+        UpdateRecord(network, origin, separator, "topic", stream, tip, None, message, epoch, Coordinates(0, 0, 0), 5)
+    )
+
+
+def log_of(*records: tuple[int, bytes | None]) -> list[LogRecord]:
+    return [LogRecord(0, offset, stamp, value) for offset, (stamp, value) in enumerate(records)]
+
+
+def run(
+    records: Iterable[LogRecord], windows: PartitionWindows | None = None, limit: int = MAX_BLOCK
+) -> tuple[list[BatchRecord], list[Output]]:
+    """The batches, and what went elsewhere."""
+    outputs = list(batch_partition(PartitionWindows(T) if windows is None else windows, iter(records), limit))
+    return (
+        [decode_batch(output.value) for output in outputs if output.topic == "batches"],
+        [output for output in outputs if output.topic != "batches"],
+    )
+
+
+def tips_of(batch: BatchRecord) -> dict[str, list[str]]:
+    """What a library that is not ours reads in a block."""
+    block = dag_cbor.decode(batch.block)
+    assert isinstance(block, dict)
+    assert list(block) == ["tips"]
+    return {stream: [cid_text(bytes(tip)) for tip in tips] for stream, tips in block["tips"].items()}
+
+
+# ---------------------------------------------------------------- one partition
+
+
+def test_a_window_becomes_a_batch() -> None:
+    batches, others = run(
+        log_of(
+            (1_000_000, update(STREAMS[0], TIPS[0], message="m1")),
+            (1_500_000, update(STREAMS[1], TIPS[1], message="m2")),
+            (1_999_999, update(STREAMS[0], TIPS[2], message="m3")),
+            (2_000_000, TICK),
+        )
+    )
+    assert not others
+    (batch,) = batches
+    assert (batch.network, batch.origin, batch.separator) == ("mainnet", "LIVE", ANNA)
+    assert (batch.opened_at, batch.closed_at) == (1_000_000, 2_000_000)
+    assert tips_of(batch) == {STREAMS[0]: sorted((TIPS[0], TIPS[2]), key=cid_bytes), STREAMS[1]: [TIPS[1]]}
+    cid = CID.decode(batch.cid)
+    assert (cid.version, cid.codec.name, cid.hashfun.name, cid.base.name) == (1, "dag-cbor", "sha2-256", "base32")
+    assert cid.raw_digest == hashlib.sha256(batch.block).digest()
+
+
+def test_records_and_their_keys_are_as_the_schema_says() -> None:
+    log = log_of((0, update()), (0, update(separator=BERT, network="testnet-clay", message="m")), (T, TICK))
+    outputs = list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK))
+    assert [(output.topic, output.key) for output in outputs] == [
+        ("batches", b"mainnet/model/ka"),
+        ("batches", b"testnet-clay/model/kb"),
+    ]
+    for output in outputs:
+        VALID.validate(json.loads(output.value))
+
+
+@pytest.mark.parametrize("tick", [TICK, None], ids=["empty", "null"])
+def test_a_tick_moves_the_clock_and_nothing_else(tick: bytes | None) -> None:
+    windows = PartitionWindows(T)
+    assert run(log_of((0, tick), (2 * T, tick)), windows) == ([], [])
+    assert windows.clock == 2 * T
+    assert len(windows) == 0
+
+
+def test_networks_origins_and_separators_do_not_share_a_batch() -> None:
+    values = [
+        update(STREAMS[0], TIPS[0], message="m1"),
+        update(STREAMS[0], TIPS[1], message="m2", separator=BERT),
+        update(STREAMS[0], TIPS[2], message="m3", origin="REPLAY"),
+        update(STREAMS[0], TIPS[3], message="m4", network="testnet-clay"),
+    ]
+    batches, _ = run(log_of(*((0, value) for value in values), (T, TICK)))
+    found = {(batch.network, batch.origin, batch.separator.value): tips_of(batch) for batch in batches}
+    assert found == {
+        ("mainnet", "LIVE", "ka"): {STREAMS[0]: [TIPS[0]]},
+        ("mainnet", "LIVE", "kb"): {STREAMS[0]: [TIPS[1]]},
+        ("mainnet", "REPLAY", "ka"): {STREAMS[0]: [TIPS[2]]},
+        ("testnet-clay", "LIVE", "ka"): {STREAMS[0]: [TIPS[3]]},
+    }
+
+
+def test_an_update_without_a_separator_is_no_part_of_a_batch() -> None:
+    assert run(log_of((0, update(separator=None)), (T, TICK))) == ([], [])
+
+
+def test_other_spellings_of_a_stream_or_tip_are_the_same() -> None:
+    genesis = StreamID.parse(STREAMS[0])
+    spelled = "ceramic://" + genesis.text
+    upper = CID.decode(TIPS[0]).encode("base58btc")
+    batches, others = run(
+        log_of((0, update(message="m1")), (0, update(spelled, message="m2")), (0, update(tip=upper)), (T, TICK))
+    )
+    assert not others
+    assert [tips_of(batch) for batch in batches] == [{STREAMS[0]: [TIPS[0]]}]
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+
+def changed(**fields: object) -> bytes:
+    return json.dumps({**json.loads(update()), **fields}).encode()
+
+
+def without(field: str) -> bytes:
+    return json.dumps({name: value for name, value in json.loads(update()).items() if name != field}).encode()
+
+
+UNREADABLE = {
+    "not JSON": b"\x00\xff garbage",
+    "cut": update()[:-1],
+    "an array": b"[]",
+    "deep": b"[" * 10_000,
+    "NaN": b'{"network": NaN}',
+    "no stream": without("stream"),
+    "no tip": without("tip"),
+    "no epoch": without("epoch"),
+    "no separator key": without("separator"),
+    "number as a stream": changed(stream=5),
+    "stream that is none": changed(stream="kjz"),
+    "CommitID as a stream": changed(stream=StreamID.parse(STREAMS[0]).text + "0"),
+    "tip that is no CID": changed(tip="bafy"),
+    "empty network": changed(network=""),
+    "unknown origin": changed(origin="OTHER"),
+    "empty separator value": changed(separator={"key": "model", "value": ""}),
+    "negative batch": changed(epoch={"query": "q", "batch": -1}),
+}
+NO_JSON_ERROR = {
+    "text that is not UTF-8": update().replace(b"mainnet", b"main\xffnet"),
+    "deep in a field that nobody reads": update()[:-1] + b',"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(pytest.param(value, id=name) for name, value in UNREADABLE.items()),
+        *(pytest.param(value, id=name) for name, value in NO_JSON_ERROR.items()),
+    ],
+)
+def test_what_cannot_be_read_goes_to_quarantine_and_the_rest_goes_on(value: bytes) -> None:
+    log = log_of((0, update(message="m1")), (10, value), (20, update(tip=TIPS[1], message="m2")), (T, TICK))
+    batches, others = run(log)
+    assert [tips_of(batch) for batch in batches] == [{STREAMS[0]: sorted(TIPS[:2], key=cid_bytes)}]
+    (output,) = others
+    assert output.topic == "quarantine"
+    fault = decode_quarantine(output.value)
+    assert (fault.stage, fault.reason, fault.data, fault.observed_at) == ("batch", "update_malformed", value, 10)
+    assert "record 0/1 of updates" in fault.detail
+
+
+def test_what_cannot_be_read_still_moves_the_clock() -> None:
+    batches, _ = run(log_of((0, update()), (T, b"garbage")))
+    assert len(batches) == 1
+
+
+# ---------------------------------------------------------------- a micro-batch written twice
+
+
+def test_a_micro_batch_that_was_written_twice_changes_nothing() -> None:
+    first, again = Epoch("query", 7), Epoch("query", 7)
+    once = [(0, update(tip=TIPS[0], message="m1", epoch=first)), (1, update(tip=TIPS[1], message="m2", epoch=first))]
+    # 2.5 s later, in another order: without the guard these would be a second batch
+    twice = [
+        (2_500_000, update(tip=TIPS[1], message="m2", epoch=again)),
+        (2_500_000, update(tip=TIPS[0], message="m1", epoch=again)),
+    ]
+    end = [(4_000_000, TICK)]
+    assert run(log_of(*once, *twice, *end)) == run(log_of(*once, *end))
+
+
+def test_what_only_the_second_writing_holds_is_taken() -> None:
+    """The first was cut short by the crash."""
+    epoch = Epoch("query", 7)
+    batches, _ = run(
+        log_of(
+            (0, update(tip=TIPS[0], message="m1", epoch=epoch)),
+            (2_500_000, update(tip=TIPS[0], message="m1", epoch=epoch)),
+            (2_500_000, update(tip=TIPS[1], message="m2", epoch=epoch)),
+            (4_000_000, TICK),
+        )
+    )
+    assert [tips_of(batch) for batch in batches] == [{STREAMS[0]: [TIPS[0]]}, {STREAMS[0]: [TIPS[1]]}]
+
+
+def test_a_tip_announced_again_is_batched_again() -> None:
+    values = [update(message=f"m{n}", epoch=Epoch("query", n)) for n in range(2)]
+    batches, _ = run(log_of((0, values[0]), (T, values[1]), (2 * T, TICK)))
+    assert [tips_of(batch) for batch in batches] == [{STREAMS[0]: [TIPS[0]]}] * 2
+
+
+def test_one_message_id_in_two_networks_or_origins_is_two_messages() -> None:
+    """An unsigned message's id is its digest: the same bytes may come on both."""
+    values = [update(), update(network="testnet-clay"), update(origin="REPLAY")]
+    batches, _ = run(log_of(*((0, value) for value in values), (T, TICK)))
+    assert len(batches) == 3
+
+
+# ---------------------------------------------------------------- the block limit
+
+
+def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
+    pairs = [
+        (StreamID(3, block_cid(b"stream %d" % n)).text, block_cid(b"%d/%d" % (n, m)))
+        for n in range(streams)
+        for m in range(tips)
+    ]
+    random.Random(order).shuffle(pairs)
+    window = Window(10, 20, {})
+    for stream, tip in pairs:
+        window.add(stream, tip)
+    return ClosedWindow(WindowKey("mainnet", "LIVE", "model", "ka"), window)
+
+
+@pytest.mark.parametrize(("streams", "tips"), [(40, 1), (5, 30), (1, 100)], ids=["many", "some", "one"])
+def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: int) -> None:
+    limit = 1_000
+    expected = list(batch_outputs(window_of(streams, tips, 0), limit))
+    assert len(expected) > 1
+    assert all(list(batch_outputs(window_of(streams, tips, order), limit)) == expected for order in range(1, 5))
+
+    batches = [decode_batch(output.value) for output in expected]
+    assert all(len(batch.block) <= limit for batch in batches)
+    assert len({batch.cid for batch in batches}) == len(batches)
+    assert {(batch.opened_at, batch.closed_at) for batch in batches} == {(10, 20)}
+    found = [(stream, tip) for batch in batches for stream, links in tips_of(batch).items() for tip in links]
+    assert len(found) == len(set(found)) == streams * tips
+    assert set(found) == {
+        (stream, cid_text(tip)) for stream, links in window_of(streams, tips, 0).window.tips.items() for tip in links
+    }
+
+
+def test_a_block_is_as_large_as_js_ceramic_loads_and_no_larger() -> None:
+    batches = [decode_batch(output.value) for output in batch_outputs(window_of(1, 7_000, 0), MAX_BLOCK)]
+    assert [len(batch.block) <= 256_000 for batch in batches] == [True, True]
+    assert len(batches[0].block) > 255_900
+
+
+# ---------------------------------------------------------------- any log
+
+
+class Step(NamedTuple):
+    step: int
+    stream: int
+    tip: int
+    separator: SeparatorRecord | None
+    kind: str  # update, tick or garbage
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from((0, 1, T // 2, T - 1, T, -T)),
+        st.integers(0, 2),
+        st.integers(0, 3),
+        st.sampled_from((ANNA, BERT, None)),
+        st.sampled_from(("update", "update", "tick", "garbage")),
+    ),
+    max_size=25,
+)
+
+
+def log_from(taken: Sequence[Step], partition: int = 0) -> list[LogRecord]:
+    log, now = [], 10 * T
+    for offset, step in enumerate(taken):
+        now += step.step
+        values = {
+            "update": update(
+                STREAMS[step.stream], TIPS[step.tip], separator=step.separator, message=f"{partition}/{offset}"
+            ),
+            "tick": TICK,
+            "garbage": b"garbage",
+        }
+        log.append(LogRecord(partition, offset, now, values[step.kind]))
+    return log
+
+
+@given(steps)
+def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
+    windows, expected = PartitionWindows(T), []
+    for step, record in zip(taken, log_from(taken), strict=True):
+        for key, window in windows.advance(record.stamp):
+            tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
+            expected.append((key, window.opened_at, window.opened_at + T, tips))
+        if step.kind == "update" and step.separator is not None:
+            key = WindowKey("mainnet", "LIVE", step.separator.key, step.separator.value)
+            windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]))
+
+    batches, others = run(log_from(taken))
+    found = [
+        (
+            WindowKey(batch.network, batch.origin, batch.separator.key, batch.separator.value),
+            batch.opened_at,
+            batch.closed_at,
+            tips_of(batch),
+        )
+        for batch in batches
+    ]
+    assert found == expected
+    assert len(others) == sum(step.kind == "garbage" for step in taken)
+
+
+# ---------------------------------------------------------------- the stateful processor
+
+
+def rows(records: Sequence[LogRecord]) -> pd.DataFrame:
+    """As Spark hands them over."""
+    return pd.DataFrame(
+        {
+            "partition": pd.Series([record.partition for record in records], dtype="int32"),
+            "offset": pd.Series([record.offset for record in records], dtype="int64"),
+            "stamp": pd.Series([record.stamp for record in records], dtype="int64"),
+            "value": pd.Series([record.value for record in records], dtype="object"),
+        }
+    )
+
+
+def outputs_of(frame: pd.DataFrame) -> list[Output]:
+    if frame.empty:
+        return []
+    assert list(frame.columns) == ["topic", "key", "value"]
+    return [Output(*row) for row in frame.itertuples(index=False, name=None)]
+
+
+def new_tester(state: bytes | None = None) -> TwsTester:
+    made = TwsTester(Batcher(Batching(T)), timeMode="None", outputMode="Append")
+    if state is not None:
+        made.updateValueState("windows", 0, (state,))
+    return made
+
+
+def state_of(made: TwsTester, key: int = 0) -> bytes:
+    kept = made.peekValueState("windows", key)
+    assert kept is not None
+    return bytes(kept[0])
+
+
+@settings(max_examples=50)
+@given(steps, st.lists(st.integers(0, 24), max_size=4), st.randoms(use_true_random=False), st.booleans())
+def test_the_processor_gives_what_the_log_gives_at_once(
+    taken: list[Step], cuts: list[int], chance: random.Random, restarted: bool
+) -> None:
+    log = log_from(taken)
+    made, found = new_tester(), []
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(log)), len(log)]
+    for start, end in pairwise(bounds):
+        micro_batch = log[start:end]
+        if not micro_batch:
+            continue  # Spark calls no key without rows
+        chance.shuffle(micro_batch)
+        found += outputs_of(made.testInPandas(0, rows(micro_batch)))
+        if restarted:
+            made = new_tester(state_of(made))
+    assert found == list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK))
+
+
+@settings(max_examples=25)
+@given(st.lists(steps, min_size=2, max_size=3))
+def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
+    logs = [log_from(taken, partition) for partition, taken in enumerate(parts)]
+    made = new_tester()
+    found: list[list[Output]] = [[] for _ in logs]
+    for half in (0, 1):
+        for partition, log in enumerate(logs):
+            if records := log[half * len(log) // 2 : (half + 1) * len(log) // 2]:
+                found[partition] += outputs_of(made.testInPandas(partition, rows(records)))
+    assert found == [list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK)) for log in logs]
+
+
+def test_rows_may_come_in_several_frames_in_any_order() -> None:
+    log = log_of((0, update(message="m1")), (10, update(tip=TIPS[1], message="m2")), (T, TICK), (T, None))
+    made = new_tester()
+    made.handle.setGroupingKey(0)
+    frames: Iterator[pd.DataFrame] = iter([rows([log[3], log[1]]), rows([log[2]]), rows([log[0]])])
+    out = list(made.processor.handleInputRows((0,), frames, TimerValues(-1, -1)))
+    found = [output for frame in out if isinstance(frame, pd.DataFrame) for output in outputs_of(frame)]
+    assert found == list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK))
+    assert len(found) == 1
+
+
+def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
+    made = new_tester()
+    assert outputs_of(made.testInPandas(0, rows(log_of((0, update()))))) == []
+    assert len(PartitionWindows(T, state_of(made))) == 1
+    found: list[Output] = []
+    for n in range(1, 12):  # a tick every 100 ms, each in a micro-batch of its own
+        found += outputs_of(made.testInPandas(0, rows([LogRecord(0, n, n * T // 10, TICK)])))
+        assert bool(found) == (n >= 10)
+    assert len(found) == 1
+    assert len(PartitionWindows(T, state_of(made))) == 0
+
+
+def test_a_new_length_holds_for_windows_opened_from_then_on() -> None:
+    made = new_tester()
+    made.testInPandas(0, rows([LogRecord(0, 0, 0, update(message="m1"))]))
+    longer = TwsTester(Batcher(Batching(3 * T)))
+    longer.updateValueState("windows", 0, (state_of(made),))
+    log = [LogRecord(0, 1, T, update(message="m2")), LogRecord(0, 2, 4 * T, TICK)]
+    batches = [decode_batch(output.value) for output in outputs_of(longer.testInPandas(0, rows(log)))]
+    assert [(batch.opened_at, batch.closed_at) for batch in batches] == [(0, T), (T, 4 * T)]
+
+
+def test_the_limit_of_the_settings_holds() -> None:
+    made = TwsTester(Batcher(Batching(T, block_limit=120)))
+    log = log_of(*((0, update(stream, message=stream)) for stream in STREAMS), (T, TICK))
+    batches = [decode_batch(output.value) for output in outputs_of(made.testInPandas(0, rows(log)))]
+    assert [list(tips_of(batch)) for batch in batches] == [[stream] for stream in sorted(STREAMS)]
+
+
+def test_quarantined_bytes_are_whole() -> None:
+    value = bytes(range(256))
+    found = outputs_of(new_tester().testInPandas(0, rows([LogRecord(0, 0, 5, value)])))
+    assert [base64.b64decode(msgspec.json.decode(output.value)["data"]) for output in found] == [value]

@@ -1,0 +1,97 @@
+"""The table of bundles that were once known, by delta-rs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from conf.settings.model import Settings, TopicTable
+from pipelines.lake.append import Lake, create_tables
+from pipelines.lake.bundles import read_bundles, remember_bundles
+from pipelines.supervisor import decoding
+from schemas.tables import TABLES
+from schemas.topic_table import BundleError, Bundles, bundle_hash
+
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+LATER = datetime(2025, 1, 2, tzinfo=UTC)
+CLAY, MAIN = {"clay": ["/ceramic/testnet-clay"]}, {"main": ["/ceramic/mainnet", "/ceramic/dev"]}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    lake = Lake(str(tmp_path))
+    create_tables(lake, ("bundles",))
+    return lake.table("bundles")
+
+
+def rows(table: str) -> list[dict[str, object]]:
+    return sorted(DeltaTable(table).to_pyarrow_table().to_pylist(), key=lambda row: str(row["hash"]))
+
+
+def test_there_are_none_without_a_table(tmp_path: Path) -> None:
+    assert read_bundles(str(tmp_path / "bundles")) == Bundles()
+
+
+def test_a_row_says_what_the_table_says_it_does(table: str) -> None:
+    remember_bundles(table, Bundles(MAIN), FIRST)
+    assert rows(table) == [
+        {
+            "hash": bundle_hash(MAIN["main"]).hex(),
+            "name": "main",
+            "topics": ["/ceramic/dev", "/ceramic/mainnet"],
+            "first_seen": FIRST,
+        }
+    ]
+    assert [field.name for field in DeltaTable(table).schema().fields] == [c.name for c in TABLES["bundles"].columns]
+    protocol = DeltaTable(table).protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_what_left_the_settings_is_still_known_and_comes_last(table: str) -> None:
+    assert remember_bundles(table, Bundles(CLAY), FIRST) == Bundles(CLAY)
+    assert remember_bundles(table, Bundles(MAIN), LATER) == Bundles(MAIN | CLAY)
+    assert read_bundles(table) == Bundles(CLAY | MAIN)
+    assert remember_bundles(table, Bundles(), LATER) == Bundles(CLAY | MAIN)
+
+
+def test_known_ones_are_not_written_again(table: str) -> None:
+    remember_bundles(table, Bundles(CLAY | MAIN), FIRST)
+    version, before = DeltaTable(table).version(), rows(table)
+    remember_bundles(table, Bundles({"another name": MAIN["main"]} | CLAY), LATER)
+    assert (DeltaTable(table).version(), rows(table)) == (version, before)
+
+
+def test_a_name_used_again_for_other_topics_takes_nothing_away(table: str) -> None:
+    remember_bundles(table, Bundles({"one": ["a"]}), FIRST)
+    both = remember_bundles(table, Bundles({"one": ["b"]}), LATER)
+    assert set(both.values()) == {("a",), ("b",)}
+    assert set(read_bundles(table).values()) == {("a",), ("b",)}
+
+
+def test_other_topics_under_a_known_hash_are_refused(table: str) -> None:
+    # the draft joins topics with nothing between them
+    remember_bundles(table, Bundles({"one": ["ab", "c"]}), FIRST)
+    version = DeltaTable(table).version()
+    with pytest.raises(BundleError, match=r"'two'.*'one'"):
+        remember_bundles(table, Bundles({"two": ["a", "bc"], "new": ["d"]}), LATER)
+    assert DeltaTable(table).version() == version
+
+
+def test_queries_decode_by_the_settings_and_by_what_was_once_in_them(tmp_path: Path) -> None:
+    def settings(bundles: dict[str, list[str]]) -> Settings:
+        return Settings(state=tmp_path, topic_table=TopicTable(bundles=bundles))
+
+    assert decoding(settings(CLAY)).bundles == Bundles(CLAY)
+    assert decoding(settings({})).bundles == Bundles()  # nothing was written: that is for `messages` to do
+    assert decoding(settings(CLAY), remember=True).bundles == Bundles(CLAY)
+    assert decoding(settings(MAIN)).bundles == Bundles(MAIN | CLAY)
+
+
+def test_it_needs_no_spark() -> None:
+    code = "import sys, pipelines.lake.bundles; raise SystemExit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

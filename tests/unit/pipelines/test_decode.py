@@ -1,0 +1,760 @@
+"""pipelines.logic.decode: what is in a record of `kiln.frames`, and what goes to quarantine (decisions 5 and 6)."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from nacl.signing import SigningKey
+
+from deploy.traffic.replay import replay
+from pipelines.lake.append import MAX_REQUEST
+from pipelines.logic.decode import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
+from pipelines.transforms.messages import DECODED, fault_rows
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from schemas.dht.items import item_fields, put_fields
+from schemas.dht.items import sign as sign_item
+from schemas.dht.krpc import Query, Response, write_message
+from schemas.frames import MAX_RPC
+from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive, write_query, write_update
+from schemas.records import QuarantineRecord, decode_quarantine, encode
+from schemas.topic_table import INDEX_OUT_OF_RANGE, NO_TABLE, TOPIC_MISSING, UNKNOWN_BUNDLE, Bundles, hello_bytes
+from schemas.topics import Separator, topic_name
+
+STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
+MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
+TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+CLAY = "/ceramic/testnet-clay"
+UPDATE = write_update(STREAM, TIP, MODEL)
+
+ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
+REMOTE = peer_of(BERT)
+
+QUARANTINE = Draft202012Validator(
+    json.loads((Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "quarantine.schema.json").read_text())
+)
+
+
+def unsigned(data: bytes = UPDATE, topic: str | None = CLAY) -> Message:
+    return Message(data=data, topic=topic)
+
+
+def signed(
+    data: bytes = UPDATE, topic: str | None = CLAY, seqno: bytes = b"\0\1", key: Ed25519PrivateKey = ANNA
+) -> Message:
+    message = Message(data=data, topic=topic, seqno=seqno)
+    sign(message, key)
+    return message
+
+
+def forged(data: bytes = UPDATE, seqno: bytes = b"\0\1") -> Message:
+    """As if ANNA had written `data`."""
+    message = signed(seqno=seqno)
+    message.data = data
+    message.signature = bytes(64)
+    return message
+
+
+def frame(*messages: Message, payload: bytes | None = None, origin: str = "LIVE", **fields: object) -> Frame:
+    made = Frame(
+        network="mainnet",
+        connection=bytes(16),
+        remote_peer=REMOTE,
+        protocol="/meshsub/1.2.0",
+        observed_at=1_700_000_000_123_456_789,
+        sequence=1,
+        origin=Frame.Origin.Value(origin),
+        payload=RPC(publish=messages).SerializeToString() if payload is None else payload,
+    )
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def read(made: Frame | bytes | None, how: Decoding | None = None) -> list[Decoded | Faulty]:
+    value = made.SerializeToString() if isinstance(made, Frame) else made
+    return list(decode(value, 3, 77, 1_800_000_000_000_000, how or Decoding(default_policy="either")))
+
+
+def only(made: Frame | bytes | None, how: Decoding | None = None) -> Decoded | Faulty:
+    (item,) = read(made, how)
+    return item
+
+
+def good(made: Frame, how: Decoding | None = None) -> Decoded:
+    item = only(made, how)
+    assert isinstance(item, Decoded), item
+    return item
+
+
+def fault(made: Frame | bytes | None, how: Decoding | None = None) -> Faulty:
+    item = only(made, how)
+    assert isinstance(item, Faulty), item
+    return item
+
+
+# ---------------------------------------------------------------- good messages
+
+
+def test_a_message_and_what_is_known_of_it() -> None:
+    item = good(frame(signed()))
+    assert item.place == Place(3, 77, 0)
+    assert item.message == f"{peer_text(peer_of(ANNA))}/0001"
+    assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
+    assert item.verdict is Verdict.GOOD
+    assert item.remote_peer == peer_text(REMOTE)
+    assert item.observed_at == 1_700_000_000_123_456
+    assert item.envelope.data == UPDATE
+    assert (item.content.type, item.content.stream, item.content.tip, item.content.model) == (
+        "UPDATE",
+        STREAM,
+        TIP,
+        MODEL,
+    )
+    assert author(item) == peer_text(peer_of(ANNA))
+
+
+def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
+    messages = [unsigned(write_keepalive(n, "2.35.0")) for n in range(5)]
+    messages[2] = unsigned(b"garbage")
+    items = read(frame(*messages))
+    assert [item.place.position for item in items] == [0, 1, 2, 3, 4]
+    assert [item.content.ts if isinstance(item, Decoded) else item.reason for item in items] == [
+        0,
+        1,
+        "invalid_json",
+        3,
+        4,
+    ]
+
+
+def test_a_separator_comes_from_the_topic() -> None:
+    item = good(frame(unsigned(topic=f"{CLAY}/sep/model/{MODEL}")))
+    assert (item.network, item.separator) == ("testnet-clay", Separator("model", MODEL))
+
+
+@pytest.mark.parametrize(
+    ("topic", "network"),
+    [(CLAY, "testnet-clay"), ("/ceramic/mainnet", "mainnet"), ("something/else", "testnet-dev"), ("", "testnet-dev")],
+)
+def test_the_network_is_the_topics_else_the_frames(topic: str, network: str) -> None:
+    item = good(frame(unsigned(topic=topic), network="testnet-dev"))
+    assert (item.network, item.topic) == (network, topic)
+
+
+def test_a_name_wins_over_an_index() -> None:
+    message = unsigned()
+    message.topicIndex = 7
+    item = good(frame(message))
+    assert (item.topic, item.topic_source) == (CLAY, "name")
+
+
+def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
+    message = unsigned()
+    setattr(message, "from", peer_of(ANNA))
+    item = good(frame(message))
+    assert item.message == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
+    assert author(item) is None
+
+
+# ---------------------------------------------------------------- nothing to read
+
+
+def test_frames_that_we_sent_hold_nothing_for_us() -> None:
+    assert read(frame(signed(), unsigned(b"garbage"), direction=Frame.OUT, hello_in=b"\xff")) == []
+    assert read(frame(payload=b"\xff", direction=Frame.OUT)) == []
+
+
+def test_a_closing_frame_holds_nothing() -> None:
+    assert read(frame(payload=b"")) == []
+
+
+def test_an_rpc_without_messages_holds_nothing() -> None:
+    rpc = RPC()
+    rpc.subscriptions.add(subscribe=True, topicid=CLAY)
+    assert read(frame(payload=rpc.SerializeToString())) == []
+
+
+# ---------------------------------------------------------------- datagrams of the BitTorrent DHT
+
+PUBLISHER = SigningKey(b"p" * 32)
+BY_MODEL = Separator("model", "kabc")
+BATCH, BEFORE = block_cid(b"a batch"), block_cid(b"the one before")
+
+
+def datagram(*, sequence: int = 7, answer: bool = False, salt: bytes | None = None) -> Frame:
+    value = write_announcement(Announcement(BY_MODEL, BATCH, 1_700_000_000_000, (BEFORE,)))
+    item = sign_item(PUBLISHER, topic_salt("mainnet", BY_MODEL) if salt is None else salt, sequence, value)
+    if answer:
+        message: Query | Response = Response(b"aa", bytes(20), {**item_fields(item), b"token": b"t"}, item.target)
+    else:
+        message = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    return frame(payload=write_message(message), protocol="bep50", remote_peer=b"n" * 20, local_peer=b"m" * 20)
+
+
+def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
+    item = good(datagram())
+    publisher = peer_of(Ed25519PrivateKey.from_private_bytes(b"p" * 32))
+    assert (item.content.type, item.content.sep, item.content.batch) == ("BATCH_UPDATE", "model/kabc", cid_text(BATCH))
+    assert (item.topic, item.topic_source, item.separator) == (topic_name("mainnet", BY_MODEL), "name", BY_MODEL)
+    assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.GOOD, (b"n" * 20).hex())
+    assert author(item) == peer_text(publisher)
+    assert item.envelope.seqno == (7).to_bytes(8)
+    assert item.previous == (cid_text(BEFORE),)
+
+
+def test_an_item_is_one_message_however_it_came_and_a_newer_one_another() -> None:
+    put, answer, newer = good(datagram()), good(datagram(answer=True)), good(datagram(sequence=8))
+    assert put.message == answer.message
+    assert put.message != newer.message
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (frame(payload=b"d1:ad2:id20:abcdefghij0123456789ee", protocol="bep50"), "not_krpc"),
+        (datagram(salt=b"another"), "wrong_salt"),
+        (frame(payload=datagram().payload, protocol="bep50", network="a/b"), "bad_network"),
+    ],
+)
+def test_a_datagram_that_announces_nothing_is_put_into_quarantine(made: Frame, reason: str) -> None:
+    fault = only(made)
+    assert isinstance(fault, Faulty)
+    assert (fault.stage, fault.reason, fault.data) == ("bep50", reason, made.payload)
+
+
+def test_what_we_sent_into_the_dht_and_the_closing_frame_hold_nothing() -> None:
+    sent = datagram()
+    sent.direction = Frame.OUT
+    assert read(sent) == []
+    assert read(frame(payload=b"", protocol="bep50")) == []
+
+
+# ---------------------------------------------------------------- faults of the frame
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(None, "frame_malformed", id="null"),
+        pytest.param(b"\xff\xff garbage", "frame_malformed", id="garbage"),
+        pytest.param(frame(signed()).SerializeToString()[:-3], "frame_malformed", id="cut"),
+        pytest.param(b"", "frame_invalid", id="empty"),
+        pytest.param(frame(connection=bytes(15)).SerializeToString(), "frame_invalid", id="connection of 15 bytes"),
+        pytest.param(frame(sequence=0).SerializeToString(), "frame_invalid", id="no sequence"),
+        pytest.param(frame(sequence=2**63).SerializeToString(), "frame_invalid", id="sequence beyond a BIGINT"),
+        pytest.param(frame(direction=2).SerializeToString(), "frame_invalid", id="unknown direction"),
+        pytest.param(frame(origin="LIVE").SerializeToString() + b"\x68\x02", "frame_invalid", id="unknown origin"),
+    ],
+)
+def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
+    item = fault(value)
+    assert (item.place, item.stage, item.reason) == (Place(3, 77, None), "frame", reason)
+    assert item.data == (value or b"")
+    assert item.observed_at == 1_800_000_000_000_000  # there is no other time
+    assert item.detail
+
+
+def test_an_rpc_that_was_cut_short() -> None:
+    payload = RPC(publish=[signed()]).SerializeToString()[:-3]
+    item = fault(frame(payload=payload))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_malformed", payload)
+    assert item.observed_at == 1_700_000_000_123_456
+
+
+def test_an_rpc_that_was_too_long_to_keep() -> None:
+    payload = RPC(publish=[signed()]).SerializeToString()
+    item = fault(frame(payload=payload, declared_length=5_000_000))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_oversized", payload)
+
+
+BAD_HELLOS = {
+    "hello_malformed": b"\x0a\xff",
+    "hello_too_many_bundles": ExtTopicTable(
+        topicBundleHashes=[n.to_bytes(4, "big") for n in range(257)]
+    ).SerializeToString(),
+    "hello_hash_length": ExtTopicTable(topicBundleHashes=[b"abc"]).SerializeToString(),
+    "hello_repeats": ExtTopicTable(topicBundleHashes=[b"abcd", b"abcd"]).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("side", ["hello_in", "hello_out"])
+@pytest.mark.parametrize("reason", list(BAD_HELLOS))
+def test_a_bad_hello_is_a_fault_and_named_messages_still_come(reason: str, side: str) -> None:
+    made = frame(signed())
+    setattr(made, side, BAD_HELLOS[reason])
+    first, second = read(made)
+    assert isinstance(first, Faulty)
+    assert (first.place, first.stage, first.reason) == (Place(3, 77, None), "hello", reason)
+    assert first.data == BAD_HELLOS[reason]
+    assert first.detail.startswith(f"{side}: ")
+    assert isinstance(second, Decoded)
+
+
+def test_two_bad_hellos_are_two_faults() -> None:
+    bad = BAD_HELLOS["hello_repeats"]
+    items = read(frame(hello_in=bad, hello_out=bad))
+    assert [item.stage for item in items if isinstance(item, Faulty)] == ["hello", "hello"]
+    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == 2
+
+
+# ---------------------------------------------------------------- topics
+
+
+def hello(*hashes: bytes) -> bytes:
+    return ExtTopicTable(topicBundleHashes=hashes).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("hello_in", "hello_out", "reason"),
+    [
+        pytest.param(b"", b"", NO_TABLE, id="no hello"),
+        pytest.param(hello(b"aaaa"), b"", NO_TABLE, id="theirs only"),
+        pytest.param(b"", hello(b"aaaa"), NO_TABLE, id="ours only"),
+        pytest.param(hello(b"aaaa"), hello(b"bbbb"), NO_TABLE, id="nothing in common"),
+        pytest.param(hello(b"aaaa"), hello(b"aaaa", b"bbbb"), UNKNOWN_BUNDLE, id="agreed"),
+        pytest.param(hello(b"cccc", b"bbbb"), hello(b"aaaa", b"bbbb"), UNKNOWN_BUNDLE, id="agreed out of order"),
+    ],
+)
+def test_an_index_without_a_name(hello_in: bytes, hello_out: bytes, reason: str) -> None:
+    message = Message(data=UPDATE, topicIndex=5)
+    item = fault(frame(message, hello_in=hello_in, hello_out=hello_out))
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", reason, UPDATE)
+    assert "topic index 5" in item.detail
+
+
+def test_an_index_with_a_bad_hello() -> None:
+    first, second = read(frame(Message(data=UPDATE, topicIndex=0), hello_in=BAD_HELLOS["hello_repeats"]))
+    assert isinstance(first, Faulty)
+    assert isinstance(second, Faulty)
+    assert (first.reason, second.reason) == ("hello_repeats", NO_TABLE)
+
+
+SEP = f"{CLAY}/sep/model/{MODEL}"
+BUNDLES = Bundles({"clay": [CLAY, SEP], "main": ["/ceramic/mainnet"]})
+# the lists have no common prefix, so the table has the bundles in the order of their hashes
+TOPICS = [topic for known in sorted(BUNDLES) for topic in BUNDLES[known]]
+RESOLVING = Decoding("strict", bundles=BUNDLES)
+
+
+def tabled(*messages: Message, **fields: object) -> Frame:
+    made = frame(*messages, hello_in=hello_bytes(reversed(list(BUNDLES))), hello_out=hello_bytes(BUNDLES))
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def indexed(topic: str, index: int | None = None, data: bytes = UPDATE) -> Message:
+    """Signed over the topic's name; the index on the wire."""
+    message = signed(data, topic)
+    message.ClearField("topic")
+    message.topicIndex = TOPICS.index(topic) + 1 if index is None else index
+    return message
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_an_index_is_resolved_by_the_hellos_of_its_frame_and_the_signature_is_over_the_name(topic: str) -> None:
+    item = good(tabled(indexed(topic), network="testnet-dev"), RESOLVING)
+    named = good(frame(signed(topic=topic), network="testnet-dev"), RESOLVING)
+    assert (item.topic_source, named.topic_source) == ("index", "name")
+    assert item.verdict is Verdict.GOOD
+    assert item._replace(envelope=named.envelope, topic_source="name") == named
+    assert identities(item, "", 10) == identities(named, "", 10)
+
+
+def test_an_index_of_another_topic_than_was_signed() -> None:
+    item = fault(tabled(indexed(CLAY, TOPICS.index(SEP) + 1)), RESOLVING)
+    assert (item.stage, item.reason) == ("signature", "bad_signature")
+
+
+def test_the_bridges_verdict_on_an_indexed_message_holds() -> None:
+    assert good(tabled(indexed(CLAY), verdicts=b"\1"), RESOLVING).verdict is Verdict.GOOD
+    item = fault(tabled(indexed(CLAY), verdicts=b"\2"), RESOLVING)
+    assert (item.stage, item.reason) == ("signature", "bad_signature")
+
+
+@pytest.mark.parametrize("index", [0, 4, 2**32 - 1])
+def test_an_index_out_of_range(index: int) -> None:
+    item = fault(tabled(indexed(CLAY, index)), RESOLVING)
+    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", INDEX_OUT_OF_RANGE, UPDATE)
+    assert f"topic index {index}" in item.detail
+
+
+@pytest.mark.parametrize("index", [TOPICS.index(CLAY) + 1, TOPICS.index(SEP) + 1, 99])
+def test_a_name_on_the_wire_wins_over_any_index_signed_with_it_or_added_later(index: int) -> None:
+    added = signed()
+    added.topicIndex = index
+    own = Message(data=UPDATE, topic=CLAY, topicIndex=index, seqno=b"\0\1")
+    sign(own, ANNA)
+    for message in (added, own):
+        item = good(tabled(message), RESOLVING)
+        assert (item.topic, item.topic_source, item.verdict) == (CLAY, "name", Verdict.GOOD)
+
+
+def test_what_was_unknown_is_decoded_once_the_bundle_is_known() -> None:
+    made = tabled(indexed(SEP), indexed("/ceramic/mainnet"))
+    assert [item.reason for item in read(made, Decoding("strict")) if isinstance(item, Faulty)] == [UNKNOWN_BUNDLE] * 2
+    one = Decoding("strict", bundles=Bundles({"clay": [CLAY, SEP]}))
+    known_first = TOPICS[0] != "/ceramic/mainnet"
+    assert isinstance(read(made, one)[0], Decoded) is known_first
+    assert [item.topic for item in read(made, RESOLVING) if isinstance(item, Decoded)] == [SEP, "/ceramic/mainnet"]
+
+
+def test_decoding_goes_to_another_process_as_it_is() -> None:
+    assert pickle.loads(pickle.dumps(RESOLVING)) == RESOLVING
+
+
+CAPTURE = Path(__file__).resolve().parents[3].parent / "shared/captures/go4tt.rpc.gz"
+
+
+@pytest.mark.skipif(not CAPTURE.exists(), reason=f"no capture at {CAPTURE}")
+def test_a_capture_of_the_reference_resolves_wholly() -> None:
+    topics = json.loads(CAPTURE.with_name("go4tt.meta.json").read_text())["topics"]
+    with gzip.open(CAPTURE.with_name("go4tt.published.jsonl.gz"), "rt") as lines:
+        published = {entry["sha256"]: entry["topic"] for entry in map(json.loads, lines)}
+    values: list[bytes] = []
+
+    def keep(made: Frame) -> None:
+        made.origin = Frame.LIVE  # REPLAY would be judged "either": here each signature must hold
+        values.append(made.SerializeToString())
+
+    replay(CAPTURE, keep, now=lambda: 0.0, sleep=lambda _: None)
+
+    def items(how: Decoding) -> list[Decoded | Faulty]:
+        return [item for value in values for item in decode(value, 0, 0, 0, how)]
+
+    with_bundle = items(Decoding("strict", bundles=Bundles({"go4tt": topics})))
+    assert len(with_bundle) == 853
+    decoded = [item for item in with_bundle if isinstance(item, Decoded)]
+    refused = [item for item in with_bundle if isinstance(item, Faulty)]
+    assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.GOOD)}
+    assert all(item.topic == published[hashlib.sha256(item.envelope.data).hexdigest()] for item in decoded)
+    assert len({item.message for item in decoded}) == 153
+    # one of the 154 messages is not JSON; it is signed well, over the name that its index stands for
+    assert {(item.reason, item.author != "") for item in refused} == {("invalid_json", True)}
+    assert len({item.data for item in refused}) == 1
+    without = [item for item in items(Decoding("strict")) if isinstance(item, Faulty)]
+    assert Counter(item.reason for item in without) == {UNKNOWN_BUNDLE: 853}
+
+
+def test_the_reasons_for_an_index_are_those_of_the_reference() -> None:
+    assert (NO_TABLE, UNKNOWN_BUNDLE, INDEX_OUT_OF_RANGE) == (
+        "no table agreed",
+        "unknown bundle hash",
+        "index out of range",
+    )
+
+
+def test_neither_a_topic_nor_an_index() -> None:
+    item = fault(frame(Message(data=UPDATE)))
+    assert (item.stage, item.reason, item.data) == ("topic", TOPIC_MISSING, UPDATE)
+
+
+def test_a_topic_that_is_not_utf8() -> None:
+    payload = RPC(publish=[unsigned(topic="?????")]).SerializeToString().replace(b"?????", b"abc\xff\xfe")
+    item = fault(frame(payload=payload))
+    assert (item.place.position, item.stage, item.reason, item.data) == (0, "topic", "topic_not_utf8", UPDATE)
+
+
+def test_bytes_that_are_no_message() -> None:
+    item = fault(frame(signed(b'{"typ": true}')))
+    assert (item.stage, item.reason, item.data) == ("message", "unknown_typ", b'{"typ": true}')
+    assert item.author == peer_text(peer_of(ANNA))
+
+
+@pytest.mark.parametrize("message", [unsigned(b"garbage"), forged(b"garbage")], ids=["unsigned", "forged"])
+def test_only_who_signed_well_is_the_author_of_a_fault(message: Message) -> None:
+    assert fault(frame(message)).author == ""
+
+
+# ---------------------------------------------------------------- signatures and policies
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found"),
+    [
+        (1, Verdict.GOOD),
+        (2, "bad_signature"),
+        (3, Verdict.UNSIGNED),
+        (4, "against_policy"),
+        (0, Verdict.GOOD),  # judged here
+        (9, Verdict.GOOD),  # what is no verdict counts as none
+    ],
+)
+def test_the_verdict_of_the_bridge_holds_where_there_is_one(verdict: int, found: Verdict | str) -> None:
+    item = only(frame(signed(), verdicts=bytes((verdict,))), Decoding("strict"))
+    assert (item.verdict if isinstance(item, Decoded) else item.reason) == found
+
+
+def test_a_forged_message_that_the_bridge_called_good_is_not_judged_again() -> None:
+    assert good(frame(forged(), verdicts=b"\1")).verdict is Verdict.GOOD
+
+
+def test_each_message_has_its_own_verdict_and_what_has_none_is_judged_here() -> None:
+    items = read(frame(signed(), signed(), signed(), forged(), verdicts=b"\1\2\0"), Decoding("strict"))
+    assert [item.reason if isinstance(item, Faulty) else "" for item in items] == [
+        "",
+        "bad_signature",
+        "",
+        "bad_signature",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message", "reason"),
+    [
+        ("strict", signed(), ""),
+        ("strict", unsigned(), "missing_signature"),
+        ("strict", forged(), "bad_signature"),
+        ("none", signed(), "unexpected_auth"),
+        ("none", unsigned(), ""),
+        ("none", forged(), "unexpected_auth"),
+        ("either", signed(), ""),
+        ("either", unsigned(), ""),
+        ("either", forged(), "bad_signature"),
+    ],
+    ids=[f"{policy}-{kind}" for policy in ("strict", "none", "either") for kind in ("signed", "unsigned", "forged")],
+)
+def test_policies(policy: Policy, message: Message, reason: str) -> None:
+    item = only(frame(message), Decoding(policy))
+    if reason:
+        assert isinstance(item, Faulty)
+        assert (item.stage, item.reason, item.data) == ("signature", reason, message.data)
+        assert item.author == ""
+    else:
+        assert isinstance(item, Decoded)
+
+
+@pytest.mark.parametrize("policy", ["strict", "none"])
+@pytest.mark.parametrize("message", [signed(), unsigned()], ids=["signed", "unsigned"])
+def test_a_replay_is_judged_either_way(policy: Policy, message: Message) -> None:
+    how = Decoding(policy, {"testnet-clay": policy})
+    assert good(frame(message, origin="REPLAY"), how).origin == "REPLAY"
+    assert fault(frame(forged(), origin="REPLAY"), Decoding("strict")).reason == "bad_signature"
+
+
+def test_the_policy_is_that_of_the_messages_network() -> None:
+    how = Decoding("strict", {"testnet-clay": "none"})
+    assert good(frame(unsigned(topic=CLAY), network="mainnet"), how)
+    assert fault(frame(unsigned(topic="/ceramic/mainnet"), network="testnet-clay"), how).reason == "missing_signature"
+
+
+def test_a_signature_is_over_the_topic_too() -> None:
+    message = signed(topic="/ceramic/mainnet")
+    message.topic = CLAY
+    assert fault(frame(message)).reason == "bad_signature"
+
+
+# ---------------------------------------------------------------- copies
+
+
+def digests(item: Decoded | Faulty, horizon: int = 120_000_000) -> set[bytes]:
+    return {own_identity(item)} if isinstance(item, Faulty) else set(identities(item, "", horizon))
+
+
+def test_a_forged_first_copy_does_not_mask_the_true_one() -> None:
+    bad, true = read(frame(forged(), signed()))
+    assert isinstance(bad, Faulty)
+    assert isinstance(true, Decoded)
+    assert not digests(bad) & digests(true)
+
+
+def test_an_unsigned_copy_does_not_mask_a_signed_message() -> None:
+    stripped = signed()
+    stripped.ClearField("signature")
+    bare, true = read(frame(stripped, signed()))
+    assert not digests(bare) & digests(true)
+
+
+def test_copies_through_other_peers_are_known_as_such() -> None:
+    first = good(frame(signed()))
+    again = good(
+        frame(signed(), remote_peer=peer_of(ANNA), connection=b"c" * 16, observed_at=1_700_040_000_000_000_000)
+    )
+    assert identities(first, "", 120_000_000) == identities(again, "", 120_000_000)
+
+
+def test_faults_are_kept_each_time_they_come() -> None:
+    how = Decoding(default_policy="either")
+    values = [frame(unsigned(b"garbage"), unsigned(b"garbage"), sequence=number) for number in (1, 2, 3, 4)]
+    items = [item for value in values for item in decode(value.SerializeToString(), 0, value.sequence, 0, how)]
+    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == len(items) == 8
+
+
+def at(observed_at: int, message: Message) -> Decoded:
+    return good(frame(message, observed_at=observed_at * 1000))
+
+
+QUERY = write_query(STREAM)
+times = st.integers(0, 10**15)
+horizons = st.integers(2, 200_000_000)
+
+
+@given(times, horizons, st.data())
+def test_unsigned_copies_less_than_half_a_horizon_apart_agree_in_one(
+    time: int, horizon: int, data: st.DataObject
+) -> None:
+    apart = data.draw(st.integers(0, (horizon - 1) // 2))
+    first, second = at(time, unsigned(QUERY)), at(time + apart, unsigned(QUERY))
+    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    assert any(one == other for one, other in pairs)
+
+
+@given(times, horizons, st.integers(0, 10**12))
+def test_an_unsigned_message_that_comes_again_after_a_horizon_agrees_in_none(
+    time: int, horizon: int, more: int
+) -> None:
+    first, second = at(time, unsigned(QUERY)), at(time + horizon + more, unsigned(QUERY))
+    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    assert not any(one == other for one, other in pairs)
+
+
+SIGNED = signed()
+
+
+@given(times, times, horizons)
+def test_a_signed_message_is_one_for_ever(time: int, later: int, horizon: int) -> None:
+    early, late = identities(at(time, SIGNED), "", horizon)
+    assert early == late
+    assert identities(at(later, SIGNED), "", horizon) == (early, late)
+
+
+def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
+    base = at(0, SIGNED)
+    others = [
+        identities(at(0, signed(seqno=b"\0\2")), "", 10),
+        identities(at(0, signed(key=BERT)), "", 10),
+        identities(at(0, signed(topic="/ceramic/mainnet")), "", 10),
+        identities(base, "REPLAY", 10),
+        identities(at(0, unsigned()), "", 10),
+        identities(at(0, unsigned(QUERY)), "", 10),
+    ]
+    digests = [digest for pair in (identities(base, "", 10), *others) for digest in set(pair)]
+    assert len(digests) == len(set(digests))
+
+
+# ---------------------------------------------------------------- size
+
+
+def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() -> None:
+    data = b"\xff" * (MAX_REQUEST - 1_000)
+    for item in (fault(frame(payload=b"\xff" * MAX_RPC)), fault(data)):
+        rows = [dict(zip((column.name for column in DECODED), row, strict=True)) for row, _ in fault_rows(item)]
+        values = [row["fault_value"] for row in rows]
+        assert all(isinstance(value, bytes) and len(value) < MAX_REQUEST - 1_000 for value in values)
+        assert b"".join(decode_quarantine(value).data for value in values if isinstance(value, bytes)) == item.data
+        assert len({row["early"] for row in rows}) == len(rows)
+
+
+def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:
+    value = frame(payload=b"\xff")
+    how = Decoding()
+    (first,), (again,) = (decode(value.SerializeToString(), 3, offset, 0, how) for offset in (77, 78))
+    assert isinstance(first, Faulty)
+    assert isinstance(again, Faulty)
+    assert own_identity(first) == own_identity(again)
+    assert own_identity(first) != own_identity(fault(frame(payload=b"\xff", sequence=2)))
+
+
+# ---------------------------------------------------------------- any bytes
+
+
+def check(items: Sequence[Decoded | Faulty]) -> None:
+    """Each fault can be written to Kafka, says why, and has bytes."""
+    for item in items:
+        if isinstance(item, Faulty):
+            assert item.stage in {"frame", "hello", "rpc", "topic", "signature", "message"}
+            record = QuarantineRecord(item.stage, item.reason, item.detail, item.data, item.observed_at)
+            QUARANTINE.validate(json.loads(encode(record)))
+            own_identity(item)
+        else:
+            identities(item, "", 120_000_000)
+            author(item)
+
+
+@given(st.none() | st.binary(max_size=300))
+@example(b"")
+def test_no_record_value_stops_it(value: bytes | None) -> None:
+    items = read(value)
+    check(items)
+    assert len(items) <= 1 or isinstance(items[0], Decoded | Faulty)
+
+
+@given(st.data())
+def test_no_damage_to_a_frame_stops_it(data: st.DataObject) -> None:
+    value = bytearray(frame(signed(), unsigned(QUERY), hello_in=hello(b"aaaa"), verdicts=b"\0\0").SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    check(read(bytes(value)))
+
+
+@given(st.binary(max_size=300))
+def test_no_payload_stops_it(payload: bytes) -> None:
+    check(read(frame(payload=payload)))
+
+
+jsons = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from((STREAM, TIP)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("typ", "stream", "doc", "tip", "model", "id", "tips", "ts", STREAM)), inner)
+    ),
+    max_leaves=8,
+)
+datas = st.binary(max_size=60) | jsons.map(lambda value: json.dumps(value).encode())
+
+
+@given(
+    st.lists(
+        st.builds(
+            dict,
+            data=datas,
+            topic=st.none() | st.text(max_size=10) | st.just(CLAY),
+            topicIndex=st.none() | st.integers(0, 2**32 - 1),
+            seqno=st.none() | st.binary(max_size=10),
+            signature=st.none() | st.binary(max_size=70),
+            key=st.none() | st.binary(max_size=40),
+            author=st.none() | st.binary(max_size=40) | st.just(peer_of(ANNA)),
+        ),
+        max_size=4,
+    ),
+    st.binary(max_size=20) | st.just(hello(b"aaaa")),
+    st.binary(max_size=20) | st.just(hello(b"aaaa")),
+    st.binary(max_size=5),
+    st.binary(max_size=40),
+    st.sampled_from(("strict", "none", "either")),
+)
+def test_no_message_hello_or_verdict_stops_it(
+    fields: list[dict[str, bytes | str | int | None]],
+    hello_in: bytes,
+    hello_out: bytes,
+    verdicts: bytes,
+    remote_peer: bytes,
+    policy: Policy,
+) -> None:
+    messages = []
+    for given_fields in fields:
+        message = Message()
+        for name, value in given_fields.items():
+            if value is not None:
+                setattr(message, "from" if name == "author" else name, value)
+        messages.append(message)
+    made = frame(*messages, hello_in=hello_in, hello_out=hello_out, verdicts=verdicts, remote_peer=remote_peer)
+    items = read(made, Decoding(policy))
+    check(items)
+    # a message is good or faulty, and none is lost
+    assert [item.place.position for item in items if item.place.position is not None] == list(range(len(messages)))

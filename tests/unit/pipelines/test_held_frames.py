@@ -1,0 +1,108 @@
+"""pipelines.logic.held_frames against a plain set of numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.logic.held_frames import Held, HeldParam, Ranges, Sieve, contains, insert, merge, side
+
+numbers = st.integers(1, 40)
+spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
+A, B = b"a" * 16, b"b" * 16
+
+
+def numbers_in(ranges: Ranges) -> set[int]:
+    return {number for low, high in ranges for number in range(low, high + 1)}
+
+
+def ranges_of(numbers: set[int]) -> Ranges:
+    """Ascending closed ranges that do not touch: the only way to write a set so."""
+    lows = sorted(number for number in numbers if number - 1 not in numbers)
+    highs = sorted(number for number in numbers if number + 1 not in numbers)
+    return list(zip(lows, highs, strict=True))
+
+
+@given(st.lists(spans, max_size=20))
+def test_ranges_are_the_set_of_what_was_inserted(inserted: list[tuple[int, int]]) -> None:
+    ranges: Ranges = []
+    held: set[int] = set()
+    for low, high in inserted:
+        insert(ranges, low, high)
+        held |= set(range(low, high + 1))
+        assert ranges == ranges_of(held)
+    assert {number for number in range(60) if contains(ranges, number)} == held
+
+
+@given(st.lists(spans, max_size=20))
+def test_insert_tells_whether_anything_was_new(inserted: list[tuple[int, int]]) -> None:
+    ranges: Ranges = []
+    held: set[int] = set()
+    for low, high in inserted:
+        span = set(range(low, high + 1))
+        assert insert(ranges, low, high) == (not span <= held)
+        held |= span
+
+
+@pytest.mark.parametrize("low", [3, 4, 5])
+def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
+    """Its first number as well as those after it."""
+    ranges = [(3, 5)]
+    assert not insert(ranges, low, low)
+    assert ranges == [(3, 5)]
+
+
+def test_a_connection_without_loss_is_one_range() -> None:
+    sieve = Sieve({})
+    assert all(sieve.passes(A, 0, sequence) for sequence in range(1, 1_001))
+    assert sieve.taken == {side(A, 0): [(1, 1_000)]}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from((A, B)), st.integers(0, 1), numbers), max_size=60),
+    st.dictionaries(st.tuples(st.sampled_from((A, B)), st.integers(0, 1)), st.sets(numbers), max_size=4),
+)
+def test_a_frame_passes_if_not_held_and_once(
+    frames: list[tuple[bytes, int, int]], before: dict[tuple[bytes, int], set[int]]
+) -> None:
+    sieve = Sieve({side(*key): ranges_of(held) for key, held in before.items()})
+    seen = {(*key, number) for key, held in before.items() for number in held}
+    taken: set[tuple[bytes, int, int]] = set()
+    for frame in frames:
+        assert sieve.passes(*frame) == (frame not in seen)
+        taken |= {frame} - seen
+        seen.add(frame)
+    assert {(key, number) for key, ranges in sieve.taken.items() for number in numbers_in(ranges)} == {
+        (side(connection, direction), number) for connection, direction, number in taken
+    }
+
+
+def test_the_largest_sequence_passes_once() -> None:
+    sieve = Sieve({})
+    assert sieve.passes(A, 0, 2**63 - 1)
+    assert not sieve.passes(A, 0, 2**63 - 1)
+    assert not Sieve(sieve.taken).passes(A, 0, 2**63 - 1)
+
+
+held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st.sets(numbers).map(ranges_of))
+
+
+@given(st.lists(held, max_size=5))
+def test_what_tasks_took_is_brought_together_as_a_union(parts: list[Held]) -> None:
+    param = HeldParam()
+    total = param.zero({})
+    for part in (*parts, *parts[:1]):  # a task may run twice
+        total = param.addInPlace(total, part)
+    for key in {key for part in parts for key in part}:
+        assert total[key] == ranges_of({number for part in parts for number in numbers_in(part.get(key, []))})
+
+
+@given(held, held)
+def test_merging_leaves_what_is_merged_alone(into: Held, taken: Held) -> None:
+    before = {key: list(ranges) for key, ranges in taken.items()}
+    merged = merge(into, taken)
+    assert merged is into
+    for ranges in merged.values():  # were a list shared, this would show in `taken`
+        insert(ranges, 100, 100)
+    assert taken == before

@@ -1,0 +1,134 @@
+"""pipelines.spark.rows: table columns as Arrow and as Spark DDL, and rows on their way to Arrow."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
+from pipelines.transforms.messages import DECODED
+from pipelines.transforms.sink import ROWS
+from schemas.tables import TABLES, Column
+
+PAIR = arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
+
+# Types of Delta (PROTOCOL.md, Primitive Types) and what Arrow calls them; a timestamp is in UTC.
+ARROW = {
+    "string": "string",
+    "binary": "binary",
+    "int": "int32",
+    "bigint": "int64",
+    "boolean": "bool",
+    "timestamp": "timestamp[us, tz=UTC]",
+    "map<string,string>": "map<string, string>",
+    "array<string>": "list<item: string>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_table_has_an_arrow_schema(name: str) -> None:
+    schema = arrow_schema(TABLES[name].columns)
+    assert [(field.name, str(field.type)) for field in schema] == [
+        (column.name, ARROW[column.type]) for column in TABLES[name].columns
+    ]
+
+
+def test_ddl_names_columns_and_types_in_order() -> None:
+    assert ddl(columns_of(TABLES["batch_tips"])) == "cid string, stream string, tip string"
+    assert ddl((Column("tips", "map<string,string>", "a comment, with commas"),)) == "tips map<string,string>"
+
+
+def test_columns_by_name_come_in_the_order_named() -> None:
+    found = columns_of(TABLES["batches"], "tips", "cid")
+    assert [(column.name, column.type) for column in found] == [("tips", "int"), ("cid", "string")]
+    assert columns_of(TABLES["batches"]) == TABLES["batches"].columns
+
+
+def test_names_in_a_schema_do_not_repeat() -> None:
+    names = [column.name for column in DECODED]
+    assert len(names) == len(set(names))
+    assert ROWS.startswith("table string, identity binary, updates struct<network string, ")
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.binary(max_size=5))))
+def test_rows_come_out_as_they_went_in(rows: list[tuple[int | None, bytes | None]]) -> None:
+    buffer = RowBuffer(PAIR)
+    for row in rows:
+        buffer.add(row)
+    batches = list(buffer.drain())
+    assert [tuple(row.values()) for batch in batches for row in batch.to_pylist()] == rows
+    assert all(batch.schema == PAIR for batch in batches)
+
+
+def test_what_was_drained_does_not_come_again_and_nothing_is_no_batch() -> None:
+    buffer = RowBuffer(PAIR)
+    assert list(buffer.drain()) == []
+    buffer.add((1, b"a"))
+    assert sum(batch.num_rows for batch in buffer.drain()) == 1
+    assert list(buffer.drain()) == []
+    buffer.add((2, b"b"))
+    assert [batch.to_pylist() for batch in buffer.drain()] == [[{"number": 2, "data": b"b"}]]
+
+
+def drained(rows: int, size: int) -> list[int]:
+    """Rows of each batch, drained whenever the buffer asks for it."""
+    buffer, found = RowBuffer(PAIR), []
+    for number in range(rows):
+        if buffer.add((number, b""), size):
+            found += [batch.num_rows for batch in buffer.drain()]
+    return [*found, *(batch.num_rows for batch in buffer.drain())]
+
+
+def test_many_rows_make_batches_of_bounded_length() -> None:
+    assert drained(100_000, 0) == [5_000] * 20
+    assert drained(5_001, 0) == [5_000, 1]
+
+
+def test_large_rows_make_batches_of_bounded_size() -> None:
+    assert drained(10, 4 << 20) == [4, 4, 2]
+    assert drained(3, 64 << 20) == [1, 1, 1]
+
+
+def test_bytes_are_counted_anew_after_a_drain() -> None:
+    buffer = RowBuffer(PAIR)
+    assert not buffer.add((1, b""), (16 << 20) - 1)
+    list(buffer.drain())
+    assert not buffer.add((2, b""), (16 << 20) - 1)
+
+
+def test_times_are_microseconds_in_utc() -> None:
+    buffer = RowBuffer(arrow_schema((Column("at", "timestamp", ""),)))
+    buffer.add((1_700_000_000_123_456,))
+    (batch,) = buffer.drain()
+    assert batch.column(0).to_pylist() == [datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)]
+
+
+def test_maps_lists_and_structs_are_taken() -> None:
+    schema = pa.schema(
+        [
+            *arrow_schema((Column("tips", "map<string,string>", ""), Column("topics", "array<string>", ""))),
+            ("row", pa.struct(list(PAIR))),
+        ]
+    )
+    buffer = RowBuffer(schema)
+    buffer.add(([("a", "b")], ["c"], {"number": 1, "data": b"d"}))
+    buffer.add((None, None, None))
+    buffer.add(([], [], {"number": None, "data": None}))
+    (batch,) = buffer.drain()
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        ([("a", "b")], ["c"], {"number": 1, "data": b"d"}),
+        (None, None, None),
+        ([], [], {"number": None, "data": None}),
+    ]
+
+
+def test_a_row_that_does_not_fit_the_schema_is_an_error() -> None:
+    """And never columns that moved by one."""
+    buffer = RowBuffer(PAIR)
+    buffer.add((1, b"a", "more"))
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        list(buffer.drain())

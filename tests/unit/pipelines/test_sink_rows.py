@@ -1,0 +1,398 @@
+"""pipelines.transforms.sink: records of each topic to rows of the tables filled from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.spark.rows import RowBuffer, arrow_schema
+from pipelines.transforms.sink import RECEIVED, TOPICS, _read, _rows
+from schemas.batch import write_blocks
+from schemas.cid import block_cid, cid_text
+from schemas.records import (
+    TICK,
+    BatchRecord,
+    BlockRecord,
+    Coordinates,
+    Epoch,
+    PublicationRecord,
+    QuarantineRecord,
+    Record,
+    SeparatorRecord,
+    StreamRecord,
+    UpdateRecord,
+    encode,
+    quarantine_key,
+)
+from schemas.streamid import StreamID
+from schemas.tables import TABLES
+
+SEPARATOR = SeparatorRecord("model", "ka")
+STREAMS = sorted(StreamID(3, block_cid(b"genesis %d" % n)).text for n in range(2))
+TIPS = sorted(block_cid(b"tip %d" % n) for n in range(3))
+NOW = 1_800_000_000_000_000
+
+
+def update(separator: SeparatorRecord | None = SEPARATOR, author: str | None = "12D3author") -> UpdateRecord:
+    return UpdateRecord(
+        network="mainnet",
+        origin="LIVE",
+        separator=separator,
+        separator_source="topic" if separator else None,
+        stream=STREAMS[0],
+        tip=cid_text(TIPS[0]),
+        from_=author,
+        message="12D3author/0001",
+        epoch=Epoch("query", 3),
+        frame=Coordinates(1, 2, 3),
+        observed_at=1_700_000_000_000_001,
+    )
+
+
+(BLOCK,) = write_blocks({STREAMS[0]: TIPS[:2], STREAMS[1]: TIPS[2:]})
+BATCH = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, 1_000_000, 2_000_000)
+RECEIPT = PublicationRecord(
+    cid=BLOCK.cid,
+    transport="gossipsub",
+    published_at=1_700_000_000_000_002,
+    topic="/ceramic/mainnet",
+    target=None,
+    peers=5,
+    error=None,
+)
+FAULT = QuarantineRecord("rpc", "rpc_malformed", "3 bytes are not an RPC protobuf", b"\xff\0\1", 1_700_000_000_000_003)
+STREAM = StreamRecord("mainnet", STREAMS[0], SEPARATOR, 1_700_000_000_000_004)
+FETCHED = BlockRecord("mainnet", BLOCK.cid, 1_700_000_000_000_005, SEPARATOR, BLOCK.data)
+
+
+def rows(
+    topic: str, value: bytes | Record, key: bytes = b"", offset: int = 77, now: int = NOW
+) -> list[tuple[str, dict[str, object]]]:
+    """(table, row by column) of all that a record says; each row must fit its table."""
+    found = []
+    for table, identity, row in _read(topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)):
+        columns = TABLES[table].columns if table in TABLES else RECEIVED
+        assert identity
+        buffer = RowBuffer(arrow_schema(columns))
+        buffer.add(row)
+        assert [batch.num_rows for batch in buffer.drain()] == [1]
+        named = dict(zip((column.name for column in columns), row, strict=True))
+        assert not [column.name for column in columns if not column.nullable and named[column.name] is None]
+        found.append((table, named))
+    return found
+
+
+def identities(topic: str, value: bytes | Record, key: bytes = b"", offset: int = 77, now: int = NOW) -> list[object]:
+    raw = value if isinstance(value, bytes) else encode(value)
+    return [(table, identity) for table, identity, _ in _read(topic, 3, offset, now, key, raw)]
+
+
+def test_an_update() -> None:
+    assert rows("updates", update()) == [
+        (
+            "updates",
+            {
+                "network": "mainnet",
+                "origin": "LIVE",
+                "message": "12D3author/0001",
+                "from_peer": "12D3author",
+                "separator_key": "model",
+                "separator_value": "ka",
+                "separator_source": "topic",
+                "stream": STREAMS[0],
+                "tip": cid_text(TIPS[0]),
+                "observed_at": 1_700_000_000_000_001,
+                "updated_at": NOW,
+                "log_partition": 3,
+                "log_offset": 77,
+            },
+        ),
+        (
+            "tips",
+            {
+                "network": "mainnet",
+                "stream": STREAMS[0],
+                "tip": cid_text(TIPS[0]),
+                "source": "update",
+                "cid": None,
+                "observed_at": 1_700_000_000_000_001,
+            },
+        ),
+    ]
+
+
+def test_an_update_without_separator_or_author_is_kept() -> None:
+    (_, row), _ = rows("updates", update(None, None))
+    assert (row["separator_key"], row["separator_value"], row["separator_source"]) == (None, None, None)
+    assert row["from_peer"] is None
+    assert row["stream"] == STREAMS[0]
+
+
+def test_a_batch_and_its_tips() -> None:
+    (table, batch), *tips = rows("batches", BATCH)
+    assert table == "batches"
+    assert batch == {
+        "cid": BLOCK.cid,
+        "network": "mainnet",
+        "origin": "REPLAY",
+        "separator_key": "model",
+        "separator_value": "ka",
+        "opened_at": 1_000_000,
+        "closed_at": 2_000_000,
+        "emitted_at": NOW,
+        "streams": 2,
+        "tips": 3,
+        "bytes": len(BLOCK.data),
+        "block": BLOCK.data,
+    }
+    assert tips == [
+        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[0])}),
+        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[0], "tip": cid_text(TIPS[1])}),
+        ("batch_tips", {"cid": BLOCK.cid, "stream": STREAMS[1], "tip": cid_text(TIPS[2])}),
+    ]
+
+
+def test_a_publication() -> None:
+    assert rows("publications", RECEIPT) == [
+        (
+            "publications",
+            {
+                "cid": BLOCK.cid,
+                "transport": "gossipsub",
+                "topic": "/ceramic/mainnet",
+                "target": None,
+                "peers": 5,
+                "published_at": 1_700_000_000_000_002,
+                "error": None,
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize("separator", [SEPARATOR, None])
+def test_what_is_known_of_a_stream(separator: SeparatorRecord | None) -> None:
+    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, 1))
+    assert table == "streams"
+    assert row == {
+        "network": "mainnet",
+        "stream": STREAMS[0],
+        "separator_key": separator and separator.key,
+        "separator_value": separator and separator.value,
+        "source": "genesis",
+    }
+
+
+def test_a_block_of_somebody_elses_batch() -> None:
+    assert rows("blocks", FETCHED) == [
+        (
+            "received",
+            {
+                "network": "mainnet",
+                "stream": stream,
+                "tip": cid_text(tip),
+                "cid": BLOCK.cid,
+                "observed_at": 1_700_000_000_000_005,
+                "separator_key": "model",
+                "separator_value": "ka",
+            },
+        )
+        for stream, tip in ((STREAMS[0], TIPS[0]), (STREAMS[0], TIPS[1]), (STREAMS[1], TIPS[2]))
+    ]
+
+
+def test_a_block_that_could_not_be_had_has_no_rows() -> None:
+    assert rows("blocks", BlockRecord("mainnet", BLOCK.cid, 1, SEPARATOR, None, "block_unavailable")) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        (quarantine_key(1, 2, 3), (1, 2, 3, None)),
+        (quarantine_key(1, 2), (1, 2, None, None)),
+        (BLOCK.cid.encode(), (None, None, None, BLOCK.cid)),
+    ],
+    ids=["message", "frame", "block"],
+)
+def test_what_is_in_quarantine(key: bytes, place: tuple[object, ...]) -> None:
+    ((table, row),) = rows("quarantine", FAULT, key)
+    assert table == "quarantine"
+    assert (row["kafka_partition"], row["kafka_offset"], row["message_index"], row["cid"]) == place
+    assert {name: row[name] for name in ("stage", "reason", "detail", "data", "observed_at")} == {
+        "stage": "rpc",
+        "reason": "rpc_malformed",
+        "detail": "3 bytes are not an RPC protobuf",
+        "data": b"\xff\0\1",
+        "observed_at": 1_700_000_000_000_003,
+    }
+
+
+def test_the_column_cid_holds_cids_only() -> None:
+    ((_, row),) = rows("quarantine", FAULT, b"updates/3/77")
+    assert row["cid"] is None
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+GOOD: dict[str, bytes] = {
+    "updates": encode(update()),
+    "batches": encode(BATCH),
+    "publications": encode(RECEIPT),
+    "quarantine": encode(FAULT),
+    "streams": encode(STREAM),
+    "blocks": encode(FETCHED),
+}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("value", [b"garbage", b"\xff\xfe", b"[]", b"{}", b"{", b'{"cid": NaN}'])
+def test_a_record_that_cannot_be_read_is_quarantined_itself(topic: str, value: bytes) -> None:
+    ((table, row),) = rows(topic, value, b"1/2/3")
+    assert table == "quarantine"
+    assert (row["stage"], row["reason"], row["data"], row["observed_at"]) == ("sink", "record_malformed", value, NOW)
+    assert str(row["detail"]).startswith(f"record 3/77 of {topic}: ")
+    assert row["kafka_offset"] is None  # it came from no frame
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_text_that_is_not_utf8_is_quarantined(topic: str) -> None:
+    value = GOOD[topic].replace(b"mai", b"ma\xff", 1).replace(b"rpc_", b"rpc\xff", 1)
+    assert value != GOOD[topic]
+    assert [table for table, _ in rows(topic, value, b"1/2/3")] == ["quarantine"]
+
+
+@pytest.mark.parametrize("block", [b"", b"\xff", b"\xa0", b"\xa1\x64tips\x01", BLOCK.data[:-1], BLOCK.data + b"\0"])
+def test_a_batch_whose_block_cannot_be_read_is_quarantined_whole(block: bytes) -> None:
+    value = encode(BatchRecord("mainnet", "LIVE", SEPARATOR, BLOCK.cid, block, 0, 1))
+    ((table, row),) = rows("batches", value)
+    assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", value)
+
+
+def test_a_quarantine_key_that_is_not_text_is_quarantined() -> None:
+    ((table, row),) = rows("quarantine", FAULT, b"\xff")
+    assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", encode(FAULT))
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_record_that_is_deep_where_nobody_reads_is_quarantined(topic: str) -> None:
+    value = GOOD[topic][:-1] + b',"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+    assert [table for table, _ in rows(topic, value, b"1/2/3")] == ["quarantine"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(b"1/" + b"9" * 5_000, id="offset of 5,000 digits"),
+        pytest.param(b"1/%d" % 2**63, id="offset beyond a BIGINT"),
+        pytest.param(b"%d/1" % 2**31, id="partition beyond an INT"),
+    ],
+)
+def test_a_quarantine_key_with_a_number_beyond_its_column_stops_nothing(key: bytes) -> None:
+    assert [table for table, _ in rows("quarantine", FAULT, key)] == ["quarantine"]
+
+
+@given(st.sampled_from(TOPICS), st.binary(max_size=30), st.data())
+def test_no_damage_to_a_record_stops_it_or_loses_it(topic: str, key: bytes, data: st.DataObject) -> None:
+    value = bytearray(GOOD[topic])
+    for _ in range(data.draw(st.integers(0, 3))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    assert rows(topic, bytes(value), key)
+
+
+# ---------------------------------------------------------------- what makes a row one
+
+
+def test_a_record_written_twice_is_one() -> None:
+    for topic, value in GOOD.items():
+        assert identities(topic, value, b"1/2/3") == identities(topic, value, b"1/2/3", offset=99, now=NOW + 1)
+
+
+def test_two_malformed_records_are_two_though_they_are_equal() -> None:
+    assert identities("updates", b"garbage", offset=1) != identities("updates", b"garbage", offset=2)
+
+
+def test_an_update_is_known_by_its_message_and_a_tip_by_itself() -> None:
+    again = update()
+    again = UpdateRecord(
+        **{name: getattr(again, name) for name in again.__struct_fields__ if name != "message"}, message="other/0001"
+    )
+    (first, tip), (second, same) = identities("updates", update()), identities("updates", again)
+    assert first != second
+    assert tip == same
+
+
+def test_a_batch_is_known_by_its_window_and_its_tips_by_the_block() -> None:
+    later = BatchRecord("mainnet", "REPLAY", SEPARATOR, BLOCK.cid, BLOCK.data, 5_000_000, 6_000_000)
+    (first, *tips), (second, *same) = identities("batches", BATCH), identities("batches", later)
+    assert first != second
+    assert tips == same
+
+
+def test_faults_in_one_place_are_as_many_as_their_reasons() -> None:
+    other = QuarantineRecord("rpc", "rpc_malformed", "another", b"", 0)
+    assert identities("quarantine", FAULT, b"1/2") != identities("quarantine", other, b"1/2")
+    assert identities("quarantine", FAULT, b"1/2") != identities("quarantine", FAULT, b"1/3")
+
+
+# ---------------------------------------------------------------- Arrow in and out
+
+
+def table_rows(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[dict[str, object]]:
+    """Rows of ROWS, from records (topic, partition, offset, stamp, key, value)."""
+    names = ("topic", "partition", "offset", "stamp", "key", "value")
+    types = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
+    arrays = [pa.array(column, type=kind) for column, kind in zip(zip(*records, strict=True), types, strict=True)]
+    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_arrays(arrays, names=names)])
+    return [row for batch in _rows(batches) for row in batch.to_pylist()]
+
+
+def test_each_row_is_in_the_struct_of_its_table_alone() -> None:
+    records = [(topic, 0, n, n, b"1/2/3", value) for n, (topic, value) in enumerate(GOOD.items())]
+    found = table_rows(records)
+    assert [row["table"] for row in found] == [
+        "updates",
+        "tips",
+        "batches",
+        "batch_tips",
+        "batch_tips",
+        "batch_tips",
+        "publications",
+        "quarantine",
+        "streams",
+        "received",
+        "received",
+        "received",
+    ]
+    for row in found:
+        assert [name for name in row if name not in ("table", "identity") and row[name] is not None] == [row["table"]]
+        assert isinstance(row["identity"], bytes)
+        assert len(row["identity"]) == 16
+    assert len({row["identity"] for row in found}) == len(found)
+
+
+def test_a_tick_has_no_rows() -> None:
+    assert table_rows([("updates", 0, 0, 5, None, TICK), ("updates", 0, 1, 6, None, None)]) == []
+
+
+def updated_at(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[datetime]:
+    found = [row["updates"] for row in table_rows(records) if row["table"] == "updates"]
+    return [row["updated_at"] for row in found if isinstance(row, dict)]
+
+
+def test_the_time_of_an_update_is_the_greatest_stamp_of_its_partition_so_far() -> None:
+    value = GOOD["updates"]
+    stamps = [(0, 20, value), (0, 30, TICK), (0, 10, value), (1, 10, value), (0, 40, value)]
+    records = [("updates", partition, n, stamp, b"", each) for n, (partition, stamp, each) in enumerate(stamps)]
+    assert [time.microsecond for time in updated_at(records)] == [20, 30, 10, 40]
+    assert all(time.tzinfo is not None and time.utcoffset() == UTC.utcoffset(None) for time in updated_at(records))
+
+
+@pytest.mark.xfail(strict=True, reason="each task knows the greatest stamp of its own records only")
+def test_and_so_it_is_over_micro_batches() -> None:
+    first = ("updates", 0, 0, 30, b"", GOOD["updates"])
+    second = ("updates", 0, 1, 10, b"", GOOD["updates"])
+    assert updated_at([first]) + updated_at([second]) == updated_at([first, second])

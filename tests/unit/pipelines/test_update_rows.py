@@ -1,0 +1,397 @@
+"""pipelines.transforms.updates: good copies of UPDATEs to records of `kiln.updates` (docs/DESIGN.md, decision 4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import pyarrow as pa
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from nacl.signing import SigningKey
+
+from pipelines.lake.append import MAX_REQUEST
+from pipelines.logic.decode import Decoding
+from pipelines.logic.windows import PartitionWindows
+from pipelines.spark.batcher import LogRecord, batch_partition
+from pipelines.spark.known_streams import StreamsTopic
+from pipelines.transforms import updates as module
+from pipelines.transforms.updates import Known, Separated, Separating, separate
+from schemas.cid import block_cid, cid_text
+from schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from schemas.dht.items import put_fields
+from schemas.dht.items import sign as sign_item
+from schemas.dht.krpc import Query, write_message
+from schemas.frames import MAX_RPC
+from schemas.identity import peer_of, peer_text, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
+from schemas.records import (
+    Epoch,
+    SeparatorRecord,
+    UpdateRecord,
+    decode_batch,
+    decode_quarantine,
+    decode_update,
+    decode_wanted,
+)
+from schemas.streamid import StreamID
+from schemas.topics import Separator, separator_value, topic_name
+
+SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
+VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
+
+ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
+MODEL = StreamID(2, block_cid(b"model"))
+OTHER = StreamID(2, block_cid(b"another model"))
+TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+CLAY = "/ceramic/testnet-clay"
+CONTROLLER = Separator("controller", separator_value(b"did:key:z6Mk"))
+EPOCH = Epoch("7d8e", 12)
+
+
+@pytest.fixture(autouse=True)
+def epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no task here to ask for it."""
+    monkeypatch.setattr(module, "_epoch", lambda: EPOCH)
+
+
+def frame(*messages: Message, network: str = "mainnet", origin: str = "LIVE", at: int = 1_700_000_000_123_456) -> bytes:
+    return Frame(
+        network=network,
+        connection=bytes(16),
+        observed_at=at * 1000,
+        sequence=1,
+        origin=Frame.Origin.Value(origin),
+        payload=RPC(publish=messages).SerializeToString(),
+    ).SerializeToString()
+
+
+def unsigned(data: bytes, topic: str = CLAY) -> Message:
+    return Message(data=data, topic=topic)
+
+
+def signed(data: bytes, topic: str = CLAY, seqno: bytes = b"\0\1") -> Message:
+    message = Message(data=data, topic=topic, seqno=seqno)
+    sign(message, ANNA)
+    return message
+
+
+class Made(TypedDict):
+    identity: bytes
+    topic: str
+    key: bytes
+    value: bytes
+
+
+def columns(*values: bytes | None) -> dict[str, pa.Array]:
+    return {
+        "partition": pa.array([3] * len(values), type=pa.int32()),
+        "offset": pa.array(range(77, 77 + len(values)), type=pa.int64()),
+        "stamp": pa.array([0] * len(values), type=pa.int64()),
+        "value": pa.array(values, type=pa.binary()),
+    }
+
+
+def rows(*values: bytes | None, how: Decoding | None = None, fetch: bool = False) -> list[Made]:
+    """identity, topic, key, value of the copies in records 77, 78 … of partition 3."""
+    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    made = module._rows(how or Decoding(default_policy="either"), Separating(fetch=fetch))
+    return [row for batch in made(batches) for row in batch.to_pylist()]
+
+
+def records(*values: bytes | None) -> list[UpdateRecord]:
+    found = rows(*values)
+    for row in found:
+        VALID.validate(json.loads(row["value"]))
+    return [decode_update(row["value"]) for row in found]
+
+
+# ---------------------------------------------------------------- separators
+
+
+@pytest.mark.parametrize(
+    ("topic", "model", "expected"),
+    [
+        (CONTROLLER, MODEL.text, (CONTROLLER, "topic")),
+        (CONTROLLER, None, (CONTROLLER, "topic")),
+        (None, MODEL.text, (Separator("model", MODEL.text), "model")),
+        (None, None, (None, None)),
+    ],
+)
+def test_the_topic_comes_before_the_model(
+    topic: Separator | None, model: str | None, expected: tuple[Separator | None, str | None]
+) -> None:
+    assert separate(topic, model, ("mainnet", STREAM), {("testnet-clay", STREAM): None}) == Separated(*expected)
+
+
+BY_MODEL, BY_OTHER = Separator("model", MODEL.text), Separator("model", OTHER.text)
+
+
+@pytest.mark.parametrize(
+    ("verified", "topic", "model", "expected"),
+    [
+        pytest.param(BY_MODEL, None, None, Separated(BY_MODEL, "genesis"), id="no claim"),
+        pytest.param(BY_MODEL, BY_MODEL, MODEL.text, Separated(BY_MODEL, "genesis"), id="true claims"),
+        pytest.param(
+            BY_MODEL,
+            None,
+            OTHER.text,
+            Separated(BY_MODEL, "genesis", Separator("model", OTHER.text)),
+            id="a false model",
+        ),
+        pytest.param(BY_MODEL, CONTROLLER, None, Separated(BY_MODEL, "genesis", CONTROLLER), id="a false topic"),
+        pytest.param(CONTROLLER, CONTROLLER, MODEL.text, Separated(CONTROLLER, "genesis"), id="another key"),
+        pytest.param(None, CONTROLLER, MODEL.text, Separated(None, "genesis"), id="a genesis that names none"),
+    ],
+)
+def test_a_verified_genesis_comes_before_all(
+    verified: Separator | None, topic: Separator | None, model: str | None, expected: Separated
+) -> None:
+    known: Known = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
+    assert separate(topic, model, ("mainnet", STREAM), known) == expected
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kiln.streams says of STREAM, on testnet-clay, that its separator is BY_MODEL."""
+
+    class Streams:
+        @property
+        def known(self) -> Known:
+            return {("testnet-clay", STREAM): SeparatorRecord(*BY_MODEL)}
+
+        def refresh(self) -> None: ...
+
+    monkeypatch.setattr(module, "known_streams", lambda where: Streams())
+
+
+@pytest.mark.usefixtures("known")
+def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_genesis_wins() -> None:
+    data = write_update(STREAM, TIP, OTHER.text)
+    batches = iter([pa.RecordBatch.from_pydict(columns(frame(unsigned(data))))])
+    separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)))
+    made = module._rows(Decoding(default_policy="either"), separating)
+    update, fault = (row for batch in made(batches) for row in batch.to_pylist())
+    assert [update["topic"], fault["topic"]] == ["updates", "quarantine"]
+    record = decode_update(update["value"])
+    assert (record.separator, record.separator_source) == (SeparatorRecord(*BY_MODEL), "genesis")
+    assert update["identity"] != fault["identity"]
+    said = decode_quarantine(fault["value"])
+    assert (said.stage, said.reason, said.data) == ("separator", "contradicts_genesis", data)
+    assert fault["key"] == b"3/77/0"
+    assert OTHER.text in said.detail
+    assert MODEL.text in said.detail
+
+
+# ---------------------------------------------------------------- from one topic to the other
+
+
+def identities_during_transition(*values: bytes) -> list[bytes]:
+    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    made = module._rows(Decoding(default_policy="either"), Separating(twice=True))
+    return [row["identity"] for batch in made(batches) for row in batch.to_pylist()]
+
+
+def test_what_an_author_says_on_both_topics_is_one_update() -> None:
+    data, topic = write_update(STREAM, TIP, MODEL.text), topic_name("testnet-clay", BY_MODEL)
+    on_one, on_the_other = frame(signed(data)), frame(signed(data, topic, b"\0\2"))
+    first, second = identities_during_transition(on_one, on_the_other)
+    assert first == second
+    apart = [row["identity"] for row in rows(on_one, on_the_other)]
+    assert apart[0] != apart[1]  # else it is said again, and is another message
+
+
+def test_two_tips_and_two_authors_are_two_updates_during_a_transition_too() -> None:
+    data = write_update(STREAM, TIP, MODEL.text)
+    by_nobody, later = unsigned(data), frame(signed(data), at=1_700_050_000_000_000)
+    other = signed(write_update(STREAM, cid_text(block_cid(b"another tip")), MODEL.text))
+    found = identities_during_transition(frame(signed(data)), frame(by_nobody), frame(other), later)
+    assert len(set(found)) == 4
+
+
+# ---------------------------------------------------------------- what must be fetched
+
+
+def test_an_update_whose_separator_nobody_names_waits_for_its_genesis() -> None:
+    (row,) = rows(frame(unsigned(write_update(STREAM, TIP))), fetch=True)
+    wanted = decode_wanted(row["value"])
+    assert row["topic"] == "wanted"
+    assert wanted.reason == "genesis"
+    assert [wanted.cid, row["key"].decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
+    assert wanted.update == decode_update(rows(frame(unsigned(write_update(STREAM, TIP))))[0]["value"])
+
+
+def test_an_update_with_a_separator_does_not_wait() -> None:
+    (row,) = rows(frame(unsigned(write_update(STREAM, TIP, MODEL.text))), fetch=True)
+    assert row["topic"] == "updates"
+
+
+def batch_update(separator: Separator = CONTROLLER, cid: str = TIP) -> bytes:
+    return write_batch_update(separator, cid)
+
+
+def test_a_batch_that_somebody_announces_is_wanted_once() -> None:
+    first, again = rows(frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")), fetch=True)
+    wanted = decode_wanted(first["value"])
+    assert first["topic"] == "wanted"
+    assert first["key"] == TIP.encode()
+    assert (wanted.reason, wanted.cid, wanted.separator) == ("batch", TIP, SeparatorRecord(*CONTROLLER))
+    assert wanted.network == "testnet-clay"
+    assert first["identity"] == again["identity"]
+    (other,) = rows(frame(signed(batch_update(BY_MODEL))), fetch=True)
+    assert other["identity"] != first["identity"]
+
+
+def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
+    assert rows(frame(signed(batch_update()))) == []
+
+
+def test_our_own_batch_coming_back_is_left_alone() -> None:
+    mine = Frame.FromString(frame(signed(batch_update())))
+    mine.local_peer = peer_of(ANNA)
+    assert rows(mine.SerializeToString(), fetch=True) == []
+
+
+def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
+    key, separator = SigningKey(b"k" * 32), BY_MODEL
+    newest, before = block_cid(b"newest"), block_cid(b"before")
+    salt = topic_salt("testnet-clay", separator)
+    value = write_announcement(Announcement(separator, newest, 1_700_000_000_000, (before,)))
+    item = sign_item(key, salt, 7, value)
+    datagram = Frame.FromString(frame(network="testnet-clay"))
+    datagram.protocol = "bep50"
+    query = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    datagram.payload = write_message(query)
+    found = rows(datagram.SerializeToString(), fetch=True)
+    assert [row["key"].decode() for row in found] == [cid_text(newest), cid_text(before)]
+    assert (decode_wanted(found[0]["value"]).message or "").startswith("bep50/")
+
+
+def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
+    """The value in a topic name is that of the header, a StreamID's bytes."""
+    topic = topic_name("testnet-clay", Separator("model", separator_value(MODEL.bytes)))
+    by_topic, by_model = records(
+        frame(unsigned(write_update(STREAM, TIP), topic)), frame(unsigned(write_update(STREAM, TIP, MODEL.text)))
+    )
+    assert by_topic.separator == by_model.separator
+    assert (by_topic.separator_source, by_model.separator_source) == ("topic", "model")
+
+
+def test_a_claim_does_not_override_the_topic() -> None:
+    topic = topic_name("testnet-clay", Separator("model", MODEL.text))
+    (record,) = records(frame(unsigned(write_update(STREAM, TIP, OTHER.text), topic)))
+    assert record.separator is not None
+    assert record.separator.value == MODEL.text
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_an_update() -> None:
+    (row,) = rows(frame(signed(write_update(STREAM, TIP, MODEL.text))))
+    assert row["key"] == f"testnet-clay/model/{MODEL.text}".encode()
+    assert json.loads(row["value"]) == {
+        "network": "testnet-clay",
+        "origin": "LIVE",
+        "separator": {"key": "model", "value": MODEL.text},
+        "separator_source": "model",
+        "stream": STREAM,
+        "tip": TIP,
+        "from": peer_text(peer_of(ANNA)),
+        "message": f"{peer_text(peer_of(ANNA))}/0001",
+        "epoch": {"query": "7d8e", "batch": 12},
+        "frame": {"partition": 3, "offset": 77, "index": 0},
+        "observed_at": 1_700_000_000_123_456,
+    }
+
+
+def test_an_update_without_separator_is_keyed_by_its_stream() -> None:
+    (row,) = rows(frame(unsigned(write_update(STREAM, TIP))))
+    record = decode_update(row["value"])
+    assert (record.separator, record.separator_source, record.from_) == (None, None, None)
+    assert row["key"] == STREAM.encode()
+
+
+def test_only_good_updates_have_rows() -> None:
+    forged = signed(write_update(STREAM, TIP))
+    forged.signature = bytes(64)
+    values = [
+        frame(
+            unsigned(write_query(STREAM)),
+            unsigned(write_response("id", {STREAM: TIP})),
+            unsigned(write_keepalive(1)),
+            unsigned(b"garbage"),
+            forged,
+            unsigned(write_update(STREAM, TIP)),
+        ),
+        b"no frame",
+        None,
+        frame(Message(data=write_update(STREAM, TIP), topicIndex=1)),
+        frame(unsigned(write_update(STREAM, TIP, MODEL.text)), origin="REPLAY"),
+    ]
+    found = records(*values)
+    assert [(record.frame.offset, record.frame.index, record.origin) for record in found] == [
+        (77, 5, "LIVE"),
+        (81, 0, "REPLAY"),
+    ]
+
+
+def test_copies_of_a_message_have_one_identity_and_origins_do_not_mix() -> None:
+    message = signed(write_update(STREAM, TIP))
+    values = [frame(message), frame(message, at=1_700_050_000_000_000), frame(message, origin="REPLAY")]
+    first, again, replayed = (row["identity"] for row in rows(*values))
+    assert first == again
+    assert first != replayed
+
+
+def test_a_message_is_announced_by_each_of_its_networks() -> None:
+    data = write_update(STREAM, TIP)
+    first, other = rows(frame(unsigned(data)), frame(unsigned(data, "/ceramic/mainnet")))
+    assert first["identity"] != other["identity"]
+
+
+def test_the_batch_query_reads_what_is_written() -> None:
+    topic = topic_name("testnet-clay", CONTROLLER)
+    values = [row["value"] for row in rows(frame(unsigned(write_update(STREAM, TIP), topic)))]
+    log = [LogRecord(0, n, n * 1_000_000, value) for n, value in enumerate((*values, b""))]
+    (batch,) = batch_partition(PartitionWindows(1_000_000), iter(log), 256_000)
+    assert decode_batch(batch.value).separator.key == "controller"
+    assert batch.key == f"testnet-clay/{CONTROLLER.key}/{CONTROLLER.value}".encode()
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(
+    st.sampled_from((CLAY, "/ceramic", "elsewhere", ""))
+    | names.map(lambda name: f"/ceramic/{name}")
+    | names.map(lambda key: f"{CLAY}/sep/{key}/{MODEL.text}"),
+    st.sampled_from((None, MODEL.text)),
+    st.sampled_from(("mainnet", "local-1")),
+    st.sampled_from(("LIVE", "REPLAY")),
+    st.integers(-(10**15), 10**15),
+)
+def test_every_row_is_as_the_schema_says(topic: str, model: str | None, network: str, origin: str, at: int) -> None:
+    message = unsigned(write_update(STREAM, TIP, model), topic)
+    (record,) = records(frame(message, network=network, origin=origin, at=at))
+    assert (record.origin, record.observed_at) == (origin, at)
+
+
+def test_a_frame_without_a_network_gives_no_record_that_nobody_can_read() -> None:
+    assert not records(frame(unsigned(write_update(STREAM, TIP), "elsewhere"), network=""))
+
+
+@pytest.mark.parametrize("letter", ['"', "\x01"], ids=["twice as long in JSON", "six times as long"])
+@pytest.mark.parametrize("length", [4_000, MAX_RPC - 1_000])
+def test_what_one_rpc_holds_makes_no_record_that_kafka_refuses(letter: str, length: int) -> None:
+    data = write_update(STREAM, TIP, MODEL.text)
+    value = frame(unsigned(data, "/ceramic/" + letter * length))
+    assert all(len(row["key"]) + len(row["value"]) < MAX_REQUEST for row in rows(value))

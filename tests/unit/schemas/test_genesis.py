@@ -1,0 +1,411 @@
+"""The separator in a genesis: against events of other implementations, every kind of header, and damaged blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cbor2
+import libipld
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit.car_file import read_car
+from multiformats import multibase
+
+from schemas.cid import DAG_CBOR, DAG_JOSE, block_cid, cid_bytes, cid_text
+from schemas.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
+from schemas.reject import Rejected
+from schemas.streamid import METAMODEL, StreamID
+from schemas.topics import MAX_KEY, Separator, separator_value
+
+EVENTS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/events"
+needs_vectors = pytest.mark.skipif(not EVENTS.exists(), reason=f"no vectors of other implementations at {EVENTS}")
+
+MODEL = StreamID.parse("kjzl6hvfrbw6c8x4r08h39j30tl3a19x0r80i15hubw8afv4fu2w9m9owz4cbol")
+BY_MODEL = Separator("model", MODEL.text)
+NONE = object()
+
+
+def write(event: object, codec: int = DAG_CBOR) -> tuple[bytes, bytes]:
+    """CID and block of an event, as cbor2 writes it."""
+    block = cbor2.dumps(event, canonical=True)
+    return block_cid(block, codec), block
+
+
+def unsigned(**header: object) -> tuple[bytes, bytes]:
+    return write({"data": None, "header": {"controllers": ["did:key:z6Mk"], **header}})
+
+
+def answer(*blocks: tuple[bytes, bytes], implied: str | None = None) -> Genesis | NeedsBlock | Rejected:
+    """What is read of the first of these blocks, given them all."""
+    return read_genesis(blocks[0][0], dict(blocks), implied)
+
+
+def reason(*blocks: tuple[bytes, bytes]) -> str | None:
+    read = answer(*blocks)
+    return read.reason if isinstance(read, Rejected) else None
+
+
+# ---------------------------------------------------------------- events of other implementations
+
+
+Fields = dict[str, Any]  # JSON of several shapes
+
+
+class Vector:
+    """A CAR file, beside what `decoded.json` says of it."""
+
+    def __init__(self, path: Path, decoded: Fields) -> None:
+        self.blocks = read_car(path).blocks
+        self.decoded: Fields = {block["cid"]: block["decoded"] for block in decoded["blocks"]}
+
+    def inits(self) -> Iterator[tuple[bytes, Fields]]:
+        """The CID of each genesis in it, with the header that it has."""
+        for cid, event in self.decoded.items():
+            if not isinstance(event, dict):
+                continue
+            payload = event
+            if "payload" in event:
+                payload = self.decoded[cid_text(bytes.fromhex(event["payload"]["$bytes_hex"]))]
+            if "header" in payload and "prev" not in payload:
+                yield cid_bytes(cid), payload["header"]
+
+
+def vectors() -> dict[str, Vector]:
+    if not EVENTS.exists():
+        return {}
+    decoded = {Path(each["file"]).name: each for each in json.loads((EVENTS / "decoded.json").read_text())}
+    return {path.name: Vector(path, decoded[path.name]) for path in sorted(EVENTS.glob("*.car"))}
+
+
+VECTORS = vectors()
+
+
+@needs_vectors
+def test_the_vectors_are_all_there() -> None:
+    assert len(VECTORS) >= 15
+    assert sum(1 for vector in VECTORS.values() for _ in vector.inits()) >= 40
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_every_genesis_of_the_vectors(name: str) -> None:
+    vector = VECTORS[name]
+    for cid, header in vector.inits():
+        model = header["model"]["$streamid"] if "model" in header else None
+        named = Separator("model", model) if model else None
+        given_sep = Genesis(named, None, model) if "sep" in header else Genesis(None, "sep_missing", model)
+        assert header.get("sep") in (None, "model")
+        assert read_genesis(cid, vector.blocks) == given_sep
+        implied = Genesis(named, None, model) if model else Genesis(None, "sep_missing", None)
+        assert read_genesis(cid, vector.blocks, "model") == implied
+        if model:
+            assert model == multibase.encode(bytes.fromhex(header["model"]["$bytes_hex"]), "base36")
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_other_blocks_of_the_vectors_are_no_genesis(name: str) -> None:
+    vector = VECTORS[name]
+    for cid in vector.blocks.keys() - {cid for cid, _ in vector.inits()}:
+        read = read_genesis(cid, vector.blocks)
+        assert isinstance(read, Rejected)
+        assert read.reason == "genesis_not_init"
+
+
+@pytest.mark.parametrize(
+    ("name", "genesis", "separator"),
+    [
+        (
+            "rc-event.signed_init_event_car.car",
+            "bagcqcerar2aga7747dm6fota3iipogz4q55gkaamcx2weebs6emvtvie2oha",
+            "kjzl6hvfrbw6c90uwoyz8j519gxma787qbsfjtrarkr1huq1g1s224k7hopvsyg",
+        ),
+        (
+            "rc-event.unsigned_init_event_car.car",
+            "bafyreiakimdaub7m6inx2nljypdhvhu5vozjhylqukif4hjxt65qnkv6my",
+            "kjzl6hvfrbw6c8bbwlli9gjd9iu2eyd5ol1dkyxbga3at3clzsch6fudvfc70lz",
+        ),
+        ("rc-event.unsigned_init_no_sep_car.car", "bafyreifnrwf76bgwv446b3gkl7nexypvb5kmwp4ernqil3gx4pgrb5ekle", None),
+        (
+            "cas.anchor-request-signed-genesis.car",
+            "bafyreigoetnvcimetv4n3dh3pxjeg7x2vym6bjgf7pxjcbbvwknuyssl24",
+            None,
+        ),
+        ("cas.big-metadata-genesis.car", "bafyreifayqofjshi2i35ixcha5t4imkl22dnonzobfvjet2hqj3fhvuwia", None),
+    ],
+)
+@needs_vectors
+def test_what_the_notes_say_of_the_vectors(name: str, genesis: str, separator: str | None) -> None:
+    read = read_genesis(cid_bytes(genesis), VECTORS[name].blocks)
+    assert isinstance(read, Genesis)
+    assert read.separator == (Separator("model", separator) if separator else None)
+    assert read.without == (None if separator else "sep_missing")
+
+
+@needs_vectors
+def test_stream_of_an_anchor_request_is_that_of_its_genesis() -> None:
+    vector = VECTORS["cas.anchor-request-signed-genesis.car"]
+    request = next(event for event in vector.decoded.values() if isinstance(event, dict) and "streamId" in event)
+    stream = StreamID.from_bytes(bytes.fromhex(request["streamId"]["$bytes_hex"]))
+    read = read_genesis(stream.genesis, vector.blocks)
+    assert isinstance(read, Genesis)
+    assert read.model == "kjzl6hvfrbw6c8f4rakx148geyyvl2k2zicik3mrn4l5rgbct37vric5omua00d"
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_flipped_byte_in_a_block_is_detected(name: str) -> None:
+    vector = VECTORS[name]
+    genesis, _ = next(vector.inits(), (None, None))
+    if genesis is None:
+        genesis = next(cid for cid in vector.blocks if vector.decoded[cid_text(cid)])
+    needed = {genesis: vector.blocks[genesis]}
+    while isinstance(more := read_genesis(genesis, needed), NeedsBlock):
+        needed[more.cid] = vector.blocks[more.cid]
+    for cid, block in needed.items():
+        step = max(1, len(block) // 700)  # every byte of all but the block of 70 kB
+        for at in range(0, len(block), step):
+            damaged = block[:at] + bytes([block[at] ^ (1 << at % 8)]) + block[at + 1 :]
+            read = read_genesis(genesis, {**needed, cid: damaged})
+            assert isinstance(read, Rejected)
+            assert read.reason == "block_hash_mismatch"
+
+
+# ---------------------------------------------------------------- every kind of header
+
+
+@pytest.mark.parametrize(
+    ("header", "without"),
+    [
+        ({"model": MODEL.bytes}, "sep_missing"),
+        ({}, "sep_missing"),
+        ({"sep": None, "model": MODEL.bytes}, "sep_not_text"),
+        ({"sep": 5}, "sep_not_text"),
+        ({"sep": b"model", "model": MODEL.bytes}, "sep_not_text"),
+        ({"sep": ["model"], "model": MODEL.bytes}, "sep_not_text"),
+        ({"sep": "model"}, "value_missing"),
+        ({"sep": "Model", "model": MODEL.bytes}, "value_missing"),
+        ({"sep": "model", "model": MODEL.text}, "value_not_bytes"),
+        ({"sep": "model", "model": None}, "value_not_bytes"),
+        ({"sep": "model", "model": {"a": b"x"}}, "value_not_bytes"),
+        ({"sep": "model", "model": cbor2.CBORTag(42, b"\x00" + block_cid(b""))}, "value_not_bytes"),
+        ({"sep": "sep"}, "value_not_bytes"),
+        ({"sep": "model", "model": b""}, "value_empty"),
+        ({"sep": "", "": b"x"}, "bad_separator"),
+        ({"sep": "k" * (MAX_KEY + 1), "k" * (MAX_KEY + 1): b"x"}, "bad_separator"),
+        ({"sep": "model", "model": b"\xff" * 700}, "bad_separator"),
+    ],
+)
+def test_headers_without_a_separator(header: dict[str, object], without: str) -> None:
+    read = answer(unsigned(**header))
+    assert isinstance(read, Genesis)
+    assert (read.separator, read.without) == (None, without)
+    assert without in WITHOUT
+
+
+@pytest.mark.parametrize("key", ["model", "context", "a/b", "ключ", "k" * MAX_KEY])
+def test_the_key_names_the_field(key: str) -> None:
+    read = answer(unsigned(sep=key, other=b"\x01", **{key: b"\x00\xff"}))
+    assert isinstance(read, Genesis)
+    assert read.separator == Separator(key, separator_value(b"\x00\xff"))
+
+
+def test_separator_of_a_model_is_the_metamodel() -> None:
+    read = answer(unsigned(sep="model", model=StreamID.parse(METAMODEL).bytes))
+    assert read == Genesis(Separator("model", METAMODEL), None, METAMODEL)
+
+
+def test_a_model_that_is_no_stream_is_a_separator_all_the_same() -> None:
+    assert answer(unsigned(sep="model", model=b"\x07")) == Genesis(
+        Separator("model", separator_value(b"\x07")), None, None
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ({"model": MODEL.bytes}, Genesis(BY_MODEL, None, MODEL.text)),
+        ({}, Genesis(None, "sep_missing", None)),
+        ({"model": b""}, Genesis(None, "value_empty", None)),
+        ({"sep": 5, "model": MODEL.bytes}, Genesis(None, "sep_not_text", MODEL.text)),
+        ({"sep": "other", "model": MODEL.bytes}, Genesis(None, "value_missing", MODEL.text)),
+        (
+            {"sep": "other", "other": b"x", "model": MODEL.bytes},
+            Genesis(Separator("other", separator_value(b"x")), None, MODEL.text),
+        ),
+    ],
+)
+def test_an_implied_separator_stands_for_a_missing_sep_only(header: dict[str, object], expected: Genesis) -> None:
+    assert answer(unsigned(**header), implied="model") == expected
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def signed(payload: bytes) -> tuple[bytes, bytes]:
+    return write({"payload": payload, "signatures": [{"protected": b"{}", "signature": bytes(64)}]}, DAG_JOSE)
+
+
+def test_a_signed_genesis_says_which_block_it_needs() -> None:
+    inner = unsigned(sep="model", model=MODEL.bytes)
+    envelope = signed(inner[0])
+    assert read_genesis(envelope[0], {}) == NeedsBlock(envelope[0])
+    assert answer(envelope) == NeedsBlock(inner[0])
+    assert answer(envelope, inner) == Genesis(BY_MODEL, None, MODEL.text)
+
+
+@pytest.mark.parametrize(
+    ("cid", "expected"),
+    [
+        (StreamID.parse(METAMODEL).genesis, "cid_hash_unsupported"),
+        (b"\x01\x71\x00\x01\xa0", "cid_hash_unsupported"),  # identity
+        (b"\x01\x71\x12\x00", "cid_hash_unsupported"),  # sha2-256, cut to nothing
+        (b"\x01\x71\x12\x10" + bytes(16), "cid_hash_unsupported"),
+        (b"\x01\x71\x13\x40" + bytes(64), "cid_hash_unsupported"),  # sha2-512
+        (b"\x01\x55\x12\x20" + bytes(32), "cid_codec_unsupported"),  # raw
+        (b"\x12\x20" + bytes(32), "cid_codec_unsupported"),  # version 0: dag-pb
+        (b"\x01\x71\x12\x20" + bytes(31), "cid_malformed"),
+        (b"\x01\x71\x12\x20" + bytes(33), "cid_malformed"),
+        (b"", "cid_malformed"),
+    ],
+)
+def test_a_cid_that_no_genesis_has_is_told_before_anything_is_fetched(cid: bytes, expected: str) -> None:
+    read = read_genesis(cid, {})
+    assert isinstance(read, Rejected)
+    assert read.reason == expected
+
+
+def test_what_a_signed_event_may_not_hold() -> None:
+    envelope = signed(unsigned()[0])
+    assert reason(signed(envelope[0]), envelope) == "cid_codec_unsupported"  # an envelope in an envelope
+    assert reason(signed(b"\x01\x71\x13\x40" + bytes(64))) == "cid_hash_unsupported"
+    assert reason(signed(b"none")) == "genesis_malformed"
+    assert reason(write({"signatures": []}, DAG_JOSE)) == "genesis_malformed"
+    assert reason(write({"payload": "text"}, DAG_JOSE)) == "genesis_malformed"
+    assert reason(write({"ciphertext": b"x", "protected": b"{}"}, DAG_JOSE)) == "genesis_malformed"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"data": None},
+        {"header": None},
+        {"header": []},
+        {"id": "x", "prev": "y", "data": [], "header": {}},
+        {"prev": None, "header": {"sep": "model", "model": b"x"}},
+        [],
+        5,
+        "header",
+        None,
+    ],
+)
+def test_what_is_no_init_event(event: object) -> None:
+    assert reason(write(event)) == "genesis_not_init"
+
+
+HEADER = b"\xa1\x66header"  # {"header": …
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        HEADER,
+        HEADER + b"\xa1\x63sep",
+        HEADER + b"\xa0\x00",  # a byte too many
+        HEADER + b"\xbf\xff",  # indefinite
+        HEADER + b"\xa1\x5f\x41a\xff\x00",
+        HEADER + b"\xa1\x41a\x00",  # a key in bytes
+        HEADER + b"\xa2\x61a\x00\x61a\x00",  # a key twice
+        HEADER + b"\xa1\x61a\xc1\x00",  # a tag that is not 42
+        HEADER + b"\xa1\x63sep\x61\xff",  # no UTF-8
+        HEADER + b"\xa1\x61a\x5b" + b"\xff" * 8,
+        HEADER + b"\xa1\x61a\x9b" + b"\xff" * 8,
+        HEADER + b"\xbb" + b"\xff" * 8,
+        HEADER + b"\xa1\x61a\x1c",
+        b"\xa2\x66header\xa0\x66header\xa0",
+        b"\x81" * 200_000,
+    ],
+)
+def test_what_is_not_dag_cbor(block: bytes) -> None:
+    assert reason((block_cid(block), block)) == "genesis_malformed"
+
+
+def test_nesting_is_no_limit() -> None:
+    block = HEADER + b"\xa3\x61a" + b"\x81" * 200_000 + b"\x00" + b"\x63sep\x65model\x65model\x41x"
+    assert reason((block_cid(block), block)) is None
+
+
+def test_short_floats_and_any_order_of_keys_are_read() -> None:
+    block = b"\xa2" + b"\x66header\xa2\x65model\x41x\x63sep\x65model" + b"\x64data\xf9\x3e\x00"
+    assert answer((block_cid(block), block)) == Genesis(Separator("model", separator_value(b"x")), None, None)
+
+
+# ---------------------------------------------------------------- any header
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+header_keys = st.sampled_from(["sep", "model", "a", "unique", ""]) | st.text(max_size=5)
+headers = st.dictionaries(header_keys, json_like | st.sampled_from(["model", "a"]), max_size=6)
+
+
+def expected_of(header: dict[str, object]) -> tuple[Separator | None, str | None]:
+    sep = header.get("sep", NONE)
+    if sep is NONE:
+        return None, "sep_missing"
+    if not isinstance(sep, str):
+        return None, "sep_not_text"
+    value = header.get(sep, NONE)
+    if value is NONE:
+        return None, "value_missing"
+    if not isinstance(value, bytes):
+        return None, "value_not_bytes"
+    if not value:
+        return None, "value_empty"
+    if not sep:
+        return None, "bad_separator"
+    return Separator(sep, str(multibase.encode(value, "base36"))), None
+
+
+@given(headers, st.booleans())
+def test_any_header_is_read_as_other_decoders_read_it(header: dict[str, object], by_libipld: bool) -> None:
+    event = {"data": [header], "header": header}
+    block: bytes = libipld.encode_dag_cbor(event) if by_libipld else cbor2.dumps(event, canonical=True)
+    decoded = cbor2.loads(block)
+    assert decoded == libipld.decode_dag_cbor(block)
+    read = answer((block_cid(block), block))
+    assert isinstance(read, Genesis)
+    assert (read.separator, read.without) == expected_of(decoded["header"])
+
+
+@given(st.binary(max_size=80) | st.binary(max_size=60).map(lambda tail: HEADER + tail), st.booleans())
+def test_any_bytes_are_read_or_rejected_and_strictly_read_ones_alike(block: bytes, jose: bool) -> None:
+    read = answer((block_cid(block, DAG_JOSE if jose else DAG_CBOR), block), implied="model")
+    if isinstance(read, Rejected):
+        assert read.reason in REASONS
+    elif isinstance(read, Genesis):
+        assert (read.separator is None) == (read.without in WITHOUT)
+    try:
+        libipld.decode_dag_cbor(block)
+    except ValueError:
+        return
+    assert not isinstance(read, Rejected) or jose or read.reason == "genesis_not_init"
+
+
+@given(headers, st.data())
+def test_damaged_blocks_never_raise(header: dict[str, object], data: st.DataObject) -> None:
+    block = bytearray(cbor2.dumps({"header": header}))
+    block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(block[: data.draw(st.integers(0, len(block)))])
+    read = answer((block_cid(damaged), damaged))
+    assert not isinstance(read, NeedsBlock)
+
+
+def test_codes_are_snake_case_and_distinct() -> None:
+    for codes in (REASONS, WITHOUT):
+        assert len(set(codes)) == len(codes)
+        assert all(code == code.lower() and code.replace("_", "").isalpha() for code in codes)

@@ -1,0 +1,251 @@
+"""schemas.records against schemas/kafka/*.schema.json: the two must agree in both directions."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from schemas import records as r
+
+FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "kafka"
+DECODE: dict[str, Callable[[bytes], r.Record]] = {
+    "updates": r.decode_update,
+    "batches": r.decode_batch,
+    "publications": r.decode_publication,
+    "streams": r.decode_stream,
+    "quarantine": r.decode_quarantine,
+    "wanted": r.decode_wanted,
+    "blocks": r.decode_block,
+}
+SCHEMAS = {topic: json.loads((FOLDER / f"{topic}.schema.json").read_text()) for topic in DECODE}
+VALID = {topic: Draft202012Validator(schema) for topic, schema in SCHEMAS.items()}
+
+# JSON text is UTF-8: no lone surrogates
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+natural = st.integers(0, 2**63 - 1)
+micros = st.integers(-(2**63), 2**63 - 1)
+origin = st.sampled_from(("LIVE", "REPLAY"))
+separator = st.builds(r.SeparatorRecord, name, name)
+update = st.builds(
+    r.UpdateRecord,
+    network=name,
+    origin=origin,
+    separator=st.none() | separator,
+    separator_source=st.none() | text,
+    stream=name,
+    tip=name,
+    from_=st.none() | text,
+    message=name,
+    epoch=st.builds(r.Epoch, name, natural),
+    frame=st.builds(r.Coordinates, natural, natural, natural),
+    observed_at=micros,
+)
+RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
+    "updates": update,
+    "batches": st.builds(r.BatchRecord, name, origin, separator, name, st.binary(max_size=20), micros, micros),
+    "publications": st.builds(
+        r.PublicationRecord,
+        name,
+        name,
+        micros,
+        st.none() | text,
+        st.none() | text,
+        st.none() | natural,
+        st.none() | text,
+    ),
+    "streams": st.builds(r.StreamRecord, name, name, st.none() | separator, micros, name, st.none() | text),
+    "quarantine": st.builds(r.QuarantineRecord, name, name, text, st.binary(max_size=20), micros),
+    "wanted": st.builds(
+        r.WantedRecord,
+        name,
+        name,
+        st.sampled_from(("batch", "genesis")),
+        micros,
+        st.none() | separator,
+        st.none() | text,
+        st.none() | update,
+    ),
+    "blocks": st.builds(
+        r.BlockRecord,
+        name,
+        name,
+        micros,
+        st.none() | separator,
+        st.none() | st.binary(max_size=20),
+        st.none() | text,
+    ),
+}
+topics = pytest.mark.parametrize("topic", DECODE)
+
+
+def value_of(schema: dict[str, object], root: dict[str, object]) -> st.SearchStrategy[object]:
+    """JSON values that a schema (of the few keywords used here) allows: made from the schema, not from the Structs."""
+    if "$ref" in schema:
+        definitions = root["$defs"]
+        assert isinstance(definitions, dict)
+        return value_of(definitions[str(schema["$ref"]).removeprefix("#/$defs/")], root)
+    if "anyOf" in schema:
+        options = schema["anyOf"]
+        assert isinstance(options, list)
+        return st.one_of(*(value_of(option, root) for option in options))
+    if "enum" in schema:
+        allowed = schema["enum"]
+        assert isinstance(allowed, list)
+        return st.sampled_from(allowed)
+    kinds = schema["type"]
+    return st.one_of(*(_typed(kind, schema, root) for kind in (kinds if isinstance(kinds, list) else [str(kinds)])))
+
+
+def _typed(kind: str, schema: dict[str, object], root: dict[str, object]) -> st.SearchStrategy[object]:
+    if kind == "null":
+        return st.none()
+    if kind == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        assert isinstance(low, int)
+        assert isinstance(high, int)
+        return st.integers(low, high)
+    if kind == "string":
+        if schema.get("contentEncoding") == "base64":
+            return st.binary(max_size=9).map(lambda data: base64.b64encode(data).decode())
+        return name if schema.get("minLength") else text
+    assert kind == "object"
+    properties = schema["properties"]
+    required = schema["required"]
+    assert isinstance(properties, dict)
+    assert isinstance(required, list)
+    known = {key: value_of(each, root) for key, each in properties.items()}
+    strategy = st.fixed_dictionaries(
+        {key: known[key] for key in required}, optional={key: known[key] for key in known if key not in required}
+    )
+    unknown = st.dictionaries(name.map(lambda key: "x-" + key), st.none() | text | st.lists(st.booleans()), max_size=2)
+    return st.tuples(unknown, strategy).map(lambda both: {**both[0], **both[1]})
+
+
+@topics
+def test_the_schema_is_one_and_describes_every_key(topic: str) -> None:
+    Draft202012Validator.check_schema(SCHEMAS[topic])
+    assert SCHEMAS[topic]["title"] == f"kiln.{topic}"
+    for key, schema in SCHEMAS[topic]["properties"].items():
+        assert schema.get("description") or "$ref" in schema, key
+
+
+def test_every_schema_file_has_a_record() -> None:
+    assert {path.name.removesuffix(".schema.json") for path in FOLDER.glob("*.json")} == set(DECODE)
+
+
+@topics
+@given(data=st.data())
+@settings(max_examples=60)
+def test_what_is_written_validates_and_is_read_back(topic: str, data: st.DataObject) -> None:
+    record = data.draw(RECORDS[topic])
+    written = r.encode(record)
+    VALID[topic].validate(json.loads(written))
+    assert DECODE[topic](written) == record
+    assert set(json.loads(written)) == set(SCHEMAS[topic]["properties"])  # every key, no other
+
+
+@topics
+@given(data=st.data())
+@settings(max_examples=60)
+def test_what_validates_is_read(topic: str, data: st.DataObject) -> None:
+    document = data.draw(value_of(SCHEMAS[topic], SCHEMAS[topic]))
+    VALID[topic].validate(document)
+    record = DECODE[topic](json.dumps(document).encode())
+    back = json.loads(r.encode(record))
+    assert isinstance(document, dict)
+    for key in SCHEMAS[topic]["required"]:
+        if not isinstance(document[key], dict):
+            assert back[key] == document[key]
+
+
+@topics
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_document_with_a_key_missing_or_of_another_type_fails_both_sides(topic: str, data: st.DataObject) -> None:
+    document = json.loads(r.encode(data.draw(RECORDS[topic])))
+    key = data.draw(st.sampled_from(SCHEMAS[topic]["required"]))
+    if data.draw(st.booleans()):
+        del document[key]
+    else:
+        document[key] = data.draw(st.sampled_from([True, 1.5, [], 2**63]))
+    assert not VALID[topic].is_valid(document)
+    with pytest.raises(msgspec.ValidationError, match=key):
+        DECODE[topic](json.dumps(document).encode())
+
+
+@topics
+@pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"[]", b"null", b'"text"'])
+def test_what_is_no_record_is_a_decode_error(topic: str, value: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        DECODE[topic](value)
+
+
+@pytest.mark.parametrize("block", ["QQ", "Q===", "QQ==\n", "QQ_-", "é==="])
+def test_both_sides_refuse_broken_base64(block: str) -> None:
+    document = json.loads(r.encode(r.QuarantineRecord("frame", "frame_malformed", "", b"A", 0)))
+    assert VALID["quarantine"].is_valid(document)
+    document["data"] = block
+    assert not VALID["quarantine"].is_valid(document)
+    with pytest.raises(msgspec.ValidationError, match="data"):
+        r.decode_quarantine(json.dumps(document).encode())
+
+
+def test_an_update_looks_as_designed() -> None:
+    record = r.UpdateRecord(
+        network="testnet-clay",
+        origin="REPLAY",
+        separator=r.SeparatorRecord("model", "k2t6"),
+        separator_source="topic",
+        stream="k2t6stream",
+        tip="bafytip",
+        from_="12D3Koo",
+        message="12D3Koo/01",
+        epoch=r.Epoch("q", 3),
+        frame=r.Coordinates(0, 42, 1),
+        observed_at=1_700_000_000_000_001,
+    )
+    assert json.loads(r.encode(record)) == {
+        "network": "testnet-clay",
+        "origin": "REPLAY",
+        "separator": {"key": "model", "value": "k2t6"},
+        "separator_source": "topic",
+        "stream": "k2t6stream",
+        "tip": "bafytip",
+        "from": "12D3Koo",
+        "message": "12D3Koo/01",
+        "epoch": {"query": "q", "batch": 3},
+        "frame": {"partition": 0, "offset": 42, "index": 1},
+        "observed_at": 1_700_000_000_000_001,
+    }
+
+
+def test_keys() -> None:
+    by_model = r.SeparatorRecord("model", "k2t6")
+    assert r.update_key("testnet-clay", by_model, "kstream") == b"testnet-clay/model/k2t6"
+    assert r.batch_key("testnet-clay", by_model) == b"testnet-clay/model/k2t6"
+    assert r.update_key("testnet-clay", None, "kstream") == b"kstream"
+
+
+@given(st.integers(0, 2**31 - 1), natural, st.none() | st.integers(0, 2**31 - 1))
+def test_quarantine_keys_of_coordinates_round_trip(partition: int, offset: int, index: int | None) -> None:
+    key = r.quarantine_key(partition, offset, index)
+    assert r.parse_quarantine_key(key) == (partition, offset, index, None)
+
+
+@pytest.mark.parametrize("key", ["1/2/x", "²/1", "updates/1/2", f"{2**31}/1", f"1/{2**63}", "1/" + "9" * 5_000])
+def test_a_quarantine_key_of_another_form_names_no_place(key: str) -> None:
+    assert r.parse_quarantine_key(key.encode()) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("cid", ["bafyreigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi", "7", ""])
+def test_any_other_quarantine_key_is_taken_as_a_cid(cid: str) -> None:
+    assert r.parse_quarantine_key(cid.encode()) == (None, None, None, cid)

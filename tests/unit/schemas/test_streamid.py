@@ -1,0 +1,193 @@
+"""StreamIDs and CommitIDs against the vectors of js-ceramic, rust-ceramic and others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multiformats import multibase
+
+from schemas.cid import cid_bytes, cid_text, write_varint
+from schemas.streamid import METAMODEL, CommitID, StreamID, StreamIdError, stream_text
+
+VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/ids/streamid_commitid_vectors.json"
+needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")
+
+TILE = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
+TILE_AT_GENESIS = "k3y52l7qbv1frxwipl4hp7e6jlu4f6u8upm2xv0irmedfkm5cnutmezzi3u7mytj4"
+
+digests = st.binary(min_size=32, max_size=32)
+usual_cids = st.builds(
+    lambda head, digest: head + digest, st.sampled_from([b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20"]), digests
+)
+odd_cids = st.builds(
+    lambda codec, code, digest: b"\x01" + write_varint(codec) + write_varint(code) + write_varint(len(digest)) + digest,
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    st.binary(max_size=64),
+)
+cids = usual_cids | odd_cids
+types = st.one_of(st.integers(0, 4), st.integers(6, 2**40))
+streams = st.builds(StreamID, types, cids)
+
+
+@needs_vectors
+def test_all_vectors() -> None:
+    vectors = json.loads(VECTORS.read_text())["vectors"]
+    assert len(vectors) >= 22
+    for vector in vectors:
+        text, raw = vector["string"], bytes.fromhex(vector["bytes_hex"])
+        genesis = cid_bytes(vector["genesis_cid"])
+        if vector["kind"] == "StreamID":
+            stream = StreamID.parse(text)
+            assert stream == StreamID.from_bytes(raw) == StreamID(vector["type"], genesis)
+            assert (stream.text, stream.bytes) == (text, raw)
+            assert stream_text(text) == text
+            with pytest.raises(StreamIdError):
+                CommitID.parse(text)
+        else:
+            commit = CommitID.parse(text)
+            assert commit == CommitID.from_bytes(raw)
+            assert (commit.type, commit.genesis, commit.text, commit.bytes) == (vector["type"], genesis, text, raw)
+            assert (commit.commit and cid_text(commit.commit)) == vector["commit_cid"]
+            with pytest.raises(StreamIdError, match="CommitID"):
+                stream_text(text)
+            with pytest.raises(StreamIdError, match="CommitID"):
+                StreamID.from_bytes(raw)
+
+
+@needs_vectors
+def test_spellings_of_the_vectors() -> None:
+    for behaviour in json.loads(VECTORS.read_text())["behaviour"]:
+        cases = [case.split(" (")[0] for case in behaviour["cases"]]
+        if behaviour["expect"] == "same id":
+            assert {stream_text(case) for case in cases} == {TILE}
+        else:
+            for case in cases:
+                with pytest.raises(StreamIdError):
+                    stream_text(case)
+
+
+def test_metamodel() -> None:
+    stream = StreamID.parse(METAMODEL)
+    assert (stream.type, cid_text(stream.genesis)) == (4, "bafyxccyabfug233emvwc25rr")
+    assert stream_text(METAMODEL) == METAMODEL
+
+
+def test_commit_id_has_the_length_of_a_stream_id() -> None:
+    text = "kjzl6kcxmxh5ptk7var1omd88sqzmw5a2l53x2qzfv0sopon2vdgug3vrsfoe80"
+    assert len(text) == len(TILE)
+    with pytest.raises(StreamIdError, match="CommitID"):
+        stream_text(text)
+    assert CommitID.parse(text).commit is None
+
+
+@pytest.mark.parametrize("prefix", ["", "ceramic://", "/ceramic/"])
+def test_commit_of_a_url(prefix: str) -> None:
+    commit = "bagjqcgzaday6dzalvmy5ady2m5a5legq5zrbsnlxfc2bfxej532ds7htpova"
+    parsed = CommitID.parse(f"{prefix}{TILE}?commit={commit}")
+    assert parsed.stream.text == TILE
+    assert parsed.commit == cid_bytes(commit)
+    at_genesis = CommitID.parse(TILE_AT_GENESIS)
+    assert CommitID.parse(f"{prefix}{TILE}?commit=0") == at_genesis
+    genesis = cid_text(StreamID.parse(TILE).genesis)
+    assert CommitID.parse(f"{prefix}{TILE}?commit={genesis}") == at_genesis
+
+
+@pytest.mark.parametrize("bad", ["?commit=", "?commit=garbage", "?commit=00", "?version=0", "?commit=0?commit=0"])
+def test_bad_commit_of_a_url(bad: str) -> None:
+    with pytest.raises(StreamIdError):
+        CommitID.parse(TILE + bad)
+
+
+@given(streams)
+def test_stream_round_trip(stream: StreamID) -> None:
+    assert StreamID.from_bytes(stream.bytes) == StreamID.parse(stream.text) == stream
+    assert stream_text(stream.text) == stream_text("ceramic://" + stream.text) == stream.text
+
+
+@given(streams)
+def test_text_equals_multiformats(stream: StreamID) -> None:
+    text = multibase.encode(stream.bytes, "base36")
+    assert stream.text == text
+    assert multibase.decode(text) == StreamID.parse(text).bytes
+
+
+@given(streams, st.none() | cids)
+def test_commit_round_trip(stream: StreamID, tip: bytes | None) -> None:
+    commit = CommitID(stream.type, stream.genesis, tip)
+    assert CommitID.from_bytes(commit.bytes) == CommitID.parse(commit.text) == commit
+    with pytest.raises(StreamIdError):
+        stream_text(commit.text)
+
+
+@given(streams, st.data())
+def test_cut_short_is_refused(stream: StreamID, data: st.DataObject) -> None:
+    cut = stream.bytes[: data.draw(st.integers(0, len(stream.bytes) - 1))]
+    with pytest.raises(StreamIdError):
+        StreamID.from_bytes(cut)
+    with pytest.raises(StreamIdError):
+        stream_text(multibase.encode(cut, "base36"))
+
+
+@given(st.text(max_size=90) | st.text("0123456789abcdefghijklmnopqrstuvwxyz", max_size=90).map(lambda text: "k" + text))
+def test_any_text_is_a_stream_or_a_stream_id_error(text: str) -> None:
+    try:
+        canonical = stream_text(text)
+    except StreamIdError:
+        return
+    assert StreamID.parse(text).text == canonical
+
+
+@given(digests)
+def test_fast_path_equals_the_parser(digest: bytes) -> None:
+    for head in ("ce010301711220", "ce010501711220", "ce01800101711220", "ce01030171121f", "ce01030185011221"):
+        text = multibase.encode(bytes.fromhex(head) + digest, "base36")
+        try:
+            expected: str | None = StreamID.parse(text).text
+        except StreamIdError:
+            expected = None
+        if expected is None:
+            with pytest.raises(StreamIdError):
+                stream_text(text)
+        else:
+            assert stream_text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "k",
+        "k0",
+        "kk",
+        TILE.upper(),
+        "K" + TILE[1:].upper(),
+        "k0" + TILE[1:],  # a leading zero byte
+        "k+" + TILE[1:],
+        "k_" + TILE[1:],
+        TILE[:9] + "_" + TILE[9:],
+        TILE + " ",
+        " " + TILE,
+        TILE + "\n",
+        TILE.replace("1", "１"),
+        TILE + "/",
+        "ceramic:/" + TILE,
+        "/ceramic//ceramic/" + TILE,
+        "\ud800",
+        "k" + "z" * 1_000_000,
+        "ceramic://k" + "z" * 5_000,
+    ],
+)
+def test_what_is_no_stream_id_is_refused(text: str) -> None:
+    with pytest.raises(StreamIdError):
+        stream_text(text)
+
+
+def test_event_id_is_named_as_such() -> None:
+    raw = bytes.fromhex("ce01050171122020c0b871d923af4ababd169400e3651a3497e6557c06e0eca38eba16a19225acb2")
+    with pytest.raises(StreamIdError, match="EventID"):
+        StreamID.from_bytes(raw)

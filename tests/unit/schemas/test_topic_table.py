@@ -1,0 +1,373 @@
+"""Topic tables: the seed's Go function by its vectors, and hellos as peers send them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import schemas
+from schemas.proto.gossipsub import rpc_pb2
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
+from schemas.reject import Rejected
+from schemas.topic_table import (
+    INDEX_OUT_OF_RANGE,
+    INDEX_REASONS,
+    MAX_BUNDLES,
+    NO_TABLE,
+    REASONS,
+    UNKNOWN_BUNDLE,
+    BundleError,
+    Bundles,
+    TopicTable,
+    agreement,
+    bundle_hash,
+    hello_bytes,
+    hello_extensions,
+    intersect,
+    message_topic,
+    parse_hello,
+    read_hello,
+)
+
+VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/libp2p/topic_table.json"
+needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no topic table vectors at {VECTORS}")
+
+hashes = st.binary(min_size=4, max_size=4)
+few_hashes = st.sampled_from([bytes(3) + bytes([value]) for value in range(8)])
+lists = st.lists(few_hashes, unique=True, max_size=8)
+
+
+@needs_vectors
+def test_all_intersect_vectors() -> None:
+    cases = json.loads(VECTORS.read_text())["intersect"]
+    assert len(cases) >= 100
+    for case in cases:
+        first, second, result, swapped = (
+            [bytes.fromhex(text) for text in case[name] or []] for name in ("First", "Second", "Result", "Swapped")
+        )
+        assert intersect(first, second) == result, case
+        assert intersect(second, first) == swapped, case
+
+
+@needs_vectors
+def test_all_bundle_vectors() -> None:
+    for bundle in json.loads(VECTORS.read_text())["bundles"]:
+        assert bundle_hash(bundle["Topics"] or []).hex() == bundle["Hash"]
+
+
+def test_example_of_the_specification() -> None:
+    def named(names: str) -> list[bytes]:
+        return [name.encode() * 4 for name in names]
+
+    assert schemas.intersect(named("xydce"), named("xyfcd")) == named("xycd")
+
+
+@given(lists, lists)
+def test_intersect_is_symmetric_and_complete(ours: list[bytes], theirs: list[bytes]) -> None:
+    agreed = intersect(ours, theirs)
+    assert agreed == intersect(theirs, ours)
+    assert sorted(agreed) == sorted(set(ours) & set(theirs))
+
+
+@given(lists, lists)
+def test_intersect_gives_a_part_of_both_and_nothing_twice(ours: list[bytes], theirs: list[bytes]) -> None:
+    agreed = intersect(ours, theirs)
+    assert set(agreed) <= set(ours)
+    assert set(agreed) <= set(theirs)
+    assert len(set(agreed)) == len(agreed)
+
+
+@given(lists, lists)
+def test_a_second_intersect_changes_nothing(ours: list[bytes], theirs: list[bytes]) -> None:
+    agreed = intersect(ours, theirs)
+    for other in (agreed, ours, theirs):
+        assert intersect(agreed, other) == intersect(other, agreed) == agreed
+
+
+@given(lists)
+def test_equal_lists_keep_their_order(ours: list[bytes]) -> None:
+    assert intersect(ours, ours) == ours
+
+
+@given(st.lists(st.text(max_size=6), max_size=6), st.randoms())
+def test_bundle_is_a_set(topics: list[str], random: Random) -> None:
+    shuffled = topics + topics
+    random.shuffle(shuffled)
+    assert schemas.bundle_hash(shuffled) == bundle_hash(topics)
+
+
+def test_bundle_order_is_that_of_utf8() -> None:
+    # In UTF-16 order, as other languages compare strings, the second would come first.
+    assert bundle_hash(["\uffff", "\U00010000"]) == bundle_hash(["\uffff\U00010000"])
+
+
+@given(st.lists(hashes, unique=True, max_size=MAX_BUNDLES))
+def test_hello_round_trip(bundles: list[bytes]) -> None:
+    assert parse_hello(ExtTopicTable(topicBundleHashes=bundles).SerializeToString()) == bundles
+
+
+def test_hello_of_a_real_shape_with_an_unknown_field() -> None:
+    assert parse_hello(bytes.fromhex("0a0401020304" + "1801" + "0a0405060708")) == [b"\1\2\3\4", b"\5\6\7\x08"]
+
+
+def test_empty_hello() -> None:
+    assert parse_hello(b"") == []
+
+
+@pytest.mark.parametrize(
+    ("ext", "reason"),
+    [
+        (b"\x0a\x04\x01", "hello_malformed"),
+        (b"\xff" * 20, "hello_malformed"),
+        (b"\x0a\x04\x01\x02\x03\x04" * 2, "hello_repeats"),
+        (b"\x0a\x03\x01\x02\x03", "hello_hash_length"),
+        (b"\x0a\x05\x01\x02\x03\x04\x05", "hello_hash_length"),
+        (b"\x0a\x00", "hello_hash_length"),
+        (
+            b"".join(b"\x0a\x04" + value.to_bytes(4, "big") for value in range(MAX_BUNDLES + 1)),
+            "hello_too_many_bundles",
+        ),
+    ],
+)
+def test_refused_hello(ext: bytes, reason: str) -> None:
+    answer = parse_hello(ext)
+    assert isinstance(answer, Rejected)
+    assert answer.reason == reason
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_or_rejected(ext: bytes) -> None:
+    answer = parse_hello(ext)
+    if isinstance(answer, Rejected):
+        assert answer.reason in REASONS
+    else:
+        assert all(len(known) == 4 for known in answer)
+
+
+# ---------------------------------------------------------------- hellos as they are written
+
+
+@given(st.lists(hashes, unique=True, max_size=MAX_BUNDLES))
+def test_a_hello_is_read_as_it_was_written(bundles: list[bytes]) -> None:
+    assert parse_hello(hello_bytes(bundles)) == bundles
+    rpc = RPC()
+    rpc.control.extensions.CopyFrom(hello_extensions(bundles))
+    sent = RPC.FromString(rpc.SerializeToString()).control.extensions
+    assert read_hello(sent) == bundles
+
+
+def test_the_hello_is_field_4820938() -> None:
+    # varint of 4820938 << 3 | 2, then a message of one hash
+    assert hello_extensions([b"abcd"]).SerializeToString().hex() == "d2fcb112" + "06" + "0a04" + b"abcd".hex()
+
+
+def test_a_peer_with_other_extensions_says_nothing_of_tables() -> None:
+    assert read_hello(ControlExtensions(testExtension=rpc_pb2.TestExtension())) is None
+    assert read_hello(ControlExtensions(topicTableExtension=ExtTopicTable())) == []
+
+
+@pytest.mark.parametrize(
+    "bundles", [[b"abc"], [b"abcde"], [b"abcd"] * 2, [value.to_bytes(4, "big") for value in range(257)]]
+)
+def test_a_hello_that_peers_would_refuse_is_not_written(bundles: list[bytes]) -> None:
+    with pytest.raises(BundleError, match="no peer would take"):
+        hello_bytes(bundles)
+
+
+# ---------------------------------------------------------------- bundles
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+named_bundles = st.dictionaries(st.text(max_size=4), st.sets(names, min_size=1, max_size=5), max_size=5)
+
+
+def bundles_of(named: dict[str, set[str]]) -> Bundles:
+    """Without those that hold the same as another."""
+    distinct = {bundle_hash(topics): name for name, topics in named.items()}
+    return Bundles({name: named[name] for name in distinct.values()})
+
+
+@given(named_bundles)
+def test_bundles_are_known_by_their_hashes_and_in_bytewise_order(named: dict[str, set[str]]) -> None:
+    made = bundles_of(named)
+    for known, topics in made.items():
+        assert known == bundle_hash(topics)
+        assert [topic.encode() for topic in topics] == sorted(topic.encode() for topic in topics)
+        assert set(topics) == named[made.name(known)]
+
+
+def test_bundles_keep_the_order_of_preference() -> None:
+    assert list(Bundles({"late": ["z"], "early": ["a"]})) == [bundle_hash(["z"]), bundle_hash(["a"])]
+
+
+@given(named_bundles)
+def test_bundles_are_equal_by_content_in_another_process_too(named: dict[str, set[str]]) -> None:
+    made = bundles_of(named)
+    again = pickle.loads(pickle.dumps(made))
+    assert (again, hash(again)) == (made, hash(made))
+    assert dict(again) == dict(made)
+    assert made != Bundles({"another": ["a topic of its own"]})
+
+
+def test_bundles_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same topics"):
+        Bundles({"a": ["x", "y"], "b": ["y", "x", "x"]})
+    # nothing stands between the topics in what is hashed
+    with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same hash, f20015ad"):
+        Bundles({"a": ["ab", "c"], "b": ["a", "bc"]})
+
+
+@pytest.mark.parametrize("topics", [[], [""], ["a", ""], ["\ud800"], ["a" * 4097]])
+def test_topics_that_no_bundle_can_have(topics: list[str]) -> None:
+    with pytest.raises(BundleError, match="'mine'"):
+        Bundles({"mine": topics})
+
+
+def test_bundles_once_known_stay_known() -> None:
+    now, before = Bundles({"a": ["x"], "b": ["y"]}), Bundles({"b": ["z"], "was a": ["x"]})
+    both = now.joined(before)
+    assert list(both) == [bundle_hash(["x"]), bundle_hash(["y"]), bundle_hash(["z"])]
+    assert [both.name(known) for known in both] == ["a", "b", bundle_hash(["z"]).hex()]
+    with pytest.raises(BundleError, match="'mine' has the hash f20015ad, which is that of 'old'"):
+        Bundles({"mine": ["ab", "c"]}).joined(Bundles({"old": ["a", "bc"]}))
+
+
+# ---------------------------------------------------------------- tables
+
+
+def reason_of(answer: str | Rejected) -> str:
+    assert isinstance(answer, Rejected)
+    assert answer.detail
+    return answer.reason
+
+
+@given(named_bundles, st.data())
+def test_index_to_name_to_index(named: dict[str, set[str]], data: st.DataObject) -> None:
+    made = bundles_of(named)
+    table = TopicTable(data.draw(st.permutations(list(made))), made)
+    seen: dict[str, int] = {}
+    for index in range(1, len(table) + 1):
+        topic = table.resolve(index)
+        assert isinstance(topic, str)
+        lowest = seen.setdefault(topic, index)
+        assert table.index_of(topic) == lowest
+    for topics in made.values():
+        for topic in topics:
+            found = table.index_of(topic)
+            assert found is not None
+            assert table.resolve(found) == topic
+    assert len(table) == sum(map(len, made.values()))
+    assert table.index_of("no topic of any bundle") is None
+
+
+def test_a_table_is_its_bundles_one_after_another_from_1() -> None:
+    made = Bundles({"first": ["m", "b"], "second": ["a", "b"]})
+    first, second = made
+    table = TopicTable([second, first], made)
+    assert [table.resolve(index) for index in (1, 2, 3, 4)] == ["a", "b", "b", "m"]
+    assert (table.index_of("b"), table.index_of("m"), table.index_of("c")) == (2, 4, None)
+
+
+@pytest.mark.parametrize("index", [0, 4, 127, 128, 2**31, 2**32 - 1])
+def test_an_index_that_no_topic_has(index: int) -> None:
+    made = Bundles({"all": ["a", "b", "c"]})
+    assert reason_of(TopicTable(list(made), made).resolve(index)) == INDEX_OUT_OF_RANGE
+
+
+def test_an_unknown_bundle_hides_itself_and_all_after_it() -> None:
+    made = Bundles({"first": ["a", "b"], "last": ["z"]})
+    first, last = made
+    table = TopicTable([first, b"????", last], made)
+    assert [table.resolve(1), table.resolve(2)] == ["a", "b"]
+    assert [reason_of(table.resolve(index)) for index in (3, 4, 99)] == [UNKNOWN_BUNDLE] * 3
+    answer = table.resolve(3)
+    assert isinstance(answer, Rejected)
+    assert b"????".hex() in answer.detail
+    assert reason_of(table.resolve(0)) == INDEX_OUT_OF_RANGE  # none, whatever the bundle holds
+    assert (table.index_of("a"), table.index_of("z")) == (1, None)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2**32 - 1])
+def test_no_table(index: int) -> None:
+    assert reason_of(TopicTable([], Bundles({"a": ["x"]})).resolve(index)) == NO_TABLE
+
+
+def test_the_reasons_for_an_index() -> None:
+    assert INDEX_REASONS == ("index out of range", "no table agreed", "unknown bundle hash")
+
+
+OTHER, MINE = Bundles({"other": ["x"]}), Bundles({"b": ["m", "n"], "a": ["k"], "c": ["q"]})
+(X,), (B, A, C) = OTHER, MINE
+
+
+def table_of(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> TopicTable:
+    return agreement(hello_in, hello_out, bundles).table
+
+
+def test_both_peers_compute_the_same_table() -> None:
+    ours, theirs = hello_bytes([B, A, C]), hello_bytes([B, C, X, A])
+    mine, yours = table_of(theirs, ours, MINE), table_of(ours, theirs, MINE)
+    assert mine.agreed == yours.agreed == (B, *sorted((A, C)))
+    topics = ["m", "n", *(topic for known in sorted((A, C)) for topic in MINE[known])]
+    assert [table.resolve(index) for table in (mine, yours) for index in (1, 2, 3, 4)] == topics * 2
+
+
+def test_a_table_is_computed_once_for_a_pair_of_hellos() -> None:
+    pair = hello_bytes([B, X]), hello_bytes([B, A])
+    table = table_of(*pair, MINE)
+    again: Bundles = pickle.loads(pickle.dumps(MINE))
+    assert table_of(bytes(bytearray(pair[0])), pair[1], again) is table
+    # pairs that agree on the same share one table
+    assert table_of(hello_bytes([B]), hello_bytes([B, C]), MINE) is table
+    assert table_of(*pair, OTHER) is not table
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [(b"", b""), (hello_bytes([B]), b""), (b"\x0a\x03abc", hello_bytes([B])), (b"\xff" * 9000, b"")]
+)
+def test_hellos_that_agree_on_nothing(theirs: bytes, ours: bytes) -> None:
+    for pair in ((theirs, ours), (ours, theirs)):
+        table = table_of(*pair, MINE)
+        assert len(table) == 0
+        assert reason_of(table.resolve(1)) == NO_TABLE
+
+
+def test_it_is_told_which_hello_was_refused() -> None:
+    short, long = b"\x0a\x03abc", hello_bytes([B]) + b"\x7a\x80\x7d" + bytes(16_000)
+    for pair, found in (
+        ((short, hello_bytes([B])), [("hello_in", "hello_hash_length")]),
+        ((hello_bytes([B]), short * 2), [("hello_out", "hello_hash_length")]),
+        ((long * 2, short), [("hello_in", "hello_repeats"), ("hello_out", "hello_hash_length")]),
+        ((long, hello_bytes([B])), []),
+    ):
+        assert [(side, answer.reason) for side, answer in agreement(*pair, MINE).refused] == found
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 2**32 - 1))
+def test_any_hellos_and_any_index_have_an_answer(theirs: bytes, ours: bytes, index: int) -> None:
+    answer = table_of(theirs, ours, MINE).resolve(index)
+    assert answer in ("k", "m", "n", "q") or reason_of(answer) in INDEX_REASONS
+
+
+def test_the_topic_of_a_message() -> None:
+    table = table_of(hello_bytes([B, A]), hello_bytes([B]), MINE)
+    for message, found in (
+        (Message(topicIndex=2), "n"),
+        (Message(topicIndex=2, topic="name"), "name"),
+        (Message(topicIndex=2, topic=""), ""),
+        (Message(topic="m"), "m"),
+    ):
+        assert message_topic(message, table) == found
+    for message, reason in (
+        (Message(topicIndex=3), INDEX_OUT_OF_RANGE),
+        (Message(topicIndex=0), INDEX_OUT_OF_RANGE),
+        (Message(), "topic_missing"),
+    ):
+        answer = message_topic(message, table)
+        assert isinstance(answer, Rejected)
+        assert answer.reason == reason
