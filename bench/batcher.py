@@ -14,8 +14,9 @@ from bench.catch_up import catch_up
 from bench.ground import Ends, Ground
 from bench.report import Finding, Note, Ratio
 from bench.runs import BenchError, Extent, Side, in_turn
-from conf.settings.model import Settings, micros
-from pipelines.lake.append import write_topic
+from conf.settings.durations import micros
+from conf.settings.model import Settings
+from pipelines.spark.kafka import write_topic
 from pipelines.spark.rows import RowBuffer
 from pipelines.spark.ticks import Ticker
 from schemas.cid import cid_text

@@ -13,8 +13,9 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from bench.ground import Ends
 from bench.runs import BenchError
 from conf.settings.model import JobName, Settings
+from pipelines.launch import start_job
 from pipelines.spark.progress import ProgressListener
-from pipelines.supervisor import READS, in_words, start_job
+from pipelines.supervisor import READS, in_words
 
 _PATIENCE = 300.0  # s without a micro-batch
 

@@ -12,7 +12,8 @@ from bench.frames import GENERATED, append, generated, live_options, stamped_ane
 from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, in_turn
-from pipelines.lake.append import Lake, Write, append_once, create_tables
+from pipelines.lake.append import Write, append_once
+from pipelines.lake.lake import Lake, create_tables
 from pipelines.logic.decode import Decoding
 from pipelines.spark.kafka import read_topics
 from pipelines.transforms.messages import decoded, good

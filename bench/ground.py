@@ -19,7 +19,7 @@ from bridge.kafka.producers import FramesProducer, connect
 from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import free_ports
 from deploy.kafka.broker import broker, make_topics
-from deploy.run.application import spark_session
+from deploy.run.spark import spark_session
 from pipelines.spark.kafka import Broker
 
 Ends = dict[int, int]

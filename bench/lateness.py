@@ -10,10 +10,11 @@ from typing import NamedTuple
 from bench.ground import Ends, Ground, LogRecord
 from bench.report import Aim, Finding, Ratio, Series
 from bench.runs import BenchError, Extent
-from conf.settings.model import JOBS, JobName, Settings, duration_text
-from deploy.kafka.broker import traffic_options
+from conf.settings.durations import duration_text
+from conf.settings.model import JOBS, JobName, Settings
 from deploy.traffic.feed import Feed
-from pipelines.supervisor import Application
+from deploy.traffic.options import traffic_options
+from pipelines.supervisor import Supervisor
 from schemas.records import TICK, decode_batch
 
 WARM = 20  # s of traffic after the first batch
@@ -134,7 +135,7 @@ class _Queries:
 
     def __init__(self, ground: Ground, settings: Settings, names: Sequence[JobName]) -> None:
         self._batches: Callable[[], Ends] = lambda: ground.ends(settings, "batches")
-        self._application = Application(ground.spark, settings, names)
+        self._application = Supervisor(ground.spark, settings, names)
 
     def __enter__(self) -> _Queries:
         self._before = self._batches()

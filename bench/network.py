@@ -33,8 +33,9 @@ from multiaddr import Multiaddr
 
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
-from bridge.capture.spool import FrameSink, KafkaFrames
+from bridge.capture.spool import FrameSink
 from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
+from bridge.kafka.producers import StoppableKafkaProducer
 from bridge.node.host import Node, NodeOptions, _Link, _Session
 from bridge.node.seqno import Seqno
 from conf.settings.model import Kafka, Settings
@@ -298,7 +299,9 @@ class _IntoKafka(_Ticking):
 
 def _sink(side: str, counter: _Counter, by_message: bool, folder: str, servers: str) -> _Counting:
     if side == KAFKA:
-        frames = FrameSink(lambda: KafkaFrames([servers], {}), "kiln.frames", Path(folder, "spool"), 1 << 30, 64 << 20)
+        frames = FrameSink(
+            lambda: StoppableKafkaProducer([servers], {}), "kiln.frames", Path(folder, "spool"), 1 << 30, 64 << 20
+        )
         return _IntoKafka(counter, frames)
     return _Counting() if by_message else _Ticking(counter)
 

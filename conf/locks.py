@@ -16,7 +16,7 @@ class StateInUseError(KilnError):
 
 
 @contextmanager
-def held(state: Path, name: str) -> Iterator[None]:
+def locked(state: Path, name: str) -> Iterator[None]:
     """Holds one part of a state folder, `locks/NAME`, for this process. StateInUseError names who has it."""
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
-from conf.settings.model import Job, JobName, Settings, micros, spark_interval
-from pipelines.lake.append import Lake, create_tables, has_rows
-from pipelines.lake.bundles import read_bundles, remember_bundles
-from pipelines.logic.breaker import Breaker, DecodingBrokenError
-from pipelines.logic.decode import Decoding
-from pipelines.queries import archive, batch, messages, sink, updates
-from pipelines.queries.plan import Plan, Report
-from pipelines.spark.batcher import Batching
-from pipelines.spark.kafka import Broker
-from pipelines.spark.known_streams import StreamsTopic
+from conf.settings.durations import micros
+from conf.settings.model import JobName, Settings
+from pipelines.lake.lake import Lake, has_rows
+from pipelines.launch import start_job
+from pipelines.logic.breaker import DecodingBrokenError
+from pipelines.queries.plan import Report
 from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.ticks import Ticker
 from pipelines.transforms.sink import FILLED, TOPICS
-from pipelines.transforms.updates import Separating
-from schemas.topic_table import BundleError, Bundles
+from schemas.topic_table import BundleError
 
 READS: Mapping[JobName, tuple[str, ...]] = {
     "archive": ("frames",),
@@ -40,75 +33,6 @@ READS: Mapping[JobName, tuple[str, ...]] = {
 ORDER: tuple[JobName, ...] = ("updates", "batch", "messages", "archive", "sink")
 
 _LONGEST_PAUSE = 30.0  # s between two attempts to start a query again
-
-
-def start_job(
-    name: JobName,
-    spark: SparkSession,
-    settings: Settings,
-    listener: StreamingQueryListener | None = None,
-    report: Report | None = None,
-) -> StreamingQuery:
-    """Starts one query as the settings say. BundleError: those of the settings contradict what was once known."""
-    plan = _plan(spark, settings, settings.jobs.of(name), listener)
-    if report is not None:
-        plan = replace(plan, report=report)
-    remembered = spark_interval(settings.dedupe.signed)
-    how = decoding(settings, remember=name == "messages")
-    match name:
-        case "archive":
-            return archive.start(plan, how.bundles)
-        case "messages":
-            breaker = Breaker(settings.breaker.authors, settings.breaker.streak)
-            return messages.start(plan, how, remembered, breaker)
-        case "updates":
-            return updates.start(plan, how, separating(settings), remembered)
-        case "batch":
-            return batch.start(plan, Batching(micros(settings.batch.window), settings.batch.block_limit))
-        case "sink":
-            return sink.start(plan, remembered)
-
-
-def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
-    """How to decode as the settings say, with all topic bundles that are known: theirs, and those of the table.
-
-    `remember`: those of the settings go into the table. BundleError: the two contradict each other.
-    """
-    lake = Lake(str(settings.lake))
-    given, path = Bundles(settings.topic_table.bundles), lake.table("bundles")
-    if remember:
-        create_tables(lake, ("bundles",))
-        bundles = remember_bundles(path, given, datetime.now(UTC))
-    else:
-        bundles = given.joined(read_bundles(path))
-    return Decoding(
-        default_policy=settings.policy.default,
-        policies=settings.policy.networks,
-        batch_typ=settings.batch.typ,
-        unsigned_horizon=micros(settings.dedupe.unsigned),
-        bundles=bundles,
-    )
-
-
-def separating(settings: Settings) -> Separating:
-    """Verified separators are looked up in any case, as an earlier run may have learnt them."""
-    kafka = settings.kafka
-    streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return Separating(streams, fetch=bool(settings.ipfs.api), twice=settings.transition.under_way)
-
-
-def _plan(spark: SparkSession, settings: Settings, job: Job, listener: StreamingQueryListener | None) -> Plan:
-    broker = Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
-    return Plan(
-        spark=spark,
-        broker=broker,
-        lake=Lake(str(settings.lake)),
-        checkpoints=str(settings.checkpoints),
-        trigger=spark_interval(job.trigger),
-        at_most=job.max_offsets_per_trigger,
-        state_partitions=settings.spark.shuffle_partitions,
-        listener=listener,
-    )
 
 
 @dataclass
@@ -140,7 +64,7 @@ def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
         )
 
 
-class Application:
+class Supervisor:
     """The queries named, on one session. `start()`, then `check()` now and then, then `stop()`.
 
     `report` hears the counts of those that count; `now` is a monotonic clock in s.

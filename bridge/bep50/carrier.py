@@ -37,7 +37,7 @@ from bridge.bep50.topic import PublishError as OverlayError
 from bridge.bep50.topic import Topic, addresses
 from bridge.capture.sink import Sink
 from bridge.node.keys import load_or_create
-from bridge.publishing.publisher import PublishError
+from bridge.publishing.outbox import PublishError
 from bridge.status import OverlayStatus, OverlayTopicStatus, PublisherStatus
 from schemas.cid import CidError, cid_bytes, cid_text
 from schemas.dht.announcement import (

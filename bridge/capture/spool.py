@@ -19,17 +19,15 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple
 
 from kafka.errors import KafkaError
 
 from bridge.capture.segments import Segments
-from bridge.kafka.producers import MAX_REQUEST, FramesProducerError, Sent
-from bridge.kafka.producers import connect as connect_kafka
+from bridge.kafka.producers import MAX_REQUEST, FramesProducerError, StoppableProducer
 from schemas.frames import CONNECTION_BYTES
 
 TICK: Final = 0.1
@@ -41,16 +39,6 @@ _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
 _CHUNK: Final = 1024 * 1024  # bytes from or to disk at a time
 _BATCH: Final = 200  # frames handed to the producer at a time
 
-_OPTIONS: Final[Mapping[str, object]] = {
-    # kafka-python would give up a batch after 120 s and go on with the next one, out of order
-    "delivery_timeout_ms": 2**31 - 1,
-    # a broker that is back is found at once
-    "reconnect_backoff_max_ms": 1_000,
-    # so that a stop need not wait long
-    "bootstrap_timeout_ms": 5_000,
-    "max_block_ms": 5_000,
-}
-
 
 # what kafka-python's send raises (its partitioner a ValueError), and what reading the spool does
 _REFUSED: Final = (KafkaError, ValueError, AssertionError, OSError)
@@ -58,46 +46,6 @@ _REFUSED: Final = (KafkaError, ValueError, AssertionError, OSError)
 
 class SinkError(RuntimeError):
     """The spool's folder cannot be used."""
-
-
-class Producer(Protocol):
-    """What a sink needs of a producer: KafkaFrames, or another in tests."""
-
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
-    def abandon(self) -> None: ...
-    def close(self, timeout: float) -> None: ...
-
-
-class KafkaFrames:
-    """A KafkaProducer that can be made to stop in mid-stream."""
-
-    def __init__(self, bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object]) -> None:
-        """`client_options` (security_protocol, sasl_…, ssl_…) override Kiln's. FramesProducerError: no broker."""
-        self._producer = connect_kafka(bootstrap_servers, {**_OPTIONS, **client_options})
-
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent:
-        """The future of one record. KafkaError."""
-        return self._producer.send(topic, value=value, key=key)
-
-    def abandon(self) -> None:
-        """Send nothing more. Does not wait, so it may be called from a callback."""
-        # close(0) of kafka-python 3.0.12 raises when records are under way and leaves the producer running; only the
-        # thread that sends can be told to drop them, and no public method does
-        cast(_HasSender, self._producer)._sender.force_close()
-
-    def close(self, timeout: float) -> None:
-        """Abandon it and return when it has ended, or after `timeout` seconds."""
-        self.abandon()
-        with suppress(KafkaError):  # it waits for records that it has just been told to drop
-            self._producer.close(timeout)
-
-
-class _Sender(Protocol):
-    def force_close(self) -> None: ...
-
-
-class _HasSender(Protocol):
-    _sender: _Sender
 
 
 class SinkStatus(NamedTuple):
@@ -145,7 +93,7 @@ class FrameSink:
 
     def __init__(
         self,
-        connect: Callable[[], Producer],
+        connect: Callable[[], StoppableProducer],
         topic: str,
         folder: Path,
         spool_limit: int,
@@ -199,7 +147,7 @@ class FrameSink:
         self._kafka_error: str | None = None
         self._disk_error: str | None = None
         self._failure: BaseException | None = None
-        self._producer: Producer | None = None
+        self._producer: StoppableProducer | None = None
         self._sender_waits = False
         self._keeper_called = False
         self._closing = False
@@ -392,7 +340,7 @@ class FrameSink:
             if self._closing and self._acked == self._next:
                 self._settled.notify_all()
 
-    def _fail(self, producer: Producer, error: BaseException) -> None:
+    def _fail(self, producer: StoppableProducer, error: BaseException) -> None:
         """A frame was refused: this producer must send nothing that comes after it."""
         with self._lock:
             if self._producer is not producer or self._failure is not None:

@@ -1,1 +1,1 @@
-"""What is wanted out of IPFS: who waits for what, and what becomes of it. The thread around it is bridge.fetching.fetcher."""
+"""Blocks fetched from IPFS: which records wait for a block, the attempts to fetch it, and the offsets that are done."""

@@ -28,12 +28,11 @@ from typing import Final
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from bridge.capture.spool import KafkaFrames
 from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
 from bridge.fetching.offsets import Ledger
 from bridge.fetching.pending import Desk, Memory, Options, Output, Place
 from bridge.ipfs import Blocks
-from bridge.kafka.producers import FramesProducerError
+from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
@@ -164,7 +163,7 @@ class Fetcher(KafkaThread):
         for part in places:
             ledgers[part].committed()
 
-    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
+    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         if self._memory is None:
             self._memory = self._read_streams()
         before = self._view[2]
@@ -206,7 +205,7 @@ class Fetcher(KafkaThread):
             for record in records:
                 desk.take(Place(part.partition, record.offset), record.value, interests, now)
 
-    def _write(self, producer: KafkaFrames, outputs: Sequence[Output]) -> bool:
+    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
         """Whether the broker has them all; not when it is to stop. FramesProducerError: it has refused one."""
         left = len(outputs)
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread

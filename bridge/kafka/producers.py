@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, cast
 
@@ -166,3 +167,54 @@ class FramesProducer:
             raise FramesProducerError(
                 f"{self._topic}: {self._waiting()}; first error: {self._error!r}"
             ) from self._error
+
+
+_STOPPABLE: Final[Mapping[str, object]] = {
+    # kafka-python would give up a batch after 120 s and go on with the next one, out of order
+    "delivery_timeout_ms": 2**31 - 1,
+    # a broker that is back is found at once
+    "reconnect_backoff_max_ms": 1_000,
+    # so that a stop need not wait long
+    "bootstrap_timeout_ms": 5_000,
+    "max_block_ms": 5_000,
+}
+
+
+class StoppableProducer(Protocol):
+    """What a sink needs of a producer: StoppableKafkaProducer, or another in tests."""
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
+    def abandon(self) -> None: ...
+    def close(self, timeout: float) -> None: ...
+
+
+class StoppableKafkaProducer:
+    """A KafkaProducer that can be made to stop in mid-stream."""
+
+    def __init__(self, bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object]) -> None:
+        """`client_options` (security_protocol, sasl_…, ssl_…) override Kiln's. FramesProducerError: no broker."""
+        self._producer = connect(bootstrap_servers, {**_STOPPABLE, **client_options})
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent:
+        """The future of one record. KafkaError."""
+        return self._producer.send(topic, value=value, key=key)
+
+    def abandon(self) -> None:
+        """Send nothing more. Does not wait, so it may be called from a callback."""
+        # close(0) of kafka-python 3.0.12 raises when records are under way and leaves the producer running; only the
+        # thread that sends can be told to drop them, and no public method does
+        cast(_HasSender, self._producer)._sender.force_close()
+
+    def close(self, timeout: float) -> None:
+        """Abandon it and return when it has ended, or after `timeout` seconds."""
+        self.abandon()
+        with suppress(KafkaError):  # it waits for records that it has just been told to drop
+            self._producer.close(timeout)
+
+
+class _Sender(Protocol):
+    def force_close(self) -> None: ...
+
+
+class _HasSender(Protocol):
+    _sender: _Sender

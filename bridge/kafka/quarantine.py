@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from kafka.errors import KafkaError
 
-from bridge.capture.spool import Producer
-from bridge.kafka.producers import FramesProducerError
+from bridge.kafka.producers import FramesProducerError, StoppableProducer
 from schemas.records import QuarantineRecord, encode
 
 _PATIENCE: Final = 10.0  # s for the broker to take a record
@@ -34,7 +33,7 @@ class _Waiting(NamedTuple):
 class Quarantine:
     """Writes records in a thread of its own, in their order, from `start()` to `stop()`."""
 
-    def __init__(self, connect: Callable[[], Producer], topic: str, retry_after: float = 1.0) -> None:
+    def __init__(self, connect: Callable[[], StoppableProducer], topic: str, retry_after: float = 1.0) -> None:
         """`connect`: a new producer, or FramesProducerError; called in the thread, when there is something to write."""
         self._connect = connect
         self._topic = topic
@@ -88,7 +87,7 @@ class Quarantine:
         finally:
             producer.close(2)
 
-    def _write(self, producer: Producer, record: _Waiting) -> bool:
+    def _write(self, producer: StoppableProducer, record: _Waiting) -> bool:
         """Whether the broker has it; not when it is to stop."""
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         future = producer.send(self._topic, value=record.value, key=record.key)

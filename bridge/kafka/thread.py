@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from bridge.capture.spool import KafkaFrames
-from bridge.kafka.producers import FramesProducerError
+from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 
 
 class KafkaThread(ABC):
@@ -57,7 +56,7 @@ class KafkaThread(ABC):
         return self._error
 
     @abstractmethod
-    def _work(self, consumer: KafkaConsumer, producer: KafkaFrames) -> None:
+    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         """One session, until stopped or Kafka fails. The consumer has no partitions yet."""
 
     @abstractmethod
@@ -67,7 +66,7 @@ class KafkaThread(ABC):
     def _session(self) -> None:
         consumer = self._consumer(self._group)
         try:
-            producer = KafkaFrames(self._servers, self._client_options)
+            producer = StoppableKafkaProducer(self._servers, self._client_options)
             try:
                 self._work(consumer, producer)
             finally:

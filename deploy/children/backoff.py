@@ -8,7 +8,7 @@ from collections.abc import Callable
 _LONGEST_PAUSE = 30.0  # s
 
 
-class Again:
+class Backoff:
     """A pause after each death, twice as long as the one before, until it is well again."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

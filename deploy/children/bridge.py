@@ -10,10 +10,12 @@ from os import environ
 from pathlib import Path
 
 from bridge.status import BridgeStatus, read_status
-from conf.settings.model import ENV_PREFIX, Settings, environment
-from deploy.children.backoff import Again
+from conf.settings.keys import ENV_PREFIX
+from conf.settings.model import Settings
+from conf.settings.reading import environment
+from deploy.children.backoff import Backoff
 from deploy.children.logs import keep_small
-from deploy.children.spawn import end, tied
+from deploy.children.spawn import end, tied_to_parent
 
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
 
@@ -24,7 +26,7 @@ class BridgeProcess:
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._again = Again(now)
+        self._backoff = Backoff(now)
         self._error = ""
 
     def start(self) -> None:
@@ -34,7 +36,7 @@ class BridgeProcess:
         self._told.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                tied([sys.executable, "-m", "bridge.process.main"]),
+                tied_to_parent([sys.executable, "-m", "bridge.process.main"]),
                 env=child_environment(self._settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -45,11 +47,11 @@ class BridgeProcess:
     def check(self) -> None:
         """Starts it again when it has died, after a pause that doubles; keeps its log small."""
         if self._process is not None and self._process.poll() is not None:
-            self._again.died()
+            self._backoff.died()
             self._error = f"the bridge ended with {self._process.returncode}: {self._last_words()}"
             self._process = None
             self._told.unlink(missing_ok=True)  # fresh as it may be, it is that of a dead one
-        if self._process is None and self._again.due:
+        if self._process is None and self._backoff.due:
             self.start()
         keep_small(self._log)
 
@@ -59,7 +61,7 @@ class BridgeProcess:
         if status is None or wall - status.at > _FRESH:
             return None
         self._error = ""
-        self._again.well()
+        self._backoff.well()
         return status
 
     @property

@@ -17,7 +17,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def tied_to_parent(command: Sequence[str]) -> list[str]:
     """The command, changed so that it gets SIGTERM when the thread that starts it ends. It begins with a full path."""
     if sys.platform != "linux":
         return list(command)

@@ -23,7 +23,8 @@ from rich.console import Console
 from conf.errors import KilnError
 
 if TYPE_CHECKING:
-    from conf.settings.model import JobName, Loaded, Settings
+    from conf.settings.model import JobName, Settings
+    from conf.settings.reading import Loaded
     from deploy.run.network import Source
 
 OK, FAILED, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -63,7 +64,7 @@ class UsageError(KilnError):
 
 
 def _load(config: Path | None, state: Path | None, network: str | None = None) -> "Loaded":
-    from conf.settings.model import load
+    from conf.settings.reading import load
 
     return load(config, state=state, network=network)
 
@@ -73,7 +74,7 @@ def _settings(config: Path | None, state: Path | None, network: str | None = Non
 
 
 def _duration(text: str) -> timedelta:
-    from conf.settings.model import parse_duration
+    from conf.settings.durations import parse_duration
 
     try:
         duration = parse_duration(text)
@@ -85,7 +86,8 @@ def _duration(text: str) -> timedelta:
 
 
 def _job_name(name: str) -> "JobName":
-    from conf.settings.model import JOBS, nearest
+    from conf.settings.keys import nearest
+    from conf.settings.model import JOBS
 
     for job in JOBS:
         if job == name:
@@ -145,9 +147,10 @@ def run(
 def _run(
     settings: "Settings", names: "Sequence[JobName]", length: timedelta | None, catch_up: bool, source: "Source"
 ) -> int:
+    from deploy.observe.summary import read_summary, row_counts
     from deploy.run.application import run_application
     from deploy.show.screen import open_view
-    from deploy.show.summary import read_summary, render_summary, row_counts
+    from deploy.show.summary import render_summary
 
     console = _console()
     before = row_counts(settings.lake)
@@ -319,9 +322,9 @@ def generate(
     import gzip
     from dataclasses import replace
 
-    from conf.settings.model import micros
-    from deploy.kafka.broker import traffic_options
+    from conf.settings.durations import micros
     from deploy.traffic import Traffic, write_traffic
+    from deploy.traffic.options import traffic_options
 
     try:
         began = datetime.fromisoformat(start)
@@ -360,7 +363,8 @@ def sql(
     --json prints an array of objects: times ISO 8601 in UTC, binary as hex.
     """
     settings = _settings(config, state)
-    from deploy.sql.ask import ask, print_table, write_json
+    from deploy.show.answer import print_table, write_json
+    from deploy.sql.ask import ask
 
     answer = ask(settings.lake, query)
     try:
@@ -409,7 +413,8 @@ def estimate(
 def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Topics, how far each query is and how far behind, and the tables."""
     settings = _settings(config, state)
-    from deploy.observe.status import read_status, render_status, status_json
+    from deploy.observe.status import read_status
+    from deploy.show.status import render_status, status_json
 
     found = read_status(settings)
     if as_json:
@@ -422,7 +427,8 @@ def status(as_json: JsonOption = False, state: StateOption = None, config: Confi
 def doctor(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Look for what could be in the way: Java, jars, ports, disk, broker, lake, versions. Says what to do."""
     settings = _settings(config, state)
-    from deploy.observe.doctor import doctor_json, examine, failed, render_checks
+    from deploy.observe.doctor import examine, failed
+    from deploy.show.doctor import doctor_json, render_checks
 
     checks = examine(settings)
     if as_json:
@@ -436,7 +442,8 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
 def quarantine_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Count what is in quarantine, by stage and reason."""
     settings = _settings(config, state)
-    from deploy.sql.ask import ask, print_table, write_json
+    from deploy.show.answer import print_table, write_json
+    from deploy.sql.ask import ask
 
     answer = ask(
         settings.lake,
@@ -466,7 +473,7 @@ def quarantine_replay(
     from bridge.kafka.producers import FramesProducer, connect
     from deploy.kafka.broker import broker
     from deploy.quarantine.replay import Requeue, in_words, wanted_again
-    from pipelines.supervisor import decoding
+    from pipelines.launch import decoding
     from schemas.records import encode
     from schemas.topic_table import BundleError
 
@@ -509,7 +516,7 @@ def quarantine_replay(
 @config_app.command("show")
 def config_show(state: StateOption = None, config: ConfigOption = None) -> None:
     """Print the settings in force, as TOML, and where each that is not the default came from."""
-    from conf.settings.model import shown
+    from conf.settings.printing import shown
 
     print(shown(_load(config, state)), end="")
 

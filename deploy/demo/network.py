@@ -47,8 +47,8 @@ from bridge.gossip.router import Deliver
 from bridge.node.host import Node, NodeError, NodeOptions
 from bridge.node.keys import KeyFileError, load_or_create
 from bridge.node.seqno import Seqno, SeqnoError
-from conf.locks import StateInUseError, held
-from deploy.children.spawn import tied
+from conf.locks import StateInUseError, locked
+from deploy.children.spawn import tied_to_parent
 from deploy.demo.kubo_peer import CATCH_UP, KuboError, library_path
 from deploy.demo.overlay import NODES, Listeners
 from deploy.traffic.content import TopicData, contents, topics
@@ -168,7 +168,7 @@ class _Kubo:
             with (self._folder / "stderr.log").open("wb") as log:
                 # here, not in a thread as trio does: the process is tied to the thread that starts it
                 self._process = subprocess.Popen(
-                    tied(command),
+                    tied_to_parent(command),
                     stdin=commands,
                     stdout=events,
                     stderr=log,
@@ -549,7 +549,7 @@ def main() -> None:
         # what libraries print is not for who reads our events
         fd = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        with held(folder, "network"):
+        with locked(folder, "network"):
             try:
                 trio.run(_run, folder, world, arguments.rate, arguments.publisher, fd)
             except* (NodeError, KeyFileError, SeqnoError, CarrierError) as group:

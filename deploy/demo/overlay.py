@@ -19,7 +19,7 @@ from trio_typing import TaskStatus
 
 from bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
 from bridge.capture.sink import Sink
-from bridge.publishing.publisher import PublishError
+from bridge.publishing.outbox import PublishError
 from schemas.cid import cid_text
 from schemas.dht.announcement import Source, read_announcement, topic_salt
 from schemas.dht.items import Item

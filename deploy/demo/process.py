@@ -15,10 +15,10 @@ from bridge.bep50.carrier import publisher_key
 from bridge.node.keys import KeyFileError
 from conf.errors import PrerequisiteError
 from conf.settings.model import Settings
-from deploy.children.backoff import Again
+from deploy.children.backoff import Backoff
 from deploy.children.bridge import child_environment
 from deploy.children.logs import keep_small
-from deploy.children.spawn import end, tied
+from deploy.children.spawn import end, tied_to_parent
 
 _READY_IN = 60.0  # s
 _TRIES = 4
@@ -37,7 +37,7 @@ class DemoNetwork:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
-        self._again = Again()
+        self._backoff = Backoff()
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
         self.heard: dict[str, int] = {}
@@ -70,7 +70,7 @@ class DemoNetwork:
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                tied(
+                tied_to_parent(
                     [
                         sys.executable,
                         "-m",
@@ -96,10 +96,10 @@ class DemoNetwork:
         Then it listens elsewhere, and waits to be told to go.
         """
         if self._process is not None and self._process.poll() is not None:
-            self._again.died()
+            self._backoff.died()
             self.errors = (f"the demo network ended with {self._process.returncode}; it is started again",)
             self._process = None
-        if self._process is None and self._again.due:
+        if self._process is None and self._backoff.due:
             self.launch()
         keep_small(self._log)
 
@@ -114,7 +114,7 @@ class DemoNetwork:
         while not self.listens:
             self._ready.wait(0.05)
             self.check()  # the one of a Kiln that was killed just now may still be leaving
-            if self._again.deaths >= _TRIES or time.monotonic() > deadline:
+            if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
                 raise DemoNetworkError(f"the demo network did not come up: {self._log} says why")
         return self._addresses
 
@@ -154,7 +154,7 @@ class DemoNetwork:
                         self._addresses = tuple(event["addresses"])
                         self.contacts = tuple(event["overlay"]["contacts"])
                         self.follow = tuple(event["overlay"]["follow"])
-                        self._again.well()
+                        self._backoff.well()
                         ready.set()
                     case "status":
                         self.heard = event["heard_batches"]

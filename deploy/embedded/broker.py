@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from conf.errors import PrerequisiteError
-from deploy.children.spawn import tied
+from deploy.children.spawn import tied_to_parent
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
 
@@ -255,7 +255,7 @@ class EmbeddedBroker:
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
             command = [*java, "kafka.Kafka", properties.name]
             if self.die_with_parent:
-                command = tied(command)
+                command = tied_to_parent(command)
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,

@@ -20,10 +20,11 @@ from conf.errors import KilnError
 from conf.settings.model import Kafka, Settings, Spark
 from deploy.embedded.broker import free_ports
 from deploy.embedded.jars import ensure, spark_classes
-from deploy.kafka.broker import broker, traffic_options
+from deploy.kafka.broker import broker
 from deploy.run.application import run_application
 from deploy.show.screen import LineView
 from deploy.traffic import Traffic
+from deploy.traffic.options import traffic_options
 
 _START_NS = 1_735_689_600_000_000_000  # 2025-01-01
 _TRAFFIC_NS = 3_000_000_000

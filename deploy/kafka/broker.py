@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.settings.model import Kafka, Settings
-from deploy.children.backoff import Again
+from deploy.children.backoff import Backoff
 from deploy.embedded import jars
 from deploy.embedded.broker import HOST, BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running
 from deploy.embedded.java import JavaError
 from deploy.kafka.topics import TOPICS, ensure_topics
-from deploy.traffic.options import TrafficOptions
 
 Say = Callable[[str], None]
 
@@ -49,7 +48,7 @@ class KeptBroker(LaunchedBroker):
         self._say = say
         self._die_with_parent = die_with_parent
         self._embedded: EmbeddedBroker | None = None  # ours
-        self._again = Again()
+        self._backoff = Backoff()
         self._error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="broker", daemon=True)
@@ -109,16 +108,16 @@ class KeptBroker(LaunchedBroker):
             if self._error:
                 self._restart()
             elif running(self._state) is None:
-                self._again.died()
+                self._backoff.died()
                 self._error = "the broker has ended; it is started again"
 
     def _restart(self) -> None:
         if running(self._state) is not None:
             if _answers(self._kafka.embedded_port):
-                self._again.well()
+                self._backoff.well()
                 self._error = ""
-        elif self._again.due:
-            self._again.died()  # unless it comes to answer
+        elif self._backoff.due:
+            self._backoff.died()  # unless it comes to answer
             try:
                 self._start(jars.broker_classpath())
             except BrokerRunningError:
@@ -171,20 +170,4 @@ def make_topics(kafka: Kafka, servers: str) -> None:
         {name: own.get(name, kafka.other_partitions) for name in TOPICS},
         dict.fromkeys(TOPICS, kafka.retention),
         client_options=kafka.security_options(),
-    )
-
-
-def traffic_options(settings: Settings) -> TrafficOptions:
-    """The world of the built-in traffic: unsigned where the network's policy is `none`. ValueError: impossible one."""
-    traffic = settings.traffic
-    return TrafficOptions(
-        seed=traffic.seed,
-        network=settings.network,
-        signed=settings.policy.of(settings.network) != "none",
-        peers=traffic.peers,
-        copies=traffic.copies,
-        streams=traffic.streams,
-        separators=traffic.separators,
-        garbage=traffic.garbage,
-        forged=traffic.forged,
     )

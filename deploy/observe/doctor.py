@@ -3,22 +3,18 @@
 A check is a pure function from what was found to a `Check`; `examine` finds it.
 """
 
-import json
 import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import HeliaError, find_node, is_installed
@@ -322,23 +318,3 @@ def _available_memory() -> int | None:
 def failed(checks: Iterable[Check]) -> bool:
     """Whether something is in the way."""
     return any(check.level == "fail" for check in checks)
-
-
-def doctor_json(checks: Sequence[Check]) -> str:
-    """As a JSON array of objects."""
-    return json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False)
-
-
-def render_checks(checks: Sequence[Check]) -> RenderableType:
-    """The checks for the screen, and a last line that says how it stands."""
-    marks = {"ok": ("ok", "green"), "warn": ("!", "yellow"), "fail": ("✕", "bold red")}
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for check in checks:
-        mark, colour = marks[check.level]
-        found = Text(check.found)
-        if check.what_to_do:
-            found.append(f"\n→ {check.what_to_do}", "bold" if check.level == "fail" else "")
-        table.add_row(Text(mark, colour), Text(check.name), found)
-    bad = sum(check.level == "fail" for check in checks)
-    last = Text(f"{bad} in the way", "bold red") if bad else Text("nothing is in the way", "green")
-    return Group(table, "", last)

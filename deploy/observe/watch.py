@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from deploy.show.screen import BatchLine
+from deploy.observe.snapshot import BatchLine
 from schemas.batch import BlockError, read_block
 from schemas.records import UNREADABLE, decode_batch, decode_quarantine
 

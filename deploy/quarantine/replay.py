@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from conf.errors import KilnError
-from conf.settings.model import nearest
+from conf.settings.keys import nearest
 from pipelines.lake.lake import open_table, tables_in
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode, identities, identities_of
 from schemas.frames import BEP50, DIRECTIONS, gossip_messages

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 
 from kafka import KafkaConsumer, TopicPartition
@@ -19,14 +16,11 @@ from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 
 from bridge.status import BridgeStatus, OverlayStatus
-from conf.locks import held
+from conf.locks import locked
 from conf.settings.model import JobName, Settings
-from deploy.embedded.jars import PROJECT, ensure, spark_classes, spark_jars
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.kafka.topics import TOPICS
-from deploy.observe.watch import Watch
-from deploy.run.network import LiveNetwork, Source
-from deploy.show.screen import (
+from deploy.observe.snapshot import (
     BridgeLine,
     FetchLine,
     OverlayLine,
@@ -34,12 +28,14 @@ from deploy.show.screen import (
     QueryLine,
     QueryPhase,
     Snapshot,
-    View,
 )
-from pipelines.lake.append import Lake, create_tables
+from deploy.observe.watch import Watch
+from deploy.run.network import LiveNetwork, Source
+from deploy.run.spark import spark_session
+from deploy.show.screen import View
+from pipelines.lake.lake import Lake, create_tables
 from pipelines.spark.progress import QueryProgress
-from pipelines.spark.session import create_session
-from pipelines.supervisor import READS, Application, GaveUpError
+from pipelines.supervisor import READS, GaveUpError, Supervisor
 from schemas.tables import TABLES
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
@@ -83,7 +79,7 @@ def run_application(
     with ExitStack() as stack:
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
-            stack.enter_context(held(settings.state, name))
+            stack.enter_context(locked(settings.state, name))
         broker = stack.enter_context(launched_broker(settings, view.say))
         live = LiveNetwork(settings, source)
         stack.callback(live.stop)
@@ -121,7 +117,7 @@ class _Run:
         self._watch = Watch(
             settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
         )
-        self._application = Application(spark, settings, names, self._count)
+        self._application = Supervisor(spark, settings, names, self._count)
         self._broker = broker
         self._live = live
         self._ends: dict[str, dict[int, int]] = {}
@@ -315,52 +311,6 @@ class _Ends:
 
     def close(self) -> None:
         self._consumer.close()
-
-
-@contextmanager
-def spark_session(settings: Settings) -> Iterator[SparkSession]:
-    """A Spark session whose JVM says what it has to say in `logs/spark.log`, and not on the screen."""
-    settings.logs.mkdir(parents=True, exist_ok=True)
-    with _said_to(settings.logs / "spark.out"):
-        spark = create_session(
-            "kiln",
-            master=settings.spark.master,
-            driver_memory=settings.spark.driver_memory,
-            java_options=f"{settings.spark.java_options} {_kept_classes()}",
-            jars=spark_jars(ensure()),
-            log4j=PROJECT / "conf" / "log4j2-spark.properties",
-            logs=settings.logs,
-            ui=settings.spark.ui,
-            scratch=settings.state / "scratch",
-            extra=settings.spark.conf,
-        )
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-def _kept_classes() -> str:
-    classes = spark_classes()
-    # where it does not fit the jars or the Java, the JVM goes on without
-    return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
-
-
-@contextmanager
-def _said_to(path: Path) -> Iterator[None]:
-    """A process started in here writes its output to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    with path.open("ab") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
-    try:
-        yield
-    finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
 
 
 @contextmanager

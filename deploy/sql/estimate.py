@@ -10,8 +10,9 @@ from typing import NamedTuple, TextIO
 import pyarrow as pa
 from rich.console import Console
 
-from conf.settings.model import micros, parse_duration
-from deploy.sql.ask import Answer, ask, print_table
+from conf.settings.durations import micros, parse_duration
+from deploy.show.answer import print_table
+from deploy.sql.ask import Answer, ask
 from deploy.sql.views import UPDATE_BYTES, with_empty
 from pipelines.lake.lake import tables_in
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
+from conf.settings.model import Settings
 from schemas.identity import Policy
 
 GarbageKind = Literal[
@@ -149,3 +150,19 @@ class TrafficOptions:
         """
         kinds = tuple(kind for kind in self.garbage_kinds if kind != "wrong_hello")
         return replace(self, origin="REPLAY", checked=0.0, garbage_kinds=kinds, garbage=self.garbage if kinds else 0.0)
+
+
+def traffic_options(settings: Settings) -> TrafficOptions:
+    """The world of the built-in traffic: unsigned where the network's policy is `none`. ValueError: impossible one."""
+    traffic = settings.traffic
+    return TrafficOptions(
+        seed=traffic.seed,
+        network=settings.network,
+        signed=settings.policy.of(settings.network) != "none",
+        peers=traffic.peers,
+        copies=traffic.copies,
+        streams=traffic.streams,
+        separators=traffic.separators,
+        garbage=traffic.garbage,
+        forged=traffic.forged,
+    )

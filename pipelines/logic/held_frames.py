@@ -77,7 +77,7 @@ def merge(into: Held, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> Held:
     return into
 
 
-class HeldParam(AccumulatorParam[Held]):
+class HeldFramesParam(AccumulatorParam[Held]):
     """Brings `Sieve.taken` of the tasks to the driver. A union, so a task that runs twice does no harm."""
 
     def zero(self, value: Held) -> Held:
@@ -87,7 +87,7 @@ class HeldParam(AccumulatorParam[Held]):
         return merge(value1, value2)
 
 
-def read_held(frames: DataFrame) -> Held:
+def read_held_frames(frames: DataFrame) -> Held:
     """What rows of the table `frames` say is held."""
     connections = frames.groupBy("connection", "direction").agg(
         F.min("sequence").alias("low"), F.max("sequence").alias("high"), F.count("sequence").alias("frames")

@@ -6,8 +6,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, create_tables, written
-from pipelines.logic.held_frames import Held, HeldParam, merge, read_held
+from pipelines.lake.append import Write, append_once, written
+from pipelines.lake.lake import create_tables
+from pipelines.logic.held_frames import Held, HeldFramesParam, merge, read_held_frames
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.transforms.archive import copies, frames
@@ -39,7 +40,7 @@ class _Archive:
             self._held = self._held_before(spark, records, write)
         context = spark.sparkContext
         held = context.broadcast(self._held)
-        taken = context.accumulator(Held(), HeldParam())
+        taken = context.accumulator(Held(), HeldFramesParam())
         append_once(frames(records, held, taken), self._plan.lake, "frames", write)
         append_once(copies(records, held, self._bundles), self._plan.lake, "copies", write)
         merge(self._held, taken.value)
@@ -51,4 +52,4 @@ class _Archive:
         if written(self._plan.lake, "frames", write):
             own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
             kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")
-        return read_held(kept)
+        return read_held_frames(kept)

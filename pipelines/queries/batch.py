@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import sink_options
+from pipelines.logic.batching import Batching
 from pipelines.queries.plan import Plan, start_query
-from pipelines.spark.batcher import Batching
-from pipelines.spark.kafka import stream_topics
+from pipelines.spark.kafka import sink_options, stream_topics
 from pipelines.transforms.batch import batches
 
 

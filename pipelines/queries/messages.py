@@ -6,11 +6,12 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, create_tables, write_topic
+from pipelines.lake.append import Write, append_once
+from pipelines.lake.lake import create_tables
 from pipelines.logic.breaker import Breaker, Tally, check_samples
 from pipelines.logic.decode import Decoding
 from pipelines.queries.plan import Plan, each_batch, start_query
-from pipelines.spark.kafka import stream_topics
+from pipelines.spark.kafka import stream_topics, write_topic
 from pipelines.transforms.messages import by_author, counts, decoded, faults, first_copies, good
 
 

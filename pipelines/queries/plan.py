@@ -10,7 +10,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pipelines.lake.append import Lake
+from pipelines.lake.lake import Lake
 from pipelines.spark.kafka import Broker
 
 Report = Callable[[str, Mapping[str, int]], None]

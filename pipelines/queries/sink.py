@@ -6,7 +6,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, create_tables
+from pipelines.lake.append import Write, append_once
+from pipelines.lake.lake import create_tables
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.transforms.sink import (

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import sink_options
 from pipelines.logic.breaker import check_samples
 from pipelines.logic.decode import Decoding
 from pipelines.queries.plan import Plan, start_query
-from pipelines.spark.kafka import stream_topics
+from pipelines.spark.kafka import sink_options, stream_topics
 from pipelines.transforms.updates import Separating, first_copies, updates
 
 

@@ -62,3 +62,24 @@ def _records(source: DataFrame, broker: Broker) -> DataFrame:
         "key",
         "value",
     )
+
+
+# As much as the topics allow (DESIGN, Kafka topics).
+MAX_REQUEST = 8 << 20
+
+
+def sink_options(broker: Broker) -> dict[str, str]:
+    """Options of Spark's Kafka sink, streaming or batch."""
+    return {
+        "kafka.bootstrap.servers": broker.servers,
+        "kafka.max.request.size": str(MAX_REQUEST),
+        "kafka.enable.idempotence": "true",
+        **broker.options,
+    }
+
+
+def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
+    """Appends key, value to a topic; at least once."""
+    records.select("key", "value").write.format("kafka").options(**sink_options(broker)).option(
+        "topic", broker.topic(topic)
+    ).save()

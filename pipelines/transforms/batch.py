@@ -5,7 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.spark.batcher import OUTPUT, Batcher, Batching
+from pipelines.logic.batching import Batching
+from pipelines.spark.batcher import OUTPUT, Batcher
 
 
 def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:

@@ -12,7 +12,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kit.awaiting import awaited
 
 from bridge.ipfs import BlocksAwayError
-from bridge.publishing.publisher import TOO_OLD, Options, Publisher
+from bridge.publishing.outbox import TOO_OLD, Options
+from bridge.publishing.publisher import Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import TOPICS, ensure_topics
 from schemas.cid import block_cid, cid_text

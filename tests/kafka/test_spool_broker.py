@@ -17,8 +17,9 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kit.awaiting import awaited
 
-from bridge.capture.spool import FrameSink, KafkaFrames
+from bridge.capture.spool import FrameSink
 from bridge.capture.tap import Connection
+from bridge.kafka.producers import StoppableKafkaProducer
 from deploy.embedded.broker import EmbeddedBroker, running
 from deploy.kafka.topics import TOPICS, ensure_topics
 from schemas.frames import read_frame
@@ -34,7 +35,7 @@ class NewBroker(Protocol):
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
-    return FrameSink(partial(KafkaFrames, [address], {}), topic, folder, 256 << 20, 16 << 20)
+    return FrameSink(partial(StoppableKafkaProducer, [address], {}), topic, folder, 256 << 20, 16 << 20)
 
 
 def more_spooled(sink: FrameSink) -> Callable[[], bool]:

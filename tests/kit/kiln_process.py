@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.sql.ask import ask, write_json
+from deploy.show.answer import write_json
+from deploy.sql.ask import ask
 
 
 class Kiln:
@@ -33,7 +34,7 @@ class Kiln:
         return self.state / "lake"
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "deploy.cli.app", *arguments]
+        return [sys.executable, "-m", "deploy.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end; on a bad end the log is shown."""

@@ -24,7 +24,7 @@ from nacl.signing import SigningKey
 
 from bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
 from bridge.bep50.store import Store
-from bridge.publishing.publisher import PublishError
+from bridge.publishing.outbox import PublishError
 from bridge.status import OverlayStatus, PublisherStatus, read_status
 from deploy.demo.overlay import AGAIN, NODES, Listeners
 from schemas.cid import block_cid, cid_bytes, cid_text

@@ -107,7 +107,7 @@ def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeS
 
 def test_kiln_run_needs_no_other_network(broker_classpath: list[Path], tmp_path: Path) -> None:
     """The whole, by default: broker, demo network, bridge, queries."""
-    command = [sys.executable, "-m", "deploy.cli.app", "run", "--for", "40s"]
+    command = [sys.executable, "-m", "deploy.cli", "run", "--for", "40s"]
     status, packets, said = loopback.run(command, kiln_environment(tmp_path))
     assert status == 0, said
     assert packets == 0, said

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.settings.model import Settings
-from deploy.run.application import spark_session
-from pipelines.lake.append import Lake, Write, append_once, create_tables, written
+from deploy.run.spark import spark_session
+from pipelines.lake.append import Write, append_once, written
+from pipelines.lake.lake import Lake, create_tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from deploy.sql.ask import ask
 
 from bridge.fetching import attempts, pending
-from conf.settings.model import known_keys, variable
-from pipelines.lake.append import Lake, create_tables
+from conf.settings.keys import known_keys, variable
+from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake, create_tables
 from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown

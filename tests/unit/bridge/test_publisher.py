@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
+from bridge.publishing.outbox import TOO_OLD, Options, Outbox, Output, Place, PublishError
 from bridge.publishing.pins import Pins
-from bridge.publishing.publisher import TOO_OLD, Options, Outbox, Output, Place, PublishError
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
 from schemas.pubsub import PubsubMessage, read_message

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bridge.node.host import TopicSaving
-from bridge.process.main import _savings
+from bridge.process.wiring import _savings
 from bridge.status import (
     BridgeStatus,
     PeerStatus,
@@ -21,7 +21,8 @@ from bridge.status import (
     write_status,
 )
 from conf.settings.model import Kafka, Settings
-from deploy.observe.status import Saving, read_status, render_status, status_json
+from deploy.observe.status import Saving, read_status
+from deploy.show.status import render_status, status_json
 
 CLAY = "/ceramic/testnet-clay"
 

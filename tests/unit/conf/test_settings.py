@@ -14,21 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conf.errors import SettingsError
-from conf.settings.model import (
-    DEFAULT_FILE,
-    Kafka,
-    Settings,
-    duration_text,
-    known_keys,
-    line_of,
-    load,
-    load_settings,
-    micros,
-    parse_duration,
-    shown,
-    spark_interval,
-    variable,
-)
+from conf.settings.durations import duration_text, micros, parse_duration, spark_interval
+from conf.settings.faults import line_of
+from conf.settings.keys import known_keys, variable
+from conf.settings.model import Kafka, Settings
+from conf.settings.printing import shown
+from conf.settings.reading import DEFAULT_FILE, load, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.children.backoff import Again
+from deploy.children.backoff import Backoff
 from deploy.children.logs import keep_small
 
 
 def test_the_pause_doubles_up_to_half_a_minute() -> None:
     clock = [0.0]
-    again = Again(lambda: clock[0])
+    again = Backoff(lambda: clock[0])
     assert again.due
     pauses = []
     for _ in range(7):
@@ -24,7 +24,7 @@ def test_the_pause_doubles_up_to_half_a_minute() -> None:
 
 def test_what_was_well_is_started_again_soon() -> None:
     clock = [0.0]
-    again = Again(lambda: clock[0])
+    again = Backoff(lambda: clock[0])
     for _ in range(5):
         again.died()
     again.well()

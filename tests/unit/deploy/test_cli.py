@@ -13,10 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from deploy.cli.app import command_line, run_command
 
 from conf.errors import KilnError, PrerequisiteError
-from conf.settings.model import DEFAULT_FILE, Settings
+from conf.settings.model import Settings
+from conf.settings.reading import DEFAULT_FILE
+from deploy.cli.app import command_line, run_command
 from deploy.embedded.java import JavaError
 from deploy.traffic import read_ledger
 from schemas.capture import open_capture, read_capture
@@ -177,7 +178,7 @@ def test_sql_of_a_table_that_is_not_there_is_exit_code_1(capsys: Capture) -> Non
 
 def test_sql_into_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["x" * 100] * 20_000}))
-    script = f"{sys.executable} -m deploy.cli.app sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
+    script = f"{sys.executable} -m deploy.cli sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
     root = Path(__file__).parents[3]
     done = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "[\n")

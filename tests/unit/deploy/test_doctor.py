@@ -36,22 +36,20 @@ from deploy.observe.doctor import (
     examine,
     failed,
     memory_bytes,
-    render_checks,
 )
 from deploy.observe.status import (
     BrokerStatus,
     CheckpointError,
     TopicStatus,
-    ago,
     broker_status,
     lag_of,
     lake_status,
     parse_offsets,
     read_checkpoint,
     read_status,
-    render_status,
-    status_json,
 )
+from deploy.show.doctor import render_checks
+from deploy.show.status import ago, render_status, status_json
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 

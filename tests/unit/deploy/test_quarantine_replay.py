@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import write_deltalake
-from deploy.cli.app import run_command
-from deploy.sql.ask import ask
 
+from deploy.cli.app import run_command
 from deploy.quarantine.replay import (
     At,
     Found,
@@ -26,8 +25,9 @@ from deploy.quarantine.replay import (
     wanted_again,
     with_messages,
 )
+from deploy.sql.ask import ask
 from deploy.traffic.replay import replay
-from pipelines.lake.append import Lake, create_tables
+from pipelines.lake.lake import Lake, create_tables
 from pipelines.logic.decode import Decoding, Faulty, decode, identities
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of
 from pipelines.transforms.archive import FRAMES, frame_row

@@ -1,4 +1,4 @@
-"""deploy.traffic.replay and bridge.kafka.producers: a capture becomes Frames, all of them, and none is lost on the way."""
+"""deploy.traffic.replay, bridge.kafka.producers: a capture becomes Frames, and none is lost on the way."""
 
 from __future__ import annotations
 

@@ -11,22 +11,24 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from deploy.sql.ask import ask
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deploy.show.screen import (
+from deploy.observe.snapshot import (
     BatchLine,
     BridgeLine,
     FetchLine,
-    LineView,
-    LiveView,
     OverlayLine,
     PeerLine,
     QueryLine,
     QueryPhase,
     Snapshot,
+)
+from deploy.observe.summary import read_summary, row_counts
+from deploy.show.screen import (
+    LineView,
+    LiveView,
     clock,
     copies_per_message,
     count,
@@ -39,7 +41,8 @@ from deploy.show.screen import (
     short,
     top,
 )
-from deploy.show.summary import look_with, read_summary, render_summary, row_counts
+from deploy.show.summary import look_with, render_summary
+from deploy.sql.ask import ask
 from schemas.tables import TABLES
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"

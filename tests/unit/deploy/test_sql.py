@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from deploy.sql.ask import SqlError, ask, cell, distinct, json_value, print_table, write_json
 from rich.console import Console
 
+from deploy.show.answer import cell, distinct, json_value, print_table, write_json
+from deploy.sql.ask import SqlError, ask
 from pipelines.lake.lake import LakeError
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)

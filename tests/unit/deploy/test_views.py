@@ -11,18 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deploy.cli.app import run_command
-from deploy.sql.ask import SqlError, ask
-from deploy.sql.estimate import LoggedUpdate, estimate, parse_windows, read_log
-from deploy.sql.views import LATEST_WITHIN, VIEWS
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.log_model import Update, block_of, windows_of
 
-from pipelines.lake.append import Lake, create_tables
-from pipelines.lake.lake import tables_in
+from deploy.cli.app import run_command
+from deploy.sql.ask import SqlError, ask
+from deploy.sql.estimate import LoggedUpdate, estimate, parse_windows, read_log
+from deploy.sql.views import LATEST_WITHIN, VIEWS
+from pipelines.lake.lake import Lake, create_tables, tables_in
+from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.batcher import LogRecord, batch_partition
 from schemas.batch import read_block
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.pubsub import write_batch_update, write_update

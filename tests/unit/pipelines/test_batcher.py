@@ -1,4 +1,4 @@
-"""pipelines.spark.batcher: a partition of `kiln.updates` to records of `kiln.batches` (docs/DESIGN.md, decisions 1, 2, 7)."""
+"""pipelines.spark.batcher: a partition of `kiln.updates` to records of `kiln.batches` (decisions 1, 2 and 7)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from pipelines.logic.batching import Batching, LogRecord, Output, batch_outputs, batch_partition
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window, WindowKey
-from pipelines.spark.batcher import Batcher, Batching, LogRecord, Output, batch_outputs, batch_partition
+from pipelines.spark.batcher import Batcher
 from schemas.batch import MAX_BLOCK
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.records import (

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from conf.settings.model import Settings, TopicTable
-from pipelines.lake.append import Lake, create_tables
 from pipelines.lake.bundles import read_bundles, remember_bundles
-from pipelines.supervisor import decoding
+from pipelines.lake.lake import Lake, create_tables
+from pipelines.launch import decoding
 from schemas.tables import TABLES
 from schemas.topic_table import BundleError, Bundles, bundle_hash
 

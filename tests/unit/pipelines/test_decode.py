@@ -18,8 +18,8 @@ from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
 from deploy.traffic.replay import replay
-from pipelines.lake.append import MAX_REQUEST
 from pipelines.logic.decode import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
+from pipelines.spark.kafka import MAX_REQUEST
 from pipelines.transforms.messages import DECODED, fault_rows
 from schemas.cid import block_cid, cid_text
 from schemas.dht.announcement import Announcement, topic_salt, write_announcement

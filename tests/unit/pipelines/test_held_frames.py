@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic.held_frames import Held, HeldParam, Ranges, Sieve, contains, insert, merge, side
+from pipelines.logic.held_frames import Held, HeldFramesParam, Ranges, Sieve, contains, insert, merge, side
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
@@ -90,7 +90,7 @@ held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st
 
 @given(st.lists(held, max_size=5))
 def test_what_tasks_took_is_brought_together_as_a_union(parts: list[Held]) -> None:
-    param = HeldParam()
+    param = HeldFramesParam()
     total = param.zero({})
     for part in (*parts, *parts[:1]):  # a task may run twice
         total = param.addInPlace(total, part)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
-from pipelines.lake.append import MAX_REQUEST
+from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.decode import Decoding
 from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.batcher import LogRecord, batch_partition
+from pipelines.spark.kafka import MAX_REQUEST
 from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms import updates as module
 from pipelines.transforms.updates import Known, Separated, Separating, separate

@@ -1,4 +1,4 @@
-"""pipelines.logic.windows against a model of ten lines that shares nothing with it (docs/DESIGN.md, decisions 1 and 7)."""
+"""pipelines.logic.windows against a model of ten lines that shares nothing with it (decisions 1 and 7)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,394 @@
+"""Which batches go out next, and what became of them: a plain object with no clock, no socket and no Kafka."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from msgspec import structs
+
+from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
+from bridge.publishing.pins import PinsError
+from bridge.publishing.transition import BY_SEPARATOR, Topics
+from schemas.cid import CidError
+from schemas.pubsub import write_batch_update
+from schemas.records import (
+    UNREADABLE,
+    BatchRecord,
+    PublicationRecord,
+    QuarantineRecord,
+    decode_batch,
+    encode,
+)
+from schemas.topics import Separator, TopicError
+
+TRANSPORT: Final = "gossipsub"
+
+
+TOO_OLD: Final = "too old"
+
+
+NO_PEER: Final = "no peer on the topic"
+
+
+MALFORMED: Final = "batch_malformed"
+
+
+_MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
+
+
+_MAX_BLOCKS: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+
+
+_KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
+
+
+_KEEP_AGAIN: Final = 5_000_000  # µs; how old the last word of IPFS may be when something is published
+
+
+class PublishError(RuntimeError):
+    """What an injected `publish` raises when it could not try: the batch waits as if there were no peer."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Times in µs."""
+
+    network: str
+    publish_timeout: int = 60_000_000
+    """how long a batch waits for a peer"""
+    retry_every: int = 1_000_000
+    max_age: int = 60_000_000
+    """on a first start: batches that closed longer ago are not published"""
+    batch_typ: int = 3
+    transport: str = TRANSPORT
+    target: Callable[[str], str] | None = None
+    """what the transport calls a topic, where it has a name of its own for it"""
+
+
+class Place(NamedTuple):
+    """A record of the topic of batches."""
+
+    partition: int
+    offset: int
+
+
+class Output(NamedTuple):
+    """What is to be written because of one batch; `done` with its place once the broker has it."""
+
+    place: Place
+    topic: str
+    """`publications` or `quarantine`"""
+    key: bytes
+    value: bytes
+
+
+class Keeper(Protocol):
+    """Where blocks are put before they are announced: `bridge.publishing.pins.Pins`, or another in tests."""
+
+    def keep(self, cid: str, block: bytes, now: int) -> None:
+        """Once this returns, peers can fetch the block; nothing if they can already.
+
+        BlocksAwayError, BlockUnavailableError, PinsError: wait. BlockRefusedError: never.
+        """
+        ...
+
+    def let_go(self, now: int) -> int:
+        """Unpins what has been kept for its time. BlocksAwayError, PinsError: later."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Publication:
+    """One batch on its way. Pure."""
+
+    def __init__(self, place: Place, batch: BatchRecord, batch_typ: int) -> None:
+        """TopicError, CidError: no message can be made of it."""
+        self.place = place
+        self.cid = batch.cid
+        self.block = batch.block
+        self.network = batch.network
+        self.separator = Separator(batch.separator.key, batch.separator.value)
+        self.topic = BY_SEPARATOR.of(batch.network, self.separator)[0]
+        self.data = write_batch_update(self.separator, batch.cid, batch_typ)
+        self.to: dict[str, Delivery] = {}
+        """by topic, what has no receipt yet"""
+        self.receipted: set[str] = set()
+        """topics"""
+
+    def refused(self, why: str, now: int) -> PublicationRecord:
+        """The receipt of a batch that is not published at all."""
+        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=why)
+
+
+class Delivery:
+    """One batch on its way to one topic. Pure: time comes from the caller, in µs."""
+
+    def __init__(self, publication: Publication, topic: str) -> None:
+        self.publication = publication
+        self.topic = topic
+        self._waited = 0
+        self._tried_at: int | None = None
+
+    def tried(self, peers: int, now: int, timeout: int, why: str = NO_PEER) -> PublicationRecord | None:
+        """After a try that reached so many peers: its receipt, or None: it waits on."""
+        cid = self.publication.cid
+        if peers:
+            return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
+        if self._tried_at is not None:
+            self._waited += max(0, now - self._tried_at)
+        self._tried_at = now
+        if self._waited < timeout:
+            return None
+        error = f"{why} for {self._waited / 1e6:.0f} s"
+        return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
+
+    def is_last_try(self, now: int, timeout: int) -> bool:
+        """Whether it is given up unless this try reaches a peer."""
+        since = 0 if self._tried_at is None else max(0, now - self._tried_at)
+        return self._waited + since >= timeout
+
+    def held(self) -> None:
+        """Time until the next try does not count: publishing was held back."""
+        self._tried_at = None
+
+
+class Outbox:
+    """What to do with the records of the topic of batches, and up to where they are dealt with. Pure.
+
+    Take records in, step again and again, write what comes out, say `done` of what the broker has.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._not_before: dict[int, int] = {}
+        self._next: dict[int, int] = {}
+        self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
+        self._owed: dict[Place, int] = {}  # of an open place: receipts the broker does not have yet
+        self._new: deque[Publication] = deque()  # not in IPFS yet
+        self._lines: dict[str, deque[Delivery]] = {}  # by topic
+        self._due: dict[str, int] = {}
+        self._held = False
+        self._on = BY_SEPARATOR
+        self._kept_at: int | None = None  # when IPFS last answered
+        self._keep_again = 0
+        self.away: str | None = None
+        """why nothing can be put into IPFS now"""
+        self.block_bytes = 0
+        """bytes of the blocks of batches that are not out yet"""
+        self.published = 0
+        """publications that reached a peer"""
+        self.failed = 0
+        """receipts with an error"""
+        self.quarantined = 0
+
+    def start(self, partition: int, offset: int, not_before: int) -> None:
+        """Records of this partition come from here on; those that closed before `not_before` (µs) are too old."""
+        self._next[partition] = offset
+        self._not_before[partition] = not_before
+        self._open[partition] = deque()
+
+    @property
+    def open(self) -> int:
+        """How many records are taken and not done."""
+        return sum(map(len, self._open.values()))
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How many batches wait for a peer or for their turn, by topic."""
+        return {topic: len(line) for topic, line in self._lines.items()}
+
+    @property
+    def unkept(self) -> int:
+        """How many batches are not in IPFS yet."""
+        return len(self._new)
+
+    def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
+        """The next record of a partition. What is to be written at once, if anything."""
+        self._next[place.partition] = place.offset + 1
+        try:
+            batch = decode_batch(value or b"")
+            if batch.origin != "LIVE" or batch.network != self._options.network:
+                return None
+            publication = Publication(place, batch, self._options.batch_typ)
+        except (*UNREADABLE, TopicError, CidError) as error:
+            self._begin(place)
+            return self._quarantine(place, value or b"", error, now)
+        self._begin(place)
+        if batch.closed_at < self._not_before[place.partition]:
+            return self._receipt(place, publication.refused(TOO_OLD, now))
+        self._new.append(publication)
+        self.block_bytes += len(publication.block)
+        return None
+
+    def step(
+        self,
+        held: bool,
+        keeper: Keeper,
+        publish: Callable[[str, bytes], int],
+        now: int,
+        on: Topics = BY_SEPARATOR,
+    ) -> list[Output]:
+        """Put into IPFS and try what is due. `publish`: to how many peers it went; PublishError: it could not try.
+
+        `on`: the topics on which batches go out now. Where that changes, what waits goes with it.
+        """
+        if on != self._on:
+            self._on = on
+            self._replan()
+        if held:
+            self._hold()
+            return []
+        outputs = self._keep(keeper, now)
+        if self.away is not None:
+            self._hold()
+            return outputs
+        self._held = False
+        for topic in list(self._lines):
+            if self._due.get(topic, now) <= now:
+                outputs += self._try(topic, publish, now)
+        return outputs
+
+    def done(self, place: Place) -> None:
+        """The broker has one thing that was to be written because of this record."""
+        self._settle(place, 1)
+
+    def places(self) -> dict[int, int]:
+        """The offset to go on from after a crash, by partition."""
+        return {
+            partition: self._open[partition][0] if self._open[partition] else at for partition, at in self._next.items()
+        }
+
+    def not_before(self, partition: int) -> int:
+        """As given to `start`."""
+        return self._not_before[partition]
+
+    def _begin(self, place: Place) -> None:
+        self._open[place.partition].append(place.offset)
+        self._owed[place] = 1
+
+    def _settle(self, place: Place, count: int) -> None:
+        self._owed[place] -= count
+        line = self._open[place.partition]
+        while line and not self._owed[head := Place(place.partition, line[0])]:
+            del self._owed[head]
+            line.popleft()
+
+    def _hold(self) -> None:
+        if not self._held:
+            for line in self._lines.values():
+                for delivery in line:
+                    delivery.held()
+            self._due.clear()
+        self._held = True
+
+    def _keep(self, keeper: Keeper, now: int) -> list[Output]:
+        """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""
+        if self.away is not None and now < self._keep_again:
+            return []
+        outputs: list[Output] = []
+        try:
+            for _ in range(min(len(self._new), _KEEP_AT_ONCE)):
+                publication = self._new[0]
+                try:
+                    keeper.keep(publication.cid, publication.block, now)
+                except BlockRefusedError as error:
+                    why = f"IPFS does not take the block: {error}"
+                    outputs.append(self._receipt(publication.place, publication.refused(why, now)))
+                    self.block_bytes -= len(publication.block)
+                else:
+                    self._plan(publication)
+                self._kept_at = now
+                self._new.popleft()
+            if self._lines and (self._kept_at is None or now - self._kept_at >= _KEEP_AGAIN):
+                publication = next(iter(self._lines.values()))[0].publication
+                keeper.keep(publication.cid, publication.block, now)
+                self._kept_at = now
+        except (BlocksAwayError, BlockUnavailableError, PinsError) as error:
+            self.away = str(error)
+            self._keep_again = now + self._options.retry_every
+        else:
+            self.away = None
+        return outputs
+
+    def _plan(self, publication: Publication) -> None:
+        topics = self._on.of(publication.network, publication.separator)
+        for topic in topics:
+            self._line_up(publication, topic)
+        self._owed[publication.place] = len(topics)
+
+    def _line_up(self, publication: Publication, topic: str) -> None:
+        delivery = Delivery(publication, topic)
+        publication.to[topic] = delivery
+        self._lines.setdefault(topic, deque()).append(delivery)
+
+    def _replan(self) -> None:
+        """What waits on a topic that is no longer published on goes to the others, unless it was there already."""
+        waiting = {d.publication.place: d.publication for line in self._lines.values() for d in line}
+        for place in sorted(waiting):
+            publication = waiting[place]
+            wanted = set(self._on.of(publication.network, publication.separator))
+            added = wanted - publication.to.keys() - publication.receipted
+            dropped = publication.to.keys() - wanted
+            for topic in sorted(added):
+                self._line_up(publication, topic)
+            for topic in dropped:
+                self._out_of_line(publication.to[topic])
+            self._owed[place] += len(added)
+            self._settle(place, len(dropped))
+
+    def _out_of_line(self, delivery: Delivery) -> None:
+        publication = delivery.publication
+        del publication.to[delivery.topic]
+        if not publication.to:
+            self.block_bytes -= len(publication.block)
+        line = self._lines[delivery.topic]
+        line.remove(delivery)
+        if not line:
+            del self._lines[delivery.topic]
+            self._due.pop(delivery.topic, None)
+
+    def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int) -> Iterable[Output]:
+        outputs: list[Output] = []
+        blocked: str | None = None  # once one has found no peer, the next ones need not ask
+        self._due[topic] = now + self._options.retry_every
+        for delivery in list(self._lines[topic]):
+            publication = delivery.publication
+            peers, why = 0, NO_PEER
+            if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
+                try:
+                    peers = publish(topic, publication.data)
+                except PublishError as error:
+                    why = str(error)
+                if not peers:
+                    blocked = why
+            receipt = delivery.tried(peers, now, self._options.publish_timeout, blocked or why)
+            if receipt is not None:
+                publication.receipted.add(topic)
+                self._out_of_line(delivery)
+                outputs.append(self._receipt(publication.place, receipt))
+        return outputs
+
+    def _receipt(self, place: Place, receipt: PublicationRecord) -> Output:
+        if receipt.error is None:
+            self.published += 1
+        else:
+            self.failed += 1
+        options = self._options
+        target = options.target(receipt.topic) if options.target and receipt.topic else None
+        receipt = structs.replace(receipt, transport=options.transport, target=target)
+        return Output(place, "publications", receipt.cid.encode(), encode(receipt))
+
+    def _quarantine(self, place: Place, value: bytes, error: Exception, now: int) -> Output:
+        self.quarantined += 1
+        fault = QuarantineRecord(
+            stage="publisher",
+            reason=MALFORMED,
+            detail=f"record {place.partition}/{place.offset} of batches: {error}",
+            data=value,
+            observed_at=now,
+        )
+        return Output(place, "quarantine", f"batches/{place.partition}/{place.offset}".encode(), encode(fault))

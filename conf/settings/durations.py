@@ -1,0 +1,59 @@
+"""Durations as the settings write them: `"100ms"`, `"24h"`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import (
+    BeforeValidator,
+    PlainSerializer,
+)
+
+_UNITS = {
+    "us": timedelta(microseconds=1),
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+}
+
+
+_DURATION = re.compile(r"(\d+)(us|ms|s|m|h|d)")
+
+
+def parse_duration(text: object) -> timedelta:
+    """`"100ms"`, `"1s"`, `"24h"`, `"1h30m"` as a timedelta; ValueError for anything else, a bare number included."""
+    if isinstance(text, timedelta):
+        return text
+    if not isinstance(text, str) or not text or _DURATION.sub("", text):
+        raise ValueError('a duration such as "100ms", "1s", "2m", "24h" or "7d"')
+    try:
+        return sum((int(number) * _UNITS[unit] for number, unit in _DURATION.findall(text)), timedelta())
+    except OverflowError:
+        raise ValueError("a duration of less than a billion days") from None
+
+
+def duration_text(value: timedelta) -> str:
+    """The shortest text that `parse_duration` reads back as this value; `"0s"` for none."""
+    rest, parts = value, []
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        count, rest = divmod(rest, _UNITS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def micros(value: timedelta) -> int:
+    """The duration in whole microseconds, the unit of every time inside Kiln."""
+    return value // timedelta(microseconds=1)
+
+
+def spark_interval(value: timedelta) -> str:
+    """The duration as Spark's triggers and watermarks take it: `"2000 milliseconds"`."""
+    return f"{value // timedelta(milliseconds=1)} milliseconds"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text, return_type=str)]

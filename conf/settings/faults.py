@@ -1,0 +1,113 @@
+"""What is wrong with settings, in words: the place, the key, the value, what is expected."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic_core import ErrorDetails
+
+from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A line for each variable that has Kiln's prefix and names no setting."""
+    known = known_keys()
+    names = {variable(key): free for key, free in known.items()}
+    tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
+    for name in sorted(environ):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
+            continue
+        if any(free and upper.startswith(f"{key}__") for key, free in names.items()):
+            continue
+        yield f"environment {name}: no such setting{nearest(upper, [*names, CONFIG_VARIABLE])}"
+
+
+def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A line for each variable that gives a whole table and is not a JSON object."""
+    known = known_keys()
+    tables = {variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
+    for name in sorted(environ):
+        if name.upper() not in tables:
+            continue
+        try:
+            value = json.loads(environ[name])
+        except json.JSONDecodeError as error:
+            yield f"environment {name}: not JSON: {error}"
+            continue
+        if not isinstance(value, dict):
+            yield f"environment {name} = {environ[name]}: expected a JSON object, such as " + '{"key": "value"}'
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What is needed to name the place of a value."""
+
+    path: Path
+    text: str
+    variables: frozenset[str]
+    command_line: frozenset[Keys]
+
+    def name(self, keys: Keys) -> str:
+        if any(key[: len(keys)] == keys for key in self.command_line):
+            return f"--{keys[0]}"
+        for depth in range(len(keys), 0, -1):
+            if variable(keys[:depth]) in self.variables:
+                return f"environment {variable(keys[:depth])}"
+        line = line_of(self.text, keys)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def problem(details: ErrorDetails, places: _Places) -> str:
+    """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
+    loc = details["loc"]
+    keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
+    known = known_keys()
+    if details["type"] == "extra_forbidden":
+        near = _nearest_key(keys, known)
+        return f"{places.name(keys)}: {dotted(keys)}: no such setting{near}"
+    if details["type"] == "missing":
+        return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
+    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if details["type"] == "model_type":
+        expected = f"a table: [{dotted(keys)}]"
+    if details["type"] == "value_error" and not isinstance(details["input"], str | int | float):
+        return f"{places.name(keys)}: {dotted(keys)}: {expected}" if keys else expected
+    secret = keys[-1].endswith(("password", "auth", "rpc_url"))
+    shown = "**********" if secret else json.dumps(details["input"], default=str, ensure_ascii=False)
+    return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {expected}"
+
+
+def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
+    """A key of the same table with nearly this name, else one of just this name elsewhere, else nearly this."""
+    beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
+    for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
+        match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
+        if match:
+            return f"; did you mean {dotted(min(key for key in candidates if key[-1] == match[0]))}?"
+    return ""
+
+
+def line_of(text: str, keys: Keys) -> int:
+    """The line (from 1) on which a key is set, or on which its table begins; 0 when the text does not say plainly."""
+    table: Keys = ()
+    best = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line)
+        if header:
+            table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+            if keys[: len(table)] == table:
+                best = number
+            continue
+        assignment = re.match(r"\s*([^#=\s]+|\"[^\"]*\"|'[^']*')\s*=", line)
+        if assignment:
+            name = assignment[1]
+            path = (*table, *([name.strip("\"'")] if name[0] in "\"'" else name.split(".")))
+            if keys[: len(path)] == path:
+                return number
+    return best

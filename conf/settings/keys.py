@@ -1,0 +1,48 @@
+"""The keys of the settings: which there are, and how a file, a variable and a message write them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from pydantic import (
+    BaseModel,
+)
+
+from conf.settings.model import Settings
+
+ENV_PREFIX = "KILN_"
+
+
+CONFIG_VARIABLE = "KILN_CONFIG"
+
+
+Keys = tuple[str, ...]
+
+
+def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
+    """Every key as a path from the top (`("batch", "window")`), and whether it is a free table (any key goes below)."""
+    found: dict[Keys, bool] = {}
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= known_keys(kind, (*above, name))
+        else:
+            found[(*above, name)] = str(kind).startswith("dict[")
+    return found
+
+
+def variable(keys: Keys) -> str:
+    """The environment variable that overrides a key: `KILN_BATCH__WINDOW`."""
+    return ENV_PREFIX + "__".join(keys).upper()
+
+
+def dotted(keys: Iterable[object]) -> str:
+    """A key as text: `batch.window`."""
+    return ".".join(str(key) for key in keys)
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known name nearest to the wrong one, or nothing when none is near."""
+    match = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {match[0]}?" if match else ""

@@ -1,0 +1,144 @@
+"""The settings read: file, environment and command line into one model."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import (
+    BaseModel,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from conf.errors import SettingsError
+from conf.settings.durations import duration_text
+from conf.settings.faults import _Places, problem, unknown_variables, unreadable_tables
+from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, variable
+from conf.settings.model import Settings
+
+DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
+
+
+class _Environment(Settings, BaseSettings):
+    """The shape by which pydantic-settings finds the variables; never instantiated."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Settings together with where they came from."""
+
+    settings: Settings
+    file: Path
+    from_file: frozenset[Keys]
+    from_environment: frozenset[Keys]
+    from_command_line: frozenset[Keys]
+
+    def source(self, keys: Keys) -> str:
+        """Where the value of a key came from, in words."""
+        if keys in self.from_command_line:
+            return "command line"
+        if any(key[: len(keys)] == keys for key in self.from_environment):
+            return f"environment {variable(keys)}"
+        if any(key[: len(keys)] == keys for key in self.from_file):
+            return str(self.file)
+        return "default"
+
+
+def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Loaded:
+    """Read the settings file (`config`, else `KILN_CONFIG`, else `conf/kiln.toml`) and the environment.
+
+    Arguments that are not None weigh more than both. SettingsError lists everything that is wrong, not just the first.
+    """
+    path = config or Path(os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE)
+    text = _file_text(path)
+    try:
+        file = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{path}: not TOML: {error}"]) from None
+    problems = [*unknown_variables(os.environ), *unreadable_tables(os.environ)]
+    if problems:
+        raise SettingsError(problems)
+    environment = EnvSettingsSource(_Environment)()
+    command_line: dict[str, object] = {
+        name: value for name, value in (("state", state), ("network", network)) if value is not None
+    }
+    merged = _merge(_merge(_merge(Settings().model_dump(), file), environment), command_line)
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        places = _Places(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
+        raise SettingsError(problem(details, places) for details in error.errors()) from None
+    resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
+    return Loaded(
+        settings=resolved,
+        file=path,
+        from_file=_leaves(file),
+        from_environment=_leaves(environment),
+        from_command_line=_leaves(command_line),
+    )
+
+
+def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
+    """As `load`, only the settings; `state` is made absolute (from the current folder)."""
+    return load(config, state=state, network=network).settings
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that give another process just these settings. Holds passwords in clear: never print it."""
+    return {variable(keys): _variable_text(_value_at(settings, keys)) for keys in known_keys()}
+
+
+def _variable_text(value: object) -> str:
+    match value:
+        case str() | Path():
+            return str(value)
+        case timedelta():
+            return duration_text(value)
+        case SecretStr():
+            return value.get_secret_value()
+        case _:
+            return json.dumps(value)
+
+
+def _file_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError([f"{path}: no such settings file (--config or {CONFIG_VARIABLE} names it)"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([f"{path}: cannot be read: {error}"]) from None
+
+
+def _merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
+    found: set[Keys] = set()
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= _leaves(value, (*above, key))
+        else:
+            found.add((*above, key))
+    return frozenset(found)
+
+
+def _value_at(model: BaseModel, keys: Keys) -> object:
+    value: object = model
+    for key in keys:
+        value = getattr(value, key)
+    return value
