@@ -13,7 +13,7 @@ from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, in_turn
 from pipelines.lake.append import Write, append_once
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
 from pipelines.spark.kafka import read_topics
 from pipelines.transforms.messages import decoded, good
@@ -46,7 +46,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
         return side
 
-    create_tables(lake, ["messages"])
+    lake.create(["messages"])
     sides = {"decode → Delta": rate(decode), "raw copy → Delta": rate(copy)}
     ground.say("warming up")
     for side in sides.values():

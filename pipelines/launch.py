@@ -22,7 +22,7 @@ from conf.settings.durations import micros, spark_interval
 from conf.settings.model import Job, JobName, Settings
 from conf.settings.reading import load_settings
 from pipelines.lake.bundles import read_bundles, remember_bundles
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching
 from pipelines.logic.breaker import Breaker
 from pipelines.logic.decode import Decoding
@@ -124,12 +124,12 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
     `remember`: those of the settings go into the table. BundleError: the two contradict each other.
     """
     lake = Lake(str(settings.lake))
-    given, path = Bundles(settings.topic_table.bundles), lake.table("bundles")
+    given = Bundles(settings.topic_table.bundles)
     if remember:
-        create_tables(lake, ("bundles",))
-        bundles = remember_bundles(path, given, datetime.now(UTC))
+        lake.create(("bundles",))
+        bundles = remember_bundles(lake, given, datetime.now(UTC))
     else:
-        bundles = given.joined(read_bundles(path))
+        bundles = given.joined(read_bundles(lake))
     return Decoding(
         default_policy=settings.policy.default,
         policies=settings.policy.networks,

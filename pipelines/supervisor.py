@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
-from pipelines.lake.lake import Lake, has_rows
+from pipelines.lake.lake import Lake
 from pipelines.launch import start_job
 from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.queries.plan import Report
@@ -56,7 +56,7 @@ def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
     if (settings.checkpoints / name).exists():
         return
     lake = Lake(str(settings.lake))
-    full = [table for table in _APPENDED.get(name, ()) if has_rows(lake, table)]
+    full = [table for table in _APPENDED.get(name, ()) if lake.has_rows(table)]
     if full:
         raise GaveUpError(
             f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "

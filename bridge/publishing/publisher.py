@@ -7,7 +7,7 @@ batch may be published again, which its CID makes harmless, and none is passed o
 The block of a batch is in IPFS, and pinned, before its CID is published: other nodes act on what is announced to them
 and fetch it. While IPFS is away nothing is published, no time runs out, and the batches wait in their order.
 
-The transition of CIP-120 says on which topics a batch goes out (bridge.publishing.transition). Each topic gets a receipt.
+The transition of CIP-120 says on which topics a batch goes out (`transition.py`). Each topic gets a receipt.
 
 A batch that no peer is there for is tried again every `retry_every`; after `publish_timeout` its receipt says so. The
 others go on meanwhile; those of one topic keep their order. Each is handed over before it is given up, also one that

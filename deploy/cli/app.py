@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from conf.settings.model import JobName, Settings
     from conf.settings.reading import Loaded
     from deploy.run.network import Source
+    from pipelines.lake.lake import Lake
 
 OK, FAILED, USAGE, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -71,6 +72,12 @@ def _load(config: Path | None, state: Path | None, network: str | None = None) -
 
 def _settings(config: Path | None, state: Path | None, network: str | None = None) -> "Settings":
     return _load(config, state, network).settings
+
+
+def _lake(settings: Settings) -> Lake:
+    from pipelines.lake.lake import Lake
+
+    return Lake(str(settings.lake))
 
 
 def _duration(text: str) -> timedelta:
@@ -153,11 +160,11 @@ def _run(
     from deploy.show.summary import render_summary
 
     console = _console()
-    before = row_counts(settings.lake)
+    before = row_counts(_lake(settings))
     with open_view(console) as view:
         outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, source=source)
     summary = read_summary(
-        settings.lake,
+        _lake(settings),
         elapsed=timedelta(seconds=outcome.seconds),
         first_batch=None if outcome.first_batch is None else timedelta(seconds=outcome.first_batch),
         batches=outcome.batches,
@@ -366,7 +373,7 @@ def sql(
     from deploy.show.answer import print_table, write_json
     from deploy.sql.ask import ask
 
-    answer = ask(settings.lake, query)
+    answer = ask(_lake(settings), query)
     try:
         if as_json:
             write_json(answer, sys.stdout)
@@ -402,7 +409,7 @@ def estimate(
     except ValueError as error:
         raise UsageError(f"--window {window}: expected {error}") from None
     batch = settings.batch
-    savings = savings_of(read_log(settings.lake), windows, typ=batch.typ, limit=batch.block_limit)
+    savings = savings_of(read_log(_lake(settings)), windows, typ=batch.typ, limit=batch.block_limit)
     if as_json:
         write_estimate(savings, sys.stdout)
     else:
@@ -446,7 +453,7 @@ def quarantine_list(as_json: JsonOption = False, state: StateOption = None, conf
     from deploy.sql.ask import ask
 
     answer = ask(
-        settings.lake,
+        _lake(settings),
         "SELECT stage, reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
         "GROUP BY stage, reason ORDER BY rows DESC, stage, reason",
     )
@@ -494,7 +501,7 @@ def quarantine_replay(
             yield producer
             producer.flush()
 
-    wanted = wanted_again(settings.lake, reason)
+    wanted = wanted_again(_lake(settings), reason)
     if wanted is not None:
         if wanted:
             with producing("wanted") as producer:
@@ -502,7 +509,7 @@ def quarantine_replay(
                     producer.send_record(record.cid.encode(), encode(record))
         notes.print(f"{reason}: {len(wanted):,} asked for again" if wanted else f"{reason}: all have come since")
         return
-    requeue = Requeue(settings.lake, reason, how)
+    requeue = Requeue(_lake(settings), reason, how)
     found = requeue.find()
     if found.back:
         with producing("frames") as producer:

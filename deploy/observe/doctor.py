@@ -31,6 +31,7 @@ from deploy.observe.status import (
     lake_status,
     query_status,
 )
+from pipelines.lake.lake import Lake
 
 Level = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000
@@ -238,7 +239,7 @@ def examine(settings: Settings) -> list[Check]:
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
-        check_lake(lake_status(settings.lake)),
+        check_lake(lake_status(Lake(str(settings.lake)))),
         check_ipfs(settings.ipfs.api, *_ipfs(settings)),
     ]
 

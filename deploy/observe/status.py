@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
 from conf.settings.model import JOBS, Kafka, Settings
-from pipelines.lake.lake import LakeError, open_table, tables_in
+from pipelines.lake.lake import Lake, LakeError
 from schemas.tables import TABLES
 
 Offsets = dict[str, dict[int, int]]
@@ -249,10 +249,10 @@ def _reason(error: Exception) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def table_status(lake: Path, name: str) -> TableStatus:
+def table_status(lake: Lake, name: str) -> TableStatus:
     """A table's size and newest commit, from its log; no data file is opened."""
     try:
-        table = open_table(lake, name)
+        table = lake.open(name)
         adds = table.get_add_actions(flatten=True)
         counts = adds["num_records"].to_pylist() if "num_records" in adds.schema.names else [None] * len(adds)
         sizes = adds["size_bytes"].to_pylist()
@@ -265,10 +265,10 @@ def table_status(lake: Path, name: str) -> TableStatus:
     return TableStatus(name, rows, len(sizes), sum(sizes), table.version(), committed, "")
 
 
-def lake_status(lake: Path) -> tuple[TableStatus, ...]:
+def lake_status(lake: Lake) -> tuple[TableStatus, ...]:
     """Every table of a lake, in the order docs/DESIGN.md names them."""
     order = {name: place for place, name in enumerate(TABLES)}
-    names = sorted(tables_in(lake), key=lambda name: (order.get(name, len(order)), name))
+    names = sorted(lake.tables(), key=lambda name: (order.get(name, len(order)), name))
     return tuple(table_status(lake, name) for name in names)
 
 
@@ -306,7 +306,7 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     names = [*JOBS, *_other_checkpoints(settings.checkpoints)]
     queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
-    return Status(str(settings.state), broker, queries, lake_status(settings.lake), savings)
+    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake))), savings)
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:

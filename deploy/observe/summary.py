@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from deploy.observe.status import lake_status
 from deploy.sql.ask import ask
-from pipelines.lake.lake import tables_in
+from pipelines.lake.lake import Lake
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class TableTotal:
 class Summary:
     """What is told at the end of a run."""
 
-    lake: Path
+    lake: Lake
     elapsed: timedelta
     first_batch: timedelta | None
     """from the start of the command to the first batch; None: there was none"""
@@ -40,13 +39,13 @@ class Summary:
     errors: Sequence[str] = ()
 
 
-def row_counts(lake: Path) -> dict[str, int]:
+def row_counts(lake: Lake) -> dict[str, int]:
     """Rows of each table, from the tables' logs: to be taken when a run begins."""
     return {table.name: table.rows for table in lake_status(lake) if table.rows is not None}
 
 
 def read_summary(
-    lake: Path,
+    lake: Lake,
     *,
     elapsed: timedelta,
     first_batch: timedelta | None,
@@ -61,10 +60,10 @@ def read_summary(
         TableTotal(table.name, table.rows, None if table.rows is None else table.rows - before.get(table.name, 0))
         for table in lake_status(lake)
     ]
-    quarantine = _quarantine(lake) if "quarantine" in tables_in(lake) else []
+    quarantine = _quarantine(lake) if "quarantine" in lake.tables() else []
     return Summary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
 
 
-def _quarantine(lake: Path) -> list[tuple[str, str, int]]:
+def _quarantine(lake: Lake) -> list[tuple[str, str, int]]:
     sql = "SELECT stage, reason, count(*) AS rows FROM quarantine GROUP BY ALL ORDER BY rows DESC, stage, reason"
     return [(str(stage), str(reason), rows) for stage, reason, rows in ask(lake, sql).rows() if isinstance(rows, int)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from conf.errors import KilnError
 from conf.settings.keys import nearest
-from pipelines.lake.lake import open_table, tables_in
+from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode, identities, identities_of
 from schemas.frames import BEP50, DIRECTIONS, gossip_messages
 from schemas.identity import Verdict, peer_bytes
@@ -156,18 +155,18 @@ def _bytes(value: object) -> bytes:
 # ---------------------------------------------------------------- what was not to be had
 
 
-def wanted_again(lake: Path, reason: str) -> list[WantedRecord] | None:
+def wanted_again(lake: Lake, reason: str) -> list[WantedRecord] | None:
     """What was given up for a reason (stage `fetch`) and has not come since; None if that is no reason of this stage.
 
     A waiting update goes on as what it was, LIVE or not: nobody has heard of it yet. LakeError.
     """
-    there = tables_in(lake)
+    there = lake.tables()
     if "quarantine" not in there:
         return None
     with duckdb.connect() as connection:
         for name in ("quarantine", "updates", "tips"):
             if name in there:
-                connection.register(name, open_table(lake, name).to_pyarrow_dataset())
+                connection.register(name, lake.open(name).to_pyarrow_dataset())
         rows = connection.execute(
             "SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND reason = ?", [reason]
         ).fetchall()
@@ -206,16 +205,16 @@ class _Candidate(NamedTuple):
 class Requeue:
     """Reads a lake; `find()`, then `frames()`."""
 
-    def __init__(self, lake: Path, reason: str, how: Decoding) -> None:
+    def __init__(self, lake: Lake, reason: str, how: Decoding) -> None:
         """RequeueError: nothing is in quarantine for that reason, or it came from no frame. LakeError."""
         self._reason = reason
         self._how = how
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
-        there = tables_in(lake)
+        there = lake.tables()
         for name in ("quarantine", "frames", "messages"):
             if name in there:
-                self._connection.register(name, open_table(lake, name).to_pyarrow_dataset())
+                self._connection.register(name, lake.open(name).to_pyarrow_dataset())
         self._messages = "messages" in there
         self._places = self._quarantined(there)
         self._chosen: dict[At, set[int]] = {}

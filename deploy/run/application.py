@@ -33,7 +33,7 @@ from deploy.observe.watch import Watch
 from deploy.run.network import LiveNetwork, Source
 from deploy.run.spark import spark_session
 from deploy.show.screen import View
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from pipelines.spark.progress import QueryProgress
 from pipelines.supervisor import READS, GaveUpError, Supervisor
 from schemas.tables import TABLES
@@ -87,7 +87,7 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.ready()
-        create_tables(Lake(str(settings.lake)), TABLES)
+        Lake(str(settings.lake)).create(TABLES)
         live.start()
         run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, started)
         return run.go(stop)

@@ -79,7 +79,7 @@ def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableTyp
     parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
     lines = look_with([total.name for total in summary.tables], command)
     if lines:
-        parts += [Text(f"the lake is {summary.lake}; look at it with", "dim")]
+        parts += [Text(f"the lake is {summary.lake.path}; look at it with", "dim")]
         for what, line in lines:
             # on one line each, however long, so that they can be pasted
             parts += [Text(f"# {what}", "dim"), Text(line, no_wrap=True, overflow="ignore")]

@@ -8,14 +8,13 @@ durations.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from conf.errors import KilnError
 from deploy.sql.views import VIEWS, with_empty
-from pipelines.lake.lake import open_table, tables_in
+from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
 _ROWS_AT_ONCE = 2_048
@@ -44,12 +43,12 @@ class Answer:
             raise SqlError(str(error)) from error
 
 
-def ask(lake: Path, sql: str) -> Answer:
+def ask(lake: Lake, sql: str) -> Answer:
     """Run one query over the tables of a lake. SqlError: it is not one reading query, or it names what is not there."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     _check_statement(connection, sql)
-    there = tables_in(lake)
+    there = lake.tables()
     # Opening a table reads its log: only those the text speaks of, all where it speaks of none (`show tables`).
     words = {word.lower() for word in re.findall(r"\w+", sql)}
     views = [view for view in VIEWS.values() if view.name in words]
@@ -58,7 +57,7 @@ def ask(lake: Path, sql: str) -> Answer:
     if not tables and not views:
         tables, views = list(there), list(VIEWS.values())
     for name in tables:
-        connection.register(name, open_table(lake, name).to_pyarrow_dataset())
+        connection.register(name, lake.open(name).to_pyarrow_dataset())
     for view in views:
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.select, view.tables, there)}")
@@ -90,15 +89,15 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
 
 
-def _missing(message: str, lake: Path, there: Sequence[str]) -> str:
+def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
     found = re.search(r"Table with name (\S+) does not exist", message)
     if not found:
         return message
     name = found[1].strip('"')
     have = f"there are: {', '.join((*there, *VIEWS))}" if there else "there are no tables in it yet"
     if name in TABLES:
-        return f"table {name} is not there yet: nothing has been written to it in {lake}; {have}"
-    return f"there is no table {name} in {lake}; {have}"
+        return f"table {name} is not there yet: nothing has been written to it in {lake.path}; {have}"
+    return f"there is no table {name} in {lake.path}; {have}"
 
 
 # ---------------------------------------------------------------- output

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from conf.settings.durations import micros, parse_duration
 from deploy.show.answer import print_table
 from deploy.sql.ask import Answer, ask
 from deploy.sql.views import UPDATE_BYTES, with_empty
-from pipelines.lake.lake import tables_in
+from pipelines.lake.lake import Lake
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
 from schemas.batch import MAX_BLOCK, write_blocks
 from schemas.cid import cid_bytes
@@ -103,14 +102,14 @@ def estimate(
     return list(found.values())
 
 
-def read_log(lake: Path) -> Iterator[LoggedUpdate]:
+def read_log(lake: Lake) -> Iterator[LoggedUpdate]:
     """The table `updates` as the log it was written from. SqlError, LakeError: it cannot be read."""
     sql = f"""
         SELECT u.log_partition, epoch_us(u.updated_at), u.network, u.origin, u.separator_key, u.separator_value,
                u.stream, u.tip, {UPDATE_BYTES}
         FROM updates AS u LEFT JOIN messages AS m USING (network, message)
         ORDER BY u.log_partition, u.log_offset"""
-    for row in ask(lake, with_empty(sql, ("updates", "messages"), tables_in(lake))).rows():
+    for row in ask(lake, with_empty(sql, ("updates", "messages"), lake.tables())).rows():
         match row:
             case (
                 int(partition),

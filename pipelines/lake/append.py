@@ -1,16 +1,16 @@
-"""Writing to Kafka and, exactly once, to Delta (DESIGN, decision 7)."""
+"""Tables of the lake through Spark: rows appended exactly once (decision 7), and tables read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import cast
 
-import deltalake
+from delta.tables import DeltaTable
 from py4j.java_gateway import JVMView
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.lake.lake import Lake
-from schemas.tables import TABLES, Table
+from schemas.tables import TABLES
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,6 @@ class Write:
 
     def app_id(self, table: str) -> str:
         return f"{self.query_id}:{table}:{self.name}"
-
-
-def _skipped_by(table: Table) -> list[str]:
-    """The columns whose least and greatest value a file tells, so that readers can pass it over: what people filter by.
-    By default it would be the first 32, which for wide rows of text costs a third of the write."""
-    told = {"network", "type", "stream", "cid", "separator_value"}
-    return [each.name for each in table.columns if each.name in told or each.type in ("timestamp", "int", "bigint")]
 
 
 def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
@@ -58,6 +51,11 @@ def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
 
 def written(lake: Lake, table: str, write: Write) -> bool:
     """Whether a `Write` was committed to a table before."""
-    known = deltalake.DeltaTable(lake.table(table), storage_options=dict(lake.options) or None)
-    newest = known.transaction_version(write.app_id(table))
+    newest = lake.open(table).transaction_version(write.app_id(table))
     return newest is not None and newest >= write.batch_id
+
+
+def read_table(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+    """The newest version of a table."""
+    frame: DataFrame = DeltaTable.forPath(spark, lake.table(table)).toDF()
+    return frame

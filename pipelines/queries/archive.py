@@ -6,8 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, written
-from pipelines.lake.lake import create_tables
+from pipelines.lake.append import Write, append_once, read_table, written
 from pipelines.logic.held_frames import Held, HeldFramesParam, merge, read_held_frames
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
@@ -18,7 +17,7 @@ from schemas.topic_table import Bundles
 def start(plan: Plan, bundles: Bundles) -> StreamingQuery:
     """Starts the query. It writes the tables `frames` and `copies`."""
     session = plan.session()
-    create_tables(plan.lake, ("frames", "copies"))
+    plan.lake.create(("frames", "copies"))
     archive = _Archive(plan, bundles)
     records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
     return start_query("archive", plan, each_batch(records, archive.write))
@@ -48,7 +47,7 @@ class _Archive:
 
     def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> Held:
         """What the lake held before this micro-batch: if it is a repeat, its own frames do not count."""
-        kept = spark.read.format("delta").load(self._plan.lake.table("frames"))
+        kept = read_table(spark, self._plan.lake, "frames")
         if written(self._plan.lake, "frames", write):
             own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
             kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")

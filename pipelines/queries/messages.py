@@ -7,7 +7,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.lake.append import Write, append_once
-from pipelines.lake.lake import create_tables
 from pipelines.logic.breaker import Breaker, Tally, check_samples
 from pipelines.logic.decode import Decoding
 from pipelines.queries.plan import Plan, each_batch, start_query
@@ -19,7 +18,7 @@ def start(plan: Plan, how: Decoding, remembered: str, breaker: Breaker) -> Strea
     """Starts the query. It writes the table `messages` and the topic `quarantine`. `remembered`: a Spark interval."""
     check_samples()
     session = plan.session()
-    create_tables(plan.lake, ("messages",))
+    plan.lake.create(("messages",))
     records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
     rows = first_copies(decoded(records, how), remembered)
 

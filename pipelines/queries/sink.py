@@ -6,8 +6,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once
-from pipelines.lake.lake import create_tables
+from pipelines.lake.append import Write, append_once, read_table
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.transforms.sink import (
@@ -28,7 +27,7 @@ _HELD_AGAINST = ("publications", "streams")
 def start(plan: Plan, remembered: str) -> StreamingQuery:
     """Starts the query. It writes the tables FILLED. `remembered`: a Spark interval."""
     session = plan.session()
-    create_tables(plan.lake, FILLED)
+    plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
     rows = once_each(table_rows(records), remembered)
 
@@ -40,7 +39,7 @@ def start(plan: Plan, remembered: str) -> StreamingQuery:
                 if seen.get(table):
                     append_once(rows_of(rows, table).coalesce(1), plan.lake, table, Write(query_id, batch_id))
             if seen.get("received"):  # after the table `streams` has what this micro-batch says of them
-                ours, streams = (session.read.format("delta").load(plan.lake.table(name)) for name in _HELD_AGAINST)
+                ours, streams = (read_table(session, plan.lake, name) for name in _HELD_AGAINST)
                 tips = weighed(foreign(rows_of(rows, "received"), ours), streams)
                 received = Write(query_id, batch_id, "received")
                 append_once(received_tips(tips).coalesce(1), plan.lake, "tips", received)

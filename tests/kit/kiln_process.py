@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deploy.show.answer import write_json
 from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake
 
 
 class Kiln:
@@ -69,7 +70,7 @@ class Kiln:
     def sql(self, query: str) -> list[dict[str, object]]:
         """What `kiln sql --json` prints, without the second or two that a process takes to start."""
         printed = io.StringIO()
-        write_json(ask(self.lake, query), printed)
+        write_json(ask(Lake(str(self.lake)), query), printed)
         answer = json.loads(printed.getvalue())
         assert isinstance(answer, list)
         return answer

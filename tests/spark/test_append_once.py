@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from conf.settings.model import Settings
 from deploy.run.spark import spark_session
 from pipelines.lake.append import Write, append_once, written
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "lake"))
-    create_tables(lake, [TABLE])
+    lake.create([TABLE])
     return lake
 
 

@@ -10,7 +10,7 @@ import pytest
 from bridge.fetching import attempts, pending
 from conf.settings.keys import known_keys, variable
 from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
@@ -56,7 +56,7 @@ def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every table, with no rows."""
     folder = tmp_path_factory.mktemp("lake")
-    create_tables(Lake(str(folder)), TABLES)
+    Lake(str(folder)).create(TABLES)
     return folder
 
 
@@ -70,7 +70,7 @@ def test_there_are_questions_to_try() -> None:
     ("page", "question"), QUESTIONS, ids=[f"{page.name}-{number}" for number, (page, _) in enumerate(QUESTIONS)]
 )
 def test_the_tables_have_an_answer_to_every_question(page: Path, question: str, lake: Path) -> None:
-    answer = ask(lake, question)
+    answer = ask(Lake(str(lake)), question)
     assert answer.columns
     list(answer.rows())
 

@@ -50,6 +50,7 @@ from deploy.observe.status import (
 )
 from deploy.show.doctor import render_checks
 from deploy.show.status import ago, render_status, status_json
+from pipelines.lake.lake import Lake
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 
@@ -159,7 +160,7 @@ def test_the_status_on_the_screen(state: Settings) -> None:
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
     for log in (state.lake / "tips" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    batches, tips = lake_status(state.lake)
+    batches, tips = lake_status(Lake(str(state.lake)))
     assert batches.rows == 3
     assert "tips" in tips.problem
     assert check_lake([batches, tips]).level == "fail"

@@ -27,7 +27,7 @@ from deploy.quarantine.replay import (
 )
 from deploy.sql.ask import ask
 from deploy.traffic.replay import replay
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding, Faulty, decode, identities
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of
 from pipelines.transforms.archive import FRAMES, frame_row
@@ -84,7 +84,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.lake = folder / "lake"
-        create_tables(Lake(str(self.lake)), ("frames", "messages", "quarantine"))
+        Lake(str(self.lake)).create(("frames", "messages", "quarantine"))
         self._offset = 0
         self._held: set[tuple[bytes, int, int]] = set()
         self._known: set[bytes] = set()
@@ -115,7 +115,7 @@ class World:
         self._known.clear()
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
-        return list(ask(self.lake, sql).rows())
+        return list(ask(Lake(str(self.lake)), sql).rows())
 
     def messages(self) -> list[tuple[object, ...]]:
         """All but stamps and coordinates."""
@@ -134,7 +134,7 @@ def world(tmp_path: Path) -> World:
 
 
 def requeue(world: World, how: Decoding = AFTER, reason: str = UNKNOWN_BUNDLE) -> tuple[Found, list[Frame]]:
-    queue = Requeue(world.lake, reason, how)
+    queue = Requeue(Lake(str(world.lake)), reason, how)
     found = queue.find()
     return found, list(queue.frames())
 
@@ -240,14 +240,14 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
     write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=arrow_schema(QUARANTINE)), mode="append")
     for reason in ("update_malformed", "frame_malformed"):
         with pytest.raises(RequeueError, match=f"{reason}.*no frame"):
-            Requeue(world.lake, reason, AFTER)
+            Requeue(Lake(str(world.lake)), reason, AFTER)
     with pytest.raises(RequeueError, match="did you mean update_malformed"):
-        Requeue(world.lake, "update_malforme", AFTER)
+        Requeue(Lake(str(world.lake)), "update_malforme", AFTER)
 
 
 def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(RequeueError, match="no table quarantine"):
-        Requeue(tmp_path, UNKNOWN_BUNDLE, AFTER)
+        Requeue(Lake(str(tmp_path)), UNKNOWN_BUNDLE, AFTER)
 
 
 def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
@@ -396,21 +396,21 @@ def give_up(world: World, *records: WantedRecord) -> None:
 
 def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
     give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
-    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("1st"), waiting("second")]
+    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == [waiting("1st"), waiting("second")]
 
 
 def test_what_has_come_since_is_not_asked_for(world: World) -> None:
     batch = WantedRecord("mainnet", "bafybatch", "batch", 5)
     give_up(world, waiting("1st"), waiting("second"), batch)
-    create_tables(Lake(str(world.lake)), ("updates", "tips"))
+    Lake(str(world.lake)).create(("updates", "tips"))
     update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)
     tip = ("mainnet", "kstream", "bafytip", "batch", "bafybatch", 1)
     for table, row in (("updates", update), ("tips", tip)):
         buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
         buffer.add(row)
         write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
-    assert wanted_again(world.lake, "genesis_unavailable") == [waiting("second")]
+    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == [waiting("second")]
 
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:
-    assert wanted_again(world.lake, UNKNOWN_BUNDLE) is None
+    assert wanted_again(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None

@@ -43,6 +43,7 @@ from deploy.show.screen import (
 )
 from deploy.show.summary import look_with, render_summary
 from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
@@ -273,7 +274,7 @@ def lake(tmp_path: Path) -> Path:
 
 def summary_text(lake: Path, before: dict[str, int], errors: list[str] | None = None) -> str:
     summary = read_summary(
-        lake,
+        Lake(str(lake)),
         elapsed=timedelta(seconds=61),
         first_batch=timedelta(seconds=14),
         batches=3,
@@ -294,7 +295,7 @@ def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_wer
     assert "400 ms after their window (p50), 800 ms (p99)" in text
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
     assert "error: sink: disk is full" in text
-    assert row_counts(lake)["quarantine"] == 3
+    assert row_counts(Lake(str(lake)))["quarantine"] == 3
 
 
 def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
@@ -304,7 +305,7 @@ def test_every_line_of_sql_in_the_summary_can_be_asked(lake: Path) -> None:
         sql = text.removeprefix('kiln sql "').removesuffix('"')
         assert '"' not in sql
         assert "$" not in sql
-        assert list(ask(lake, sql).rows()), sql
+        assert list(ask(Lake(str(lake)), sql).rows()), sql
 
 
 def test_only_tables_that_are_there_are_asked_about() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from deploy.show.answer import cell, distinct, json_value, print_table, write_json
 from deploy.sql.ask import SqlError, ask
-from pipelines.lake.lake import LakeError
+from pipelines.lake.lake import Lake, LakeError
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_json(lake: Path, sql: str) -> list[dict[str, object]]:
     out = io.StringIO()
-    write_json(ask(lake, sql), out)
+    write_json(ask(Lake(str(lake)), sql), out)
     rows: list[dict[str, object]] = json.loads(out.getvalue())
     return rows
 
@@ -107,22 +107,22 @@ def test_rows_written_later_are_seen_by_the_next_question(tmp_path: Path) -> Non
 
 def test_a_table_that_is_not_written_yet_is_named_with_those_there_are(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"table batches is not there yet.*; there are: messages, updates"):
-        ask(lake, "SELECT * FROM batches")
+        ask(Lake(str(lake)), "SELECT * FROM batches")
 
 
 def test_a_table_that_will_never_be_is_told_apart(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"there is no table mesages .*there are: messages, updates"):
-        ask(lake, "SELECT * FROM mesages")
+        ask(Lake(str(lake)), "SELECT * FROM mesages")
 
 
 def test_an_empty_lake_says_so(tmp_path: Path) -> None:
     with pytest.raises(SqlError, match="no tables in it yet"):
-        ask(tmp_path / "lake", "SELECT * FROM frames")
+        ask(Lake(str(tmp_path / "lake")), "SELECT * FROM frames")
 
 
 def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
     with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*from_peer"):
-        ask(lake, "SELECT * FROM latest_tips")
+        ask(Lake(str(lake)), "SELECT * FROM latest_tips")
 
 
 def test_all_tables_are_listed(lake: Path) -> None:
@@ -145,12 +145,12 @@ def test_all_tables_are_listed(lake: Path) -> None:
 )
 def test_what_is_no_reading_query_of_the_lake_is_refused(sql: str, expected: str, lake: Path) -> None:
     with pytest.raises(SqlError, match=expected):
-        ask(lake, sql)
+        ask(Lake(str(lake)), sql)
 
 
 def test_a_query_that_fails_while_it_runs_says_why(lake: Path) -> None:
     with pytest.raises(SqlError, match="Could not convert string"):
-        list(ask(lake, "SELECT CAST(message AS INTEGER) FROM messages").rows())
+        list(ask(Lake(str(lake)), "SELECT CAST(message AS INTEGER) FROM messages").rows())
 
 
 def test_a_broken_table_is_named(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_a_broken_table_is_named(tmp_path: Path) -> None:
     for log in (lake / "messages" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
     with pytest.raises(LakeError, match=r"table messages in .* cannot be read"):
-        ask(lake, "SELECT * FROM messages")
+        ask(Lake(str(lake)), "SELECT * FROM messages")
 
 
 def printed(lake: Path, sql: str, width: int, limit: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    print_table(ask(lake, sql), console, limit)
+    print_table(ask(Lake(str(lake)), sql), console, limit)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

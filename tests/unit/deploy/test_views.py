@@ -19,7 +19,7 @@ from deploy.cli.app import run_command
 from deploy.sql.ask import SqlError, ask
 from deploy.sql.estimate import LoggedUpdate, estimate, parse_windows, read_log
 from deploy.sql.views import LATEST_WITHIN, VIEWS
-from pipelines.lake.lake import Lake, create_tables, tables_in
+from pipelines.lake.lake import Lake
 from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.windows import PartitionWindows
 from schemas.batch import read_block
@@ -64,7 +64,7 @@ def after(seconds: float) -> datetime:
 
 def fill(lake: Path, name: str, rows: Iterable[Row]) -> None:
     """Append rows to a table; columns that are not given have a value of no interest, or null where they may."""
-    create_tables(Lake(str(lake)), (name,))
+    Lake(str(lake)).create((name,))
     whole = [
         {
             **{column.name: None if column.nullable else _DEFAULTS[column.type] for column in TABLES[name].columns},
@@ -81,7 +81,7 @@ def fill(lake: Path, name: str, rows: Iterable[Row]) -> None:
 
 
 def rows_of(lake: Path, sql: str) -> list[dict[str, object]]:
-    answer = ask(lake, sql)
+    answer = ask(Lake(str(lake)), sql)
     return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
 
 
@@ -96,9 +96,9 @@ def test_a_view_over_no_tables_has_no_rows(view: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_over_empty_tables_has_the_same_columns(view: str, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    missing = ask(lake, f"SELECT * FROM {view}")
-    create_tables(Lake(str(lake)), TABLES)
-    empty = ask(lake, f"SELECT * FROM {view}")
+    missing = ask(Lake(str(lake)), f"SELECT * FROM {view}")
+    Lake(str(lake)).create(TABLES)
+    empty = ask(Lake(str(lake)), f"SELECT * FROM {view}")
     assert empty.columns == missing.columns
     assert list(empty.rows()) == list(missing.rows()) == []
 
@@ -108,7 +108,7 @@ def test_a_view_over_some_of_its_tables(view: object, tmp_path: Path) -> None:
     name, tables = next((each.name, each.tables) for each in VIEWS.values() if each is view)
     for number, table in enumerate(tables):
         lake = tmp_path / str(number)
-        create_tables(Lake(str(lake)), (table,))
+        Lake(str(lake)).create((table,))
         assert rows_of(lake, f"SELECT count(*) AS n FROM {name}") == [{"n": 0}]
 
 
@@ -118,7 +118,7 @@ def test_views_are_listed_and_join_with_tables(tmp_path: Path) -> None:
     assert {row["name"] for row in rows_of(lake, "SHOW TABLES")} == {"tips", *VIEWS}
     assert rows_of(lake, "SELECT count(*) AS n FROM LATEST_TIPS JOIN tips USING (network, stream, tip)") == [{"n": 1}]
     with pytest.raises(SqlError, match="there are: tips, latest_tips, misplaced, batch_savings"):
-        ask(lake, "SELECT * FROM latest")
+        ask(Lake(str(lake)), "SELECT * FROM latest")
 
 
 # ---------------------------------------------------------------- latest_tips
@@ -419,7 +419,7 @@ def test_savings_of_the_batches_that_were_made_are_those_of_the_estimate(tmp_pat
     fill(tmp_path, "messages", messages)
     fill(tmp_path, "batches", batches)
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
-    savings = estimate(read_log(tmp_path), [2 * SECOND])
+    savings = estimate(read_log(Lake(str(tmp_path))), [2 * SECOND])
     assert savings == [*estimate(logged(records), [2 * SECOND]), *estimate(logged(end), [2 * SECOND])]
     for saving in savings[:-1]:
         row = found.pop((saving.separator and saving.separator.key, 2.0 if saving.separator else None))
@@ -451,7 +451,7 @@ def test_an_update_whose_message_is_not_there_yet_counts_by_its_newest_form(tmp_
     fill(tmp_path, "batches", batches)
     size = len(write_update(stream(1), tip(1)))
     assert rows_of(tmp_path, "SELECT bytes_before FROM batch_savings") == [{"bytes_before": size}]
-    assert [each.size for each in read_log(tmp_path)] == [size, size]
+    assert [each.size for each in read_log(Lake(str(tmp_path)))] == [size, size]
 
 
 def test_windows_of_the_command_line() -> None:
@@ -469,7 +469,7 @@ def test_estimate_on_the_command_line(
     assert json.loads(capsys.readouterr().out) == {"totals": [], "separators": []}
     records: list[Logged] = [(0, MODEL, 1, 1), (SECOND, MODEL, 1, 2), (2 * SECOND, None, 2, 2)]
     fill(tmp_path / "lake", "updates", run_of(records, SECOND)[0])
-    assert tables_in(tmp_path / "lake") == ("updates",)
+    assert Lake(str(tmp_path / "lake")).tables() == ("updates",)
     assert run_command(["estimate", "--json", "--window", "1s,5s"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["window_seconds"], row["separators"], row["messages_if_stopped"]) for row in found["totals"]] == [

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from conf.settings.model import Settings, TopicTable
 from pipelines.lake.bundles import read_bundles, remember_bundles
-from pipelines.lake.lake import Lake, create_tables
+from pipelines.lake.lake import Lake
 from pipelines.launch import decoding
 from schemas.tables import TABLES
 from schemas.topic_table import BundleError, Bundles, bundle_hash
@@ -23,23 +23,23 @@ CLAY, MAIN = {"clay": ["/ceramic/testnet-clay"]}, {"main": ["/ceramic/mainnet", 
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> str:
+def lake(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path))
-    create_tables(lake, ("bundles",))
-    return lake.table("bundles")
+    lake.create(("bundles",))
+    return lake
 
 
-def rows(table: str) -> list[dict[str, object]]:
-    return sorted(DeltaTable(table).to_pyarrow_table().to_pylist(), key=lambda row: str(row["hash"]))
+def rows(lake: Lake) -> list[dict[str, object]]:
+    return sorted(DeltaTable(lake.table("bundles")).to_pyarrow_table().to_pylist(), key=lambda row: str(row["hash"]))
 
 
 def test_there_are_none_without_a_table(tmp_path: Path) -> None:
-    assert read_bundles(str(tmp_path / "bundles")) == Bundles()
+    assert read_bundles(Lake(str(tmp_path))) == Bundles()
 
 
-def test_a_row_says_what_the_table_says_it_does(table: str) -> None:
-    remember_bundles(table, Bundles(MAIN), FIRST)
-    assert rows(table) == [
+def test_a_row_says_what_the_table_says_it_does(lake: Lake) -> None:
+    remember_bundles(lake, Bundles(MAIN), FIRST)
+    assert rows(lake) == [
         {
             "hash": bundle_hash(MAIN["main"]).hex(),
             "name": "main",
@@ -47,39 +47,41 @@ def test_a_row_says_what_the_table_says_it_does(table: str) -> None:
             "first_seen": FIRST,
         }
     ]
-    assert [field.name for field in DeltaTable(table).schema().fields] == [c.name for c in TABLES["bundles"].columns]
-    protocol = DeltaTable(table).protocol()
+    assert [field.name for field in DeltaTable(lake.table("bundles")).schema().fields] == [
+        c.name for c in TABLES["bundles"].columns
+    ]
+    protocol = DeltaTable(lake.table("bundles")).protocol()
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
 
-def test_what_left_the_settings_is_still_known_and_comes_last(table: str) -> None:
-    assert remember_bundles(table, Bundles(CLAY), FIRST) == Bundles(CLAY)
-    assert remember_bundles(table, Bundles(MAIN), LATER) == Bundles(MAIN | CLAY)
-    assert read_bundles(table) == Bundles(CLAY | MAIN)
-    assert remember_bundles(table, Bundles(), LATER) == Bundles(CLAY | MAIN)
+def test_what_left_the_settings_is_still_known_and_comes_last(lake: Lake) -> None:
+    assert remember_bundles(lake, Bundles(CLAY), FIRST) == Bundles(CLAY)
+    assert remember_bundles(lake, Bundles(MAIN), LATER) == Bundles(MAIN | CLAY)
+    assert read_bundles(lake) == Bundles(CLAY | MAIN)
+    assert remember_bundles(lake, Bundles(), LATER) == Bundles(CLAY | MAIN)
 
 
-def test_known_ones_are_not_written_again(table: str) -> None:
-    remember_bundles(table, Bundles(CLAY | MAIN), FIRST)
-    version, before = DeltaTable(table).version(), rows(table)
-    remember_bundles(table, Bundles({"another name": MAIN["main"]} | CLAY), LATER)
-    assert (DeltaTable(table).version(), rows(table)) == (version, before)
+def test_known_ones_are_not_written_again(lake: Lake) -> None:
+    remember_bundles(lake, Bundles(CLAY | MAIN), FIRST)
+    version, before = DeltaTable(lake.table("bundles")).version(), rows(lake)
+    remember_bundles(lake, Bundles({"another name": MAIN["main"]} | CLAY), LATER)
+    assert (DeltaTable(lake.table("bundles")).version(), rows(lake)) == (version, before)
 
 
-def test_a_name_used_again_for_other_topics_takes_nothing_away(table: str) -> None:
-    remember_bundles(table, Bundles({"one": ["a"]}), FIRST)
-    both = remember_bundles(table, Bundles({"one": ["b"]}), LATER)
+def test_a_name_used_again_for_other_topics_takes_nothing_away(lake: Lake) -> None:
+    remember_bundles(lake, Bundles({"one": ["a"]}), FIRST)
+    both = remember_bundles(lake, Bundles({"one": ["b"]}), LATER)
     assert set(both.values()) == {("a",), ("b",)}
-    assert set(read_bundles(table).values()) == {("a",), ("b",)}
+    assert set(read_bundles(lake).values()) == {("a",), ("b",)}
 
 
-def test_other_topics_under_a_known_hash_are_refused(table: str) -> None:
+def test_other_topics_under_a_known_hash_are_refused(lake: Lake) -> None:
     # the draft joins topics with nothing between them
-    remember_bundles(table, Bundles({"one": ["ab", "c"]}), FIRST)
-    version = DeltaTable(table).version()
+    remember_bundles(lake, Bundles({"one": ["ab", "c"]}), FIRST)
+    version = DeltaTable(lake.table("bundles")).version()
     with pytest.raises(BundleError, match=r"'two'.*'one'"):
-        remember_bundles(table, Bundles({"two": ["a", "bc"], "new": ["d"]}), LATER)
-    assert DeltaTable(table).version() == version
+        remember_bundles(lake, Bundles({"two": ["a", "bc"], "new": ["d"]}), LATER)
+    assert DeltaTable(lake.table("bundles")).version() == version
 
 
 def test_queries_decode_by_the_settings_and_by_what_was_once_in_them(tmp_path: Path) -> None:
