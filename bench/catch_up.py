@@ -13,9 +13,10 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from bench.ground import Ends
 from bench.runs import BenchError
 from conf.settings.model import JobName, Settings
-from pipelines.launch import start_job
+from pipelines.launch import launch
 from pipelines.spark.progress import ProgressListener
-from pipelines.supervisor import READS, in_words
+from pipelines.supervisor import in_words
+from schemas.queries import QUERIES
 
 _PATIENCE = 300.0  # s without a micro-batch
 
@@ -59,8 +60,8 @@ def catch_up(spark: SparkSession, settings: Settings, name: JobName, ends: Mappi
 
     BenchError: it failed, or stood still for 5 minutes.
     """
-    listener = CaughtUp({settings.kafka.topic(topic): ends[topic] for topic in READS[name]})
-    query = start_job(name, spark, settings, listener)
+    listener = CaughtUp({settings.kafka.topic(topic): ends[topic] for topic in QUERIES[name].reads})
+    query = launch(name, spark, settings, listener)
     try:
         moved = time.monotonic()
         while not listener.reached.wait(0.1):

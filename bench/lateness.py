@@ -11,10 +11,11 @@ from bench.ground import Ends, Ground, LogRecord
 from bench.report import Aim, Finding, Ratio, Series
 from bench.runs import BenchError, Extent
 from conf.settings.durations import duration_text
-from conf.settings.model import JOBS, JobName, Settings
+from conf.settings.model import JobName, Settings
 from deploy.traffic.feed import Feed
 from deploy.traffic.options import traffic_options
 from pipelines.supervisor import Supervisor
+from schemas.queries import QUERIES
 from schemas.records import TICK, decode_batch
 
 WARM = 20  # s of traffic after the first batch
@@ -94,7 +95,7 @@ def _with_all(ground: Ground, settings: Settings, extent: Extent) -> tuple[Laten
     options = replace(traffic_options(settings), checked=1.0)  # as a live bridge would write them
     feed = Feed(options, settings.traffic.rate, lambda: ground.producer(settings, "frames"))
     before = ground.ends(settings, "updates")
-    with _Queries(ground, settings, JOBS) as queries:
+    with _Queries(ground, settings, tuple(QUERIES)) as queries:
         feed.start()
         try:
             queries.await_batch()

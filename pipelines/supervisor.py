@@ -12,25 +12,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
 from pipelines.lake.lake import Lake
-from pipelines.launch import start_job
+from pipelines.launch import launch
 from pipelines.logic.breaker import DecodingBrokenError
-from pipelines.queries.plan import Report
+from pipelines.queries.plan import Report, unheard
 from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.ticks import Ticker
-from pipelines.transforms.sink import FILLED, TOPICS
+from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
-
-READS: Mapping[JobName, tuple[str, ...]] = {
-    "archive": ("frames",),
-    "messages": ("frames",),
-    "updates": ("frames",),
-    "batch": ("updates",),
-    "sink": TOPICS,
-}
-"""Which topics each query reads."""
-
-# What makes batches starts first: the others' first micro-batches take the cores for seconds.
-ORDER: tuple[JobName, ...] = ("updates", "batch", "messages", "archive", "sink")
 
 _LONGEST_PAUSE = 30.0  # s between two attempts to start a query again
 
@@ -48,15 +36,11 @@ class GaveUpError(RuntimeError):
     """A query failed more often in one place than the settings allow, or said itself that going on would do harm."""
 
 
-_APPENDED: Mapping[JobName, tuple[str, ...]] = {"messages": ("messages",), "sink": FILLED}
-"""Tables in which each thing is once for as long as the query's checkpoint lives (docs/DESIGN.md, decision 13)."""
-
-
 def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
     if (settings.checkpoints / name).exists():
         return
     lake = Lake(str(settings.lake))
-    full = [table for table in _APPENDED.get(name, ()) if lake.has_rows(table)]
+    full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
     if full:
         raise GaveUpError(
             f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "
@@ -75,12 +59,12 @@ class Supervisor:
         spark: SparkSession,
         settings: Settings,
         names: Iterable[JobName],
-        report: Report | None = None,
+        report: Report = unheard,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spark = spark
         self._settings = settings
-        self._names = [name for name in ORDER if name in set(names)]
+        self._names = [name for name in QUERIES if name in set(names)]
         self._report = report
         self._now = now
         self._running: dict[JobName, _Running] = {}
@@ -105,7 +89,7 @@ class Supervisor:
 
     def _start(self, name: JobName) -> StreamingQuery:
         try:
-            return start_job(name, self._spark, self._settings, self._listener, self._report)
+            return launch(name, self._spark, self._settings, self._listener, self._report)
         except (DecodingBrokenError, BundleError) as error:
             raise GaveUpError(f"{name} stopped: {error}") from error
 
@@ -157,7 +141,7 @@ class Supervisor:
             return False
         progress = self.progress
         for name in self._names:
-            topics = {full: ends[full] for full in map(self._settings.kafka.topic, READS[name]) if full in ends}
+            topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
             if name not in progress or progress[name].lag(topics) or self._running[name].again_at is not None:
                 return False
         return True

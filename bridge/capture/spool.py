@@ -27,12 +27,13 @@ from typing import Final, NamedTuple
 from kafka.errors import KafkaError
 
 from bridge.capture.segments import Segments
-from bridge.kafka.producers import MAX_REQUEST, FramesProducerError, StoppableProducer
+from bridge.kafka.producers import FramesProducerError, StoppableProducer
 from schemas.frames import CONNECTION_BYTES
+from schemas.log import MAX_RECORD
 
 TICK: Final = 0.1
 """seconds: how often the spool's thread looks whether frames must go to disk"""
-MAX_FRAME: Final = MAX_REQUEST - 64 * 1024
+MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """bytes: with key and headers it must fit in a request"""
 
 _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly

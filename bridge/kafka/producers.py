@@ -16,14 +16,13 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from conf.errors import PrerequisiteError
+from schemas.log import MAX_RECORD
 from schemas.proto.kiln import frame_pb2
-
-MAX_REQUEST: Final = 8 * 1024 * 1024  # bytes, as every topic allows (docs/DESIGN.md, Contracts)
 
 _OPTIONS: Final[Mapping[str, object]] = {
     "acks": "all",
     "enable_idempotence": True,
-    "max_request_size": MAX_REQUEST,
+    "max_request_size": MAX_RECORD,
     "batch_size": 256 * 1024,
     "linger_ms": 5,
     # topics are made with their own settings; a made-up one would have the broker's defaults

@@ -9,7 +9,7 @@ import json
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -17,16 +17,19 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 from pydantic_settings import NoDecode
 
 from conf.settings.durations import Duration
+from schemas.log import MAX_OTHER_PARTITIONS, Partitions
+from schemas.queries import QUERIES
 
-JobName = Literal["archive", "messages", "updates", "batch", "sink"]
+JobName = str
+"""The name of a query, one of `schemas.queries.QUERIES`."""
 Policy = Literal["strict", "none", "either"]
-JOBS: tuple[JobName, ...] = ("archive", "messages", "updates", "batch", "sink")
 
 
 # ---------------------------------------------------------------- durations
@@ -51,7 +54,7 @@ class Kafka(Section):
     embedded_heap: str = Field(default="384m", pattern=r"^\d+[mg]$")
     frames_partitions: int = Field(default=2, ge=1)
     updates_partitions: int = Field(default=2, ge=1)
-    other_partitions: int = Field(default=1, ge=1)
+    other_partitions: int = Field(default=1, ge=1, le=MAX_OTHER_PARTITIONS)
     retention: Duration = timedelta(days=7)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -73,6 +76,16 @@ class Kafka(Section):
         ):
             raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
         return self
+
+    def partitions(self, of: Partitions) -> int:
+        """How many partitions the topics of a kind have."""
+        match of:
+            case "frames":
+                return self.frames_partitions
+            case "updates":
+                return self.updates_partitions
+            case "other":
+                return self.other_partitions
 
     @property
     def embedded(self) -> bool:
@@ -205,16 +218,11 @@ class Job(Section):
     max_offsets_per_trigger: int = Field(ge=0)
 
 
-class Jobs(Section):
-    """Which queries `kiln run` starts, and each one's pace."""
+class _Jobs(Section):
+    """Which queries `kiln run` starts, and, under the name of each query, the pace of that query."""
 
-    run: Annotated[tuple[JobName, ...], NoDecode] = JOBS
+    run: Annotated[tuple[JobName, ...], NoDecode] = tuple(QUERIES)
     restarts: int = Field(default=5, ge=0)
-    archive: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=400_000)
-    messages: Job = Job(trigger=timedelta(seconds=2), max_offsets_per_trigger=200_000)
-    updates: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=100_000)
-    batch: Job = Job(trigger=timedelta(seconds=1), max_offsets_per_trigger=200_000)
-    sink: Job = Job(trigger=timedelta(seconds=5), max_offsets_per_trigger=200_000)
 
     @field_validator("run", mode="before")
     @classmethod
@@ -223,20 +231,32 @@ class Jobs(Section):
 
     @field_validator("run")
     @classmethod
-    def _once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
+    def _known_and_once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
+        unknown = [name for name in value if name not in QUERIES]
+        if unknown:
+            raise ValueError(f"queries out of {', '.join(QUERIES)}; there is no {unknown[0]}")
         if len(set(value)) < len(value):
             raise ValueError("each query once")
         return value
 
     def of(self, name: JobName) -> Job:
-        """The settings of one query."""
-        return {
-            "archive": self.archive,
-            "messages": self.messages,
-            "updates": self.updates,
-            "batch": self.batch,
-            "sink": self.sink,
-        }[name]
+        """The pace of one query. KeyError: there is no such query."""
+        job = getattr(self, QUERIES[name].name)
+        assert isinstance(job, Job)
+        return job
+
+
+if TYPE_CHECKING:
+    Jobs = _Jobs
+else:  # a section for each query that `schemas.queries` declares
+    Jobs = create_model(
+        "Jobs",
+        __base__=_Jobs,
+        **{
+            query.name: (Job, Job(trigger=query.every, max_offsets_per_trigger=query.at_most))
+            for query in QUERIES.values()
+        },
+    )
 
 
 class Breaker(Section):

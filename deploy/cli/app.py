@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from conf.errors import KilnError
+from schemas.queries import QUERIES
 
 if TYPE_CHECKING:
     from conf.settings.model import JobName, Settings
@@ -74,7 +75,7 @@ def _settings(config: Path | None, state: Path | None, network: str | None = Non
     return _load(config, state, network).settings
 
 
-def _lake(settings: Settings) -> Lake:
+def _lake(settings: "Settings") -> "Lake":
     from pipelines.lake.lake import Lake
 
     return Lake(str(settings.lake))
@@ -94,12 +95,11 @@ def _duration(text: str) -> timedelta:
 
 def _job_name(name: str) -> "JobName":
     from conf.settings.keys import nearest
-    from conf.settings.model import JOBS
 
-    for job in JOBS:
+    for job in QUERIES:
         if job == name:
             return job
-    raise UsageError(f"there is no query {name}{nearest(name, JOBS)}; there are {', '.join(JOBS)}")
+    raise UsageError(f"there is no query {name}{nearest(name, QUERIES)}; there are {', '.join(QUERIES)}")
 
 
 def _console() -> Console:

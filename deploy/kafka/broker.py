@@ -11,7 +11,8 @@ from deploy.children.backoff import Backoff
 from deploy.embedded import jars
 from deploy.embedded.broker import HOST, BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running
 from deploy.embedded.java import JavaError
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
+from schemas.log import TOPICS
 
 Say = Callable[[str], None]
 
@@ -163,11 +164,10 @@ def _answers(port: int) -> bool:
 
 def make_topics(kafka: Kafka, servers: str) -> None:
     """Make the topics that are missing and check the others. TopicsError: as `ensure_topics`."""
-    own = {"frames": kafka.frames_partitions, "updates": kafka.updates_partitions}
     ensure_topics(
         servers,
         kafka.prefix,
-        {name: own.get(name, kafka.other_partitions) for name in TOPICS},
+        {topic.name: kafka.partitions(topic.partitions) for topic in TOPICS.values()},
         dict.fromkeys(TOPICS, kafka.retention),
         client_options=kafka.security_options(),
     )

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from conf.errors import PrerequisiteError
-
-TOPICS = ("frames", "updates", "batches", "publications", "streams", "quarantine", "wanted", "blocks")
-# Keyed by stream; the newest record of each is kept for ever.
-COMPACTED = frozenset({"streams"})
-# A window lives in a partition: with another count, keys move and windows would be cut in two (DESIGN, decision 1).
-FOR_LIFE = frozenset({"updates"})
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+from schemas.log import MAX_RECORD, TOPICS
 
 
 class TopicsError(PrerequisiteError):
@@ -21,8 +15,8 @@ class TopicsError(PrerequisiteError):
 
 def topic_settings(name: str, retention: timedelta | None) -> dict[str, str]:
     """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever."""
-    settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_MESSAGE_BYTES)}
-    if name in COMPACTED:
+    settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_RECORD)}
+    if TOPICS[name].compacted:
         settings["cleanup.policy"] = "compact"
     else:
         settings["cleanup.policy"] = "delete"
@@ -37,7 +31,7 @@ def wrong(
     """What is wrong with an existing topic: lines that say what to type. `has`: its settings, defaults included."""
     entity = f"--entity-type topics --entity-name {topic}"
     alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
-    if name in FOR_LIFE and has_partitions != partitions:
+    if TOPICS[name].for_life and has_partitions != partitions:
         yield (
             f"{topic} has {has_partitions} partitions and the settings say {partitions}, but its count is for life "
             f"(windows are kept by partition): set kafka.{name}_partitions = {has_partitions}, or another kafka.prefix "
@@ -49,15 +43,19 @@ def wrong(
             f"own stamps. If it holds no records yet, type:\n    {alter}message.timestamp.type=LogAppendTime\n"
             "If it does, their stamps stay wrong: set another kafka.prefix"
         )
-    if int(has.get("max.message.bytes", "0")) < MAX_MESSAGE_BYTES:
+    if int(has.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (
-            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_MESSAGE_BYTES}. "
-            f"Type:\n    {alter}max.message.bytes={MAX_MESSAGE_BYTES}"
+            f"{topic}: max.message.bytes is {has.get('max.message.bytes')}, and records can have {MAX_RECORD}. "
+            f"Type:\n    {alter}max.message.bytes={MAX_RECORD}"
         )
     compacted = "compact" in has.get("cleanup.policy", "").split(",")
-    if compacted != (name in COMPACTED):
-        policy = "compact" if name in COMPACTED else "delete"
-        what = "forgets streams as time passes" if name in COMPACTED else "loses all but the newest record of each key"
+    if compacted != (TOPICS[name].compacted):
+        policy = "compact" if TOPICS[name].compacted else "delete"
+        what = (
+            "forgets streams as time passes"
+            if TOPICS[name].compacted
+            else "loses all but the newest record of each key"
+        )
         yield (
             f"{topic}: cleanup.policy is {has.get('cleanup.policy')}, so it {what}. "
             f"Type:\n    {alter}cleanup.policy={policy}"

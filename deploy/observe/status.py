@@ -13,8 +13,9 @@ from pathlib import Path
 
 from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
-from conf.settings.model import JOBS, Kafka, Settings
+from conf.settings.model import Kafka, Settings
 from pipelines.lake.lake import Lake, LakeError
+from schemas.queries import QUERIES
 from schemas.tables import TABLES
 
 Offsets = dict[str, dict[int, int]]
@@ -303,11 +304,11 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     """How Kiln stands now."""
     broker = broker_status(settings.kafka, patience)
     topics = {topic.name: topic for topic in broker.topics}
-    names = [*JOBS, *_other_checkpoints(settings.checkpoints)]
+    names = [*QUERIES, *_other_checkpoints(settings.checkpoints)]
     queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
     return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake))), savings)
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:
-    return sorted({path.name for path in folder.iterdir() if path.is_dir()} - set(JOBS)) if folder.is_dir() else []
+    return sorted({path.name for path in folder.iterdir() if path.is_dir()} - set(QUERIES)) if folder.is_dir() else []

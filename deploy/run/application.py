@@ -19,7 +19,6 @@ from bridge.status import BridgeStatus, OverlayStatus
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
 from deploy.kafka.broker import LaunchedBroker, launched_broker
-from deploy.kafka.topics import TOPICS
 from deploy.observe.snapshot import (
     BridgeLine,
     FetchLine,
@@ -35,7 +34,9 @@ from deploy.run.spark import spark_session
 from deploy.show.screen import View
 from pipelines.lake.lake import Lake
 from pipelines.spark.progress import QueryProgress
-from pipelines.supervisor import READS, GaveUpError, Supervisor
+from pipelines.supervisor import GaveUpError, Supervisor
+from schemas.log import TOPICS
+from schemas.queries import QUERIES
 from schemas.tables import TABLES
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
@@ -219,7 +220,7 @@ class _Run:
         restarts = self._application.restarts.get(name, 0)
         if progress is None or not (progress.read or progress.idle):
             return QueryLine(name, "restarting" if error else "starting", restarts=restarts, error=error)
-        topics = {full: self._ends.get(full, {}) for full in map(self._settings.kafka.topic, READS[name])}
+        topics = {full: self._ends.get(full, {}) for full in map(self._settings.kafka.topic, QUERIES[name].reads)}
         phase: QueryPhase = "restarting" if error else "running" if progress.input_rate else "idle"
         return QueryLine(
             name,

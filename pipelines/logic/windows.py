@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from schemas.log import MAX_EPOCH_WRITERS
 from schemas.records import Origin
 
 
@@ -33,9 +34,6 @@ class Window(msgspec.Struct, array_like=True):
 
     def add(self, stream: str, tip: bytes) -> None:
         self.tips.setdefault(stream, set()).add(tip)
-
-
-_WRITERS = 16  # whose epochs are kept: the query, and the bridge for each partition of what waits
 
 
 class ClosedWindow(NamedTuple):
@@ -108,7 +106,7 @@ class PartitionWindows:
         if newest < batch:
             newest, seen = batch, set()
         self._epochs[query] = (newest, seen)
-        while len(self._epochs) > _WRITERS:
+        while len(self._epochs) > MAX_EPOCH_WRITERS:
             del self._epochs[next(iter(self._epochs))]
         if newest > batch:
             return False

@@ -11,24 +11,24 @@ from pipelines.logic.held_frames import Held, HeldFramesParam, merge, read_held_
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.transforms.archive import copies, frames
-from schemas.topic_table import Bundles
+from schemas.queries import QUERIES
 
 
-def start(plan: Plan, bundles: Bundles) -> StreamingQuery:
-    """Starts the query. It writes the tables `frames` and `copies`."""
+def start(plan: Plan) -> StreamingQuery:
+    """Starts the query."""
     session = plan.session()
-    plan.lake.create(("frames", "copies"))
-    archive = _Archive(plan, bundles)
-    records = stream_topics(session, plan.broker, ["frames"], plan.at_most)
+    plan.lake.create(QUERIES["archive"].tables)
+    archive = _Archive(plan)
+    records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
     return start_query("archive", plan, each_batch(records, archive.write))
 
 
 class _Archive:
     """Knows which frames the lake holds, from the first micro-batch on."""
 
-    def __init__(self, plan: Plan, bundles: Bundles) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._bundles = bundles
+        self._bundles = plan.decoding.bundles
         self._held: Held | None = None
 
     def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.logic.batching import Batching
 from pipelines.queries.plan import Plan, start_query
 from pipelines.spark.kafka import sink_options, stream_topics
 from pipelines.transforms.batch import batches
+from schemas.queries import QUERIES
 
 
-def start(plan: Plan, batching: Batching) -> StreamingQuery:
+def start(plan: Plan) -> StreamingQuery:
     """Starts the query; a `Ticker` must run beside it, or windows close only with later updates."""
-    records = stream_topics(plan.session(), plan.broker, ["updates"], plan.at_most)
-    rows = batches(records, batching, plan.broker.prefix)
+    records = stream_topics(plan.session(), plan.broker, QUERIES["batch"].reads, plan.at_most)
+    rows = batches(records, plan.batching, plan.broker.prefix)
     return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

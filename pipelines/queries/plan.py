@@ -1,4 +1,4 @@
-"""What every query is started with."""
+"""What a query is started with, and how it is started."""
 
 from __future__ import annotations
 
@@ -11,28 +11,41 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pipelines.lake.lake import Lake
+from pipelines.logic.batching import Batching
+from pipelines.logic.breaker import Breaker
+from pipelines.logic.decode import Decoding
 from pipelines.spark.kafka import Broker
+from pipelines.transforms.updates import Separating
 
 Report = Callable[[str, Mapping[str, int]], None]
 """Takes (query, counts by name) after each micro-batch of a query that counts what it sees."""
 
 
-def _unheard(query: str, counts: Mapping[str, int]) -> None:
+def unheard(query: str, counts: Mapping[str, int]) -> None:
     """For a query whose counts nobody asks for."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The surroundings of one query. `trigger`: Spark interval; `at_most`: records a micro-batch, 0 for no bound."""
+    """All that a query may be started with, as plain values; each query takes what it needs.
+
+    `trigger`, `remembered`: Spark intervals; `at_most`: records a micro-batch, 0 for no bound.
+    """
 
     spark: SparkSession
     broker: Broker
     lake: Lake
     checkpoints: str
-    trigger: str = "0 seconds"
-    at_most: int = 0
-    state_partitions: int = 2
-    report: Report = field(default=_unheard)
+    trigger: str
+    at_most: int
+    state_partitions: int
+    remembered: str
+    """how long a digest is remembered, by which copies are known (decision 10)"""
+    decoding: Decoding
+    separating: Separating
+    batching: Batching
+    breaker: Breaker
+    report: Report = field(default=unheard)
     listener: StreamingQueryListener | None = None
 
     def session(self) -> SparkSession:

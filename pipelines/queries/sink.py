@@ -24,12 +24,12 @@ from pipelines.transforms.sink import (
 _HELD_AGAINST = ("publications", "streams")
 
 
-def start(plan: Plan, remembered: str) -> StreamingQuery:
-    """Starts the query. It writes the tables FILLED. `remembered`: a Spark interval."""
+def start(plan: Plan) -> StreamingQuery:
+    """Starts the query."""
     session = plan.session()
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
-    rows = once_each(table_rows(records), remembered)
+    rows = once_each(table_rows(records), plan.remembered)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice

@@ -6,15 +6,15 @@ from __future__ import annotations
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.logic.breaker import check_samples
-from pipelines.logic.decode import Decoding
 from pipelines.queries.plan import Plan, start_query
 from pipelines.spark.kafka import sink_options, stream_topics
-from pipelines.transforms.updates import Separating, first_copies, updates
+from pipelines.transforms.updates import first_copies, updates
+from schemas.queries import QUERIES
 
 
-def start(plan: Plan, how: Decoding, separating: Separating, remembered: str) -> StreamingQuery:
-    """Starts the query. `remembered`: a Spark interval. A crash may write a micro-batch twice, under the same epoch."""
+def start(plan: Plan) -> StreamingQuery:
+    """Starts the query. A crash may write a micro-batch twice, under the same epoch."""
     check_samples()
-    records = stream_topics(plan.session(), plan.broker, ["frames"], plan.at_most)
-    rows = first_copies(updates(records, how, separating), remembered, plan.broker.prefix)
+    records = stream_topics(plan.session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
+    rows = first_copies(updates(records, plan.decoding, plan.separating), plan.remembered, plan.broker.prefix)
     return start_query("updates", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from schemas.log import MAX_RECORD
+
 
 @dataclass(frozen=True)
 class Broker:
@@ -64,15 +66,11 @@ def _records(source: DataFrame, broker: Broker) -> DataFrame:
     )
 
 
-# As much as the topics allow (DESIGN, Kafka topics).
-MAX_REQUEST = 8 << 20
-
-
 def sink_options(broker: Broker) -> dict[str, str]:
     """Options of Spark's Kafka sink, streaming or batch."""
     return {
         "kafka.bootstrap.servers": broker.servers,
-        "kafka.max.request.size": str(MAX_REQUEST),
+        "kafka.max.request.size": str(MAX_RECORD),
         "kafka.enable.idempotence": "true",
         **broker.options,
     }

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.batch import BlockError, read_block
+from schemas.queries import QUERIES
 from schemas.records import (
     UNREADABLE,
     decode_batch,
@@ -29,9 +30,8 @@ _Row = tuple[object, ...]
 
 OTHER_SEPARATOR = "other_separator"
 
-TOPICS = ("updates", "batches", "publications", "quarantine", "streams", "blocks")
-FILLED = ("updates", "tips", "batches", "batch_tips", "publications", "streams", "quarantine")
-"""The tables that this query writes."""
+TOPICS = QUERIES["sink"].reads
+FILLED = QUERIES["sink"].tables
 
 RECEIVED = (
     Column("network", "string", "Ceramic network"),

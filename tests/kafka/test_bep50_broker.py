@@ -19,11 +19,12 @@ from kit.awaiting import PATIENCE, wait_until
 from bridge.bep50.carrier import publisher_key
 from bridge.status import BridgeStatus, read_status
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
 from schemas.cid import block_cid, cid_text
 from schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
 from schemas.dht.items import target
 from schemas.frames import read_frame
+from schemas.log import TOPICS
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
 from schemas.topics import Separator, separator_value, topic_name

@@ -18,7 +18,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kit.awaiting import awaited
 
 from deploy.embedded.broker import BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running, stop_running
-from deploy.kafka.topics import TOPICS, TopicsError, ensure_topics
+from deploy.kafka.topics import TopicsError, ensure_topics
+from schemas.log import TOPICS
 
 pytestmark = pytest.mark.kafka
 

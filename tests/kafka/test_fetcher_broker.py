@@ -21,10 +21,11 @@ from bridge.fetching.offsets import Ledger
 from bridge.fetching.pending import Options
 from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
 from pipelines.logic.windows import PartitionWindows
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
+from schemas.log import TOPICS
 from schemas.records import (
     Coordinates,
     Epoch,

@@ -15,8 +15,9 @@ from bridge.ipfs import BlocksAwayError
 from bridge.publishing.outbox import TOO_OLD, Options
 from bridge.publishing.publisher import Publisher
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
 from schemas.cid import block_cid, cid_text
+from schemas.log import TOPICS
 from schemas.records import (
     BatchRecord,
     Origin,

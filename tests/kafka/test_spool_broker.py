@@ -21,8 +21,9 @@ from bridge.capture.spool import FrameSink
 from bridge.capture.tap import Connection
 from bridge.kafka.producers import StoppableKafkaProducer
 from deploy.embedded.broker import EmbeddedBroker, running
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
 from schemas.frames import read_frame
+from schemas.log import TOPICS
 from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.kafka

@@ -11,8 +11,9 @@ from conftest import free_ports
 from kafka import KafkaConsumer
 
 from bridge.kafka.producers import FramesProducer, connect
-from deploy.kafka.topics import TOPICS, ensure_topics
+from deploy.kafka.topics import ensure_topics
 from kit.kiln_process import Kiln
+from schemas.log import TOPICS
 
 
 def kiln_beside(address: str, prefix: str, state: Path, environment: dict[str, str] | None = None) -> Kiln:

@@ -148,16 +148,16 @@ def test_tables_may_be_given_key_by_key_or_as_json(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KILN_JOBS", '{"archive": {"trigger": "9s"}}')
     monkeypatch.setenv("KILN_POLICY__NETWORKS", '{"testnet-clay": "none"}')
     settings = load_settings()
-    assert settings.jobs.archive.trigger == timedelta(seconds=9)
-    assert settings.jobs.archive.max_offsets_per_trigger == 400_000
+    assert settings.jobs.of("archive").trigger == timedelta(seconds=9)
+    assert settings.jobs.of("archive").max_offsets_per_trigger == 400_000
     assert settings.policy.of("testnet-clay") == "none"
     assert settings.policy.of("mainnet") == "strict"
 
 
 def test_part_of_a_table_in_a_file_leaves_its_other_keys_at_their_defaults(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, '[jobs.archive]\ntrigger = "9s"\n'))
-    assert settings.jobs.archive.max_offsets_per_trigger == Settings().jobs.archive.max_offsets_per_trigger
-    assert settings.jobs.archive.trigger == timedelta(seconds=9)
+    settings = load_settings(write(tmp_path, '[jobs.of("archive")]\ntrigger = "9s"\n'))
+    assert settings.jobs.of("archive").max_offsets_per_trigger == Settings().jobs.archive.max_offsets_per_trigger
+    assert settings.jobs.of("archive").trigger == timedelta(seconds=9)
 
 
 def test_kiln_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

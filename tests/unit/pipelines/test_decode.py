@@ -19,7 +19,6 @@ from nacl.signing import SigningKey
 
 from deploy.traffic.replay import replay
 from pipelines.logic.decode import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
-from pipelines.spark.kafka import MAX_REQUEST
 from pipelines.transforms.messages import DECODED, fault_rows
 from schemas.cid import block_cid, cid_text
 from schemas.dht.announcement import Announcement, topic_salt, write_announcement
@@ -28,6 +27,7 @@ from schemas.dht.items import sign as sign_item
 from schemas.dht.krpc import Query, Response, write_message
 from schemas.frames import MAX_RPC
 from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
+from schemas.log import MAX_RECORD
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive, write_query, write_update
@@ -651,11 +651,11 @@ def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
 
 
 def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() -> None:
-    data = b"\xff" * (MAX_REQUEST - 1_000)
+    data = b"\xff" * (MAX_RECORD - 1_000)
     for item in (fault(frame(payload=b"\xff" * MAX_RPC)), fault(data)):
         rows = [dict(zip((column.name for column in DECODED), row, strict=True)) for row, _ in fault_rows(item)]
         values = [row["fault_value"] for row in rows]
-        assert all(isinstance(value, bytes) and len(value) < MAX_REQUEST - 1_000 for value in values)
+        assert all(isinstance(value, bytes) and len(value) < MAX_RECORD - 1_000 for value in values)
         assert b"".join(decode_quarantine(value).data for value in values if isinstance(value, bytes)) == item.data
         assert len({row["early"] for row in rows}) == len(rows)
 

@@ -18,7 +18,6 @@ from nacl.signing import SigningKey
 from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.decode import Decoding
 from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.kafka import MAX_REQUEST
 from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms import updates as module
 from pipelines.transforms.updates import Known, Separated, Separating, separate
@@ -29,6 +28,7 @@ from schemas.dht.items import sign as sign_item
 from schemas.dht.krpc import Query, write_message
 from schemas.frames import MAX_RPC
 from schemas.identity import peer_of, peer_text, sign
+from schemas.log import MAX_RECORD
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
@@ -394,4 +394,4 @@ def test_a_frame_without_a_network_gives_no_record_that_nobody_can_read() -> Non
 def test_what_one_rpc_holds_makes_no_record_that_kafka_refuses(letter: str, length: int) -> None:
     data = write_update(STREAM, TIP, MODEL.text)
     value = frame(unsigned(data, "/ceramic/" + letter * length))
-    assert all(len(row["key"]) + len(row["value"]) < MAX_REQUEST for row in rows(value))
+    assert all(len(row["key"]) + len(row["value"]) < MAX_RECORD for row in rows(value))

@@ -1,0 +1,59 @@
+"""The streaming queries of Kiln: which topics each reads, and which tables and topics it writes.
+
+`QUERIES` declares each query once. `pipelines/queries/NAME.py` has its `start`; settings, screen, status and supervisor
+take the rest from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Query:
+    """A streaming query with a checkpoint of its own."""
+
+    name: str
+    reads: tuple[str, ...]
+    """topics, as in `schemas.log.TOPICS`"""
+    tables: tuple[str, ...] = ()
+    """Delta tables that this query alone appends to"""
+    topics: tuple[str, ...] = ()
+    """topics that this query writes"""
+    appends: tuple[str, ...] = ()
+    """those of `tables` in which each thing is once only as long as the query's checkpoint lives (decision 13)"""
+    every: timedelta = timedelta(seconds=1)
+    """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
+    at_most: int = 200_000
+    """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
+
+
+_SINK = ("updates", "tips", "batches", "batch_tips", "publications", "streams", "quarantine")
+
+# In the order of their start: the queries that make batches come first, as the first micro-batches of the others take
+# the cores for seconds.
+QUERIES: Final[dict[str, Query]] = {
+    query.name: query
+    for query in (
+        Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000),
+        Query("batch", ("updates",), topics=("batches", "quarantine")),
+        Query(
+            "messages",
+            ("frames",),
+            tables=("messages", "bundles"),
+            topics=("quarantine",),
+            appends=("messages",),
+            every=timedelta(seconds=2),
+        ),
+        Query("archive", ("frames",), tables=("frames", "copies"), every=timedelta(seconds=5), at_most=400_000),
+        Query(
+            "sink",
+            ("updates", "batches", "publications", "streams", "blocks", "quarantine"),
+            tables=_SINK,
+            appends=_SINK,
+            every=timedelta(seconds=5),
+        ),
+    )
+}
