@@ -64,7 +64,7 @@ class Supervisor:
     ) -> None:
         self._spark = spark
         self._settings = settings
-        self._names = [name for name in QUERIES if name in set(names)]
+        self._names = sorted(names, key=lambda name: QUERIES[name].starts)
         self._report = report
         self._now = now
         self._running: dict[JobName, _Running] = {}

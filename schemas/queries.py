@@ -28,17 +28,18 @@ class Query:
     """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
     at_most: int = 200_000
     """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
+    starts: int = 2
+    """rank: queries of a lower rank start first. The first micro-batches of the others take the cores for seconds, so
+    the queries that make batches come first."""
 
 
 _SINK = ("updates", "tips", "batches", "batch_tips", "publications", "streams", "quarantine")
 
-# In the order of their start: the queries that make batches come first, as the first micro-batches of the others take
-# the cores for seconds.
+# In the order of the flow, which is the order in which settings and screen name them.
 QUERIES: Final[dict[str, Query]] = {
     query.name: query
     for query in (
-        Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000),
-        Query("batch", ("updates",), topics=("batches", "quarantine")),
+        Query("archive", ("frames",), tables=("frames", "copies"), every=timedelta(seconds=5), at_most=400_000),
         Query(
             "messages",
             ("frames",),
@@ -46,11 +47,13 @@ QUERIES: Final[dict[str, Query]] = {
             topics=("quarantine",),
             appends=("messages",),
             every=timedelta(seconds=2),
+            starts=1,
         ),
-        Query("archive", ("frames",), tables=("frames", "copies"), every=timedelta(seconds=5), at_most=400_000),
+        Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000, starts=0),
+        Query("batch", ("updates",), topics=("batches", "quarantine"), starts=0),
         Query(
             "sink",
-            ("updates", "batches", "publications", "streams", "blocks", "quarantine"),
+            ("updates", "batches", "publications", "quarantine", "streams", "blocks"),
             tables=_SINK,
             appends=_SINK,
             every=timedelta(seconds=5),

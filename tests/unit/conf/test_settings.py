@@ -155,8 +155,8 @@ def test_tables_may_be_given_key_by_key_or_as_json(monkeypatch: pytest.MonkeyPat
 
 
 def test_part_of_a_table_in_a_file_leaves_its_other_keys_at_their_defaults(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, '[jobs.of("archive")]\ntrigger = "9s"\n'))
-    assert settings.jobs.of("archive").max_offsets_per_trigger == Settings().jobs.archive.max_offsets_per_trigger
+    settings = load_settings(write(tmp_path, '[jobs.archive]\ntrigger = "9s"\n'))
+    assert settings.jobs.of("archive").max_offsets_per_trigger == Settings().jobs.of("archive").max_offsets_per_trigger
     assert settings.jobs.of("archive").trigger == timedelta(seconds=9)
 
 

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
+from schemas.log import MAX_EPOCH_WRITERS
 
 T = 10
 
@@ -250,7 +251,12 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
         pytest.param([("q", 5, "m")], ("new", 0, "m"), False, id="a new query starts afresh"),
         pytest.param([("q", 5, "m"), ("new", 0, "m")], ("new", 0, "m"), True, id="and then remembers"),
         pytest.param([("q", 5, "m"), ("bridge", 7, "x")], ("q", 5, "m"), True, id="two writers in turn"),
-        pytest.param([("q", 5, "m"), *((f"q{n}", 1, "x") for n in range(16))], ("q", 5, "m"), False, id="long gone"),
+        pytest.param(
+            [("q", 5, "m"), *((f"q{n}", 1, "x") for n in range(MAX_EPOCH_WRITERS))],
+            ("q", 5, "m"),
+            False,
+            id="long gone",
+        ),
     ],
 )
 def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, str], expected: bool) -> None:
