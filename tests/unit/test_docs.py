@@ -144,6 +144,17 @@ def test_each_walk_of_the_tour_passes_at_most_six_files() -> None:
         assert 2 <= len(set(steps)) == len(steps) <= 6, walk.splitlines()[0]
 
 
+# the changelog names what was, the runbook files of the state folder
+NAMING_FILES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "RUNBOOK.md")]
+
+
+@pytest.mark.parametrize("page", NAMING_FILES, ids=name_of)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(ROOMS)}|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    # NAME stands for a name of the reader's own
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 def test_every_setting_that_is_named_exists() -> None:
     known = set(known_keys())
     sections = {keys[0] for keys in known if len(keys) > 1}
