@@ -1,1 +1,1 @@
-"""The network side of Kiln: gossip and captures into Kafka (docs/DESIGN.md, Who owns what)."""
+"""The network side of Kiln: gossip and captures into Kafka (docs/design, Who owns what)."""

@@ -1,4 +1,4 @@
-"""The block of a CIP-123 batch ("Batch format"; docs/DESIGN.md, decision 2).
+"""The block of a CIP-123 batch ("Batch format"; docs/design, decision 2).
 
 DAG-CBOR::
 

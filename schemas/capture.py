@@ -1,4 +1,4 @@
-"""Capture files `*.rpc.gz`: gossipsub RPCs exactly as they were on the wire (docs/DESIGN.md, Contracts, Capture file).
+"""Capture files `*.rpc.gz`: gossipsub RPCs exactly as they were on the wire (docs/design/contracts.md, Capture file).
 
 Layout, records one after another: u32 BE length of what follows · u8 version = 1 · u8 'R' (received) or 'S' (sent) ·
 u64 BE unix nanoseconds · three strings, each u16 BE length and bytes: local peer id, remote peer id (multihash

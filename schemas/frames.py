@@ -1,4 +1,4 @@
-"""Frames and the gossipsub RPCs in them: bytes to protobuf objects, with a reason where they are not (docs/DESIGN.md,
+"""Frames and the gossipsub RPCs in them: bytes to protobuf objects, with a reason where they are not (docs/design,
 Contracts).
 
 Nothing here raises on any bytes: a failure is a returned Rejected with one of REASONS.

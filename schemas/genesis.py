@@ -1,4 +1,4 @@
-"""The genesis of a stream: its init event, and the separator in it (CIP-120, Specification; CIP-59; docs/DESIGN.md,
+"""The genesis of a stream: its init event, and the separator in it (CIP-120, Specification; CIP-59; docs/design,
 decision 4).
 
 The CID of the first block is in the StreamID. Blocks, all named by sha2-256::

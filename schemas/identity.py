@@ -1,7 +1,7 @@
 """Who wrote a gossipsub message: peer ids, message ids, signatures.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
-Peer Ids); docs/DESIGN.md, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
+Peer Ids); docs/design, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
 
 Nothing that reads a message raises on any bytes.
 """
@@ -65,7 +65,7 @@ _LIBP2P_KEY: Final = b"\x01\x72"  # CIDv1, codec libp2p-key
 
 
 class Verdict(IntEnum):
-    """One byte per message in Frame.verdicts (docs/DESIGN.md, Contracts)."""
+    """One byte per message in Frame.verdicts (docs/design/contracts.md)."""
 
     NOT_CHECKED = 0
     GOOD = 1

@@ -49,7 +49,7 @@ QUERY: Final = 1
 RESPONSE: Final = 2
 KEEPALIVE: Final = 3
 BATCH_UPDATE: Final = 3
-"""CIP-123's number, which KEEPALIVE had taken before (docs/DESIGN.md, decision 3)."""
+"""CIP-123's number, which KEEPALIVE had taken before (decision 3)."""
 BATCH_UPDATE_OTHER: Final = 4
 """The next free number, for a network that avoids the clash."""
 
@@ -119,7 +119,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
     """Read one message. Any bytes give a message or a Rejected, whose reason is one of REASONS; nothing is raised.
 
     ``batch_typ`` is the number the network writes BATCH_UPDATE with; 3 and 4 are read beside it. All three are told
-    from KEEPALIVE by shape (docs/DESIGN.md, decision 3).
+    from KEEPALIVE by shape (decision 3).
     """
     try:
         message: _JSON = orjson.loads(data)

@@ -1,4 +1,4 @@
-"""Values and keys of the JSON topics in Kafka (docs/DESIGN.md, Contracts, Kafka topics).
+"""Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
 
 The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
 since the epoch, bytes are base64, unknown keys are ignored on reading and optional ones have a default. Every value
@@ -21,7 +21,7 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Micros = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1)]
 
-# A tick of the log's clock on kiln.updates: no key, an empty value (docs/DESIGN.md, decision 1).
+# A tick of the log's clock on kiln.updates: no key, an empty value (decision 1).
 TICK: Final = b""
 
 
@@ -36,7 +36,7 @@ class Coordinates(Struct, frozen=True):
 class Epoch(Struct, frozen=True):
     """The micro-batch of the `updates` query that wrote the record.
 
-    Repeats after a crash carry the same one (docs/DESIGN.md, decision 7).
+    Repeats after a crash carry the same one (decision 7).
     """
 
     query: Name

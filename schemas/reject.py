@@ -10,7 +10,7 @@ import msgspec
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """An item that was not taken. It goes to quarantine with its bytes (docs/DESIGN.md, decision 6).
+    """An item that was not taken. It goes to quarantine with its bytes (decision 6).
 
     ``reason`` is a snake_case code out of a closed set, one that counts and dashboards may group by; each reader
     documents its own (``schemas.pubsub.REASONS``, ``schemas.topic_table.REASONS``). ``detail`` is for people: a short

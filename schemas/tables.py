@@ -1,4 +1,4 @@
-"""The Delta tables in the lake folder, as plain data (docs/DESIGN.md, Contracts, Delta tables).
+"""The Delta tables in the lake folder, as plain data (docs/design/contracts.md, Delta tables).
 
 One folder a table. Peer ids, StreamIDs and CIDs are text in their usual form, separator values base36 text as in the
 topic name, times are timestamps in UTC. Only types of the base protocol, so that any reader opens them.
@@ -287,7 +287,7 @@ def markdown() -> str:
         "",
         "The Delta tables in the lake folder, one folder a table. Peer ids, StreamIDs and CIDs are text in their usual",
         "form, separator values base36 text as in the topic name, times are UTC. The comments below are also in the",
-        "tables themselves. [DESIGN.md](DESIGN.md#delta-tables) says which query fills which table;",
+        "tables themselves. [The contracts](design/contracts.md#delta-tables) say which query fills which table;",
         "[SQL.md](SQL.md) has questions to ask them.",
         "",
         " · ".join(f"[{name}](#{name})" for name in TABLES),

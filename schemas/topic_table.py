@@ -46,7 +46,7 @@ REASONS = (
     "hello_hash_length",  # a hash that is not 4 bytes long
     "hello_repeats",  # a hash twice: Intersect is then not symmetric, and the two peers would build different tables
 )
-"""Every reason that ``parse_hello`` rejects with (docs/DESIGN.md, Contracts, Frame.hello_in)."""
+"""Every reason that ``parse_hello`` rejects with (docs/design/contracts.md, Frame.hello_in)."""
 
 INDEX_REASONS = (
     INDEX_OUT_OF_RANGE,  # 0, or more than the table has
@@ -327,7 +327,7 @@ def _table_of(agreed: tuple[bytes, ...], bundles: Bundles) -> TopicTable:
 
 
 def message_topic(message: Message, table: TopicTable) -> str | Rejected:
-    """The topic of a message. A name on the wire wins over an index (docs/DESIGN.md, The bridge).
+    """The topic of a message. A name on the wire wins over an index (docs/design, The bridge).
 
     topic_missing, one of INDEX_REASONS, or as ``named_topic``.
     """

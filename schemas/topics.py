@@ -54,7 +54,7 @@ def parse_topic(name: str) -> Topic | None:
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
     a value that is not lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
     network topic, so that none is lost to a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020
-    names no network and gives None: the network is then the frame's (docs/DESIGN.md, Contracts).
+    names no network and gives None: the network is then the frame's (docs/design/contracts.md).
     """
     if len(name) > _MAX_CACHED:  # before the cache, so that no large name is kept in it
         return _parse_topic(name)

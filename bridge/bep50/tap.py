@@ -1,4 +1,4 @@
-"""Datagrams that carry an item, to Frames (docs/DESIGN.md, Contracts, Frame). No clock and no socket."""
+"""Datagrams that carry an item, to Frames (docs/design/contracts.md, Frame). No clock and no socket."""
 
 from __future__ import annotations
 

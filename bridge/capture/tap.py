@@ -1,4 +1,4 @@
-"""The tap: bytes on the wire to serialized Frames (docs/DESIGN.md, Contracts, `kiln.frames`).
+"""The tap: bytes on the wire to serialized Frames (docs/design/contracts.md, `kiln.frames`).
 
 Pure: no I/O and no clock. Whatever the bytes are, they become a frame; nothing here judges them.
 """

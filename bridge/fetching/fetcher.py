@@ -1,4 +1,4 @@
-"""What is wanted, out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (DESIGN, Fetching).
+"""What is wanted, out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
 
 An update whose separator nothing tells waits in `kiln.wanted` for the genesis of its stream. All that wait for one
 genesis share one fetch; with the answer they go on to `kiln.updates`, in their order, and once the broker has them the
@@ -10,7 +10,7 @@ that grow, for `give_up` of the time that IPFS was there, and then goes to quara
 Exactly once: an update that is released carries the epoch (`genesis/NETWORK/PARTITION`, generation). Which ones are
 released next, and under which generation, is committed with the place in `kiln.wanted` before the first of them is
 written, and the generation is one higher with each commit. After a crash the same ones are released under the same
-generation before anything else is. So whoever reads the log drops what came already in the same epoch (docs/DESIGN.md,
+generation before anything else is. So whoever reads the log drops what came already in the same epoch (docs/design,
 decision 7; bridge.fetching.offsets).
 """
 

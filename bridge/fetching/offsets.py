@@ -2,7 +2,7 @@
 
 Exactly once needs two things of it. What is let go to `kiln.updates` is committed as going, under a generation of its
 own, before the first of it is written; and after a crash all that was going is let go again, under the same generation,
-before anything else is. So who reads the log knows each repeat by generation and message (docs/DESIGN.md, decision 7).
+before anything else is. So who reads the log knows each repeat by generation and message (decision 7).
 """
 
 from __future__ import annotations

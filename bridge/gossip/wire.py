@@ -1,6 +1,6 @@
 """Framing of a pubsub stream: each RPC behind its length as an unsigned varint (libp2p specs, pubsub/README.md).
 
-Over-long RPCs are cut, not refused: docs/DESIGN.md, Contracts, `Frame.declared_length`.
+Over-long RPCs are cut, not refused: docs/design/contracts.md, `Frame.declared_length`.
 """
 
 from __future__ import annotations

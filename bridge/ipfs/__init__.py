@@ -1,4 +1,4 @@
-"""Blocks: kept, fetched, pinned, by a real IPFS node where there is one (docs/DESIGN.md, The bridge)."""
+"""Blocks: kept, fetched, pinned, by a real IPFS node where there is one (docs/design, The bridge)."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Frames into Kafka: a thin, bounded kafka-python producer (docs/DESIGN.md, Contracts, `kiln.frames`).
+"""Frames into Kafka: a thin, bounded kafka-python producer (docs/design/contracts.md, `kiln.frames`).
 
 Records keep their order within a connection (its id is the key), are acknowledged by all replicas and written once by
 the idempotent producer. What Kafka does not take is never dropped in silence: the next send, flush or close raises.

@@ -1,4 +1,4 @@
-"""Batches out to the network: `kiln.batches` to gossipsub, a receipt of each to `kiln.publications` (docs/DESIGN.md).
+"""Batches out to the network: `kiln.batches` to gossipsub, a receipt of each to `kiln.publications` (docs/design).
 
 The topic of batches is the outbox: the LIVE batches of the bridge's network are taken from it, others are left alone,
 and its place is committed only up to the first batch whose receipt the broker has not acknowledged. So after a crash a

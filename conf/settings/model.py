@@ -158,7 +158,7 @@ class Batch(Section):
 
 
 class SignaturePolicy(Section):
-    """Which signatures a network asks for (docs/DESIGN.md, decision 5); replayed frames are always judged `either`."""
+    """Which signatures a network asks for (decision 5); replayed frames are always judged `either`."""
 
     default: Policy = "strict"
     networks: dict[str, Policy] = {}
@@ -176,7 +176,7 @@ class Dedupe(Section):
 
 
 class TopicTable(Section):
-    """Gossipsub's Topic Table Extension: topics by index (docs/DESIGN.md, The bridge)."""
+    """Gossipsub's Topic Table Extension: topics by index (docs/design, The bridge)."""
 
     bundles: dict[str, list[str]] = {}
     send: Literal["cautious", "eager", "off"] = "cautious"
@@ -260,7 +260,7 @@ else:  # a section for each query that `schemas.queries` declares
 
 
 class Breaker(Section):
-    """When decoding counts as broken on our side (docs/DESIGN.md, decision 6)."""
+    """When decoding counts as broken on our side (decision 6)."""
 
     authors: int = Field(default=3, ge=1)
     streak: int = Field(default=100, ge=1)

@@ -1,7 +1,7 @@
 """Find a Java that Spark and Kafka run on, and say what to type where there is none.
 
 Java is a system package: the JREs that Python wheels bring lack `jdk.incubator.vector`, which Spark insists on
-(docs/DESIGN.md, Versions that work together). `python -m deploy.embedded.java [--install]` is what `make setup` calls;
+(docs/design, Versions that work together). `python -m deploy.embedded.java [--install]` is what `make setup` calls;
 this module needs the standard library only, since it runs before anything is installed.
 """
 

@@ -1,4 +1,4 @@
-"""Kiln's topics, made on any broker as docs/DESIGN.md (Kafka topics) says, and checked where they exist already."""
+"""Kiln's topics, made on any broker, and checked where they exist (docs/design/contracts.md, Kafka topics)."""
 
 from __future__ import annotations
 

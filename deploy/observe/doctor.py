@@ -60,7 +60,7 @@ def check_python(version: tuple[int, int]) -> Check:
 
 
 def check_java(java: Java | JavaError) -> Check:
-    """Java 17 or 21, as a system package (docs/DESIGN.md, Versions that work together)."""
+    """Java 17 or 21, as a system package (docs/design, Versions that work together)."""
     if isinstance(java, JavaError):
         found, _, remedy = str(java).partition("\n")
         return Check("java", "fail", found, " ".join(remedy.split()) or "install Java 17")
@@ -168,7 +168,7 @@ def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> Check:
 
 
 def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> Check:
-    """The partition count of `updates` is for life (docs/DESIGN.md, Kafka topics)."""
+    """The partition count of `updates` is for life (docs/design, Kafka topics)."""
     name = "partitions of updates"
     found = next((len(status.end) for status in broker.topics if status.name == topic), None)
     if found is None:

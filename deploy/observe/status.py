@@ -267,7 +267,7 @@ def table_status(lake: Lake, name: str) -> TableStatus:
 
 
 def lake_status(lake: Lake) -> tuple[TableStatus, ...]:
-    """Every table of a lake, in the order docs/DESIGN.md names them."""
+    """Every table of a lake, in the order docs/design names them."""
     order = {name: place for place, name in enumerate(TABLES)}
     names = sorted(lake.tables(), key=lambda name: (order.get(name, len(order)), name))
     return tuple(table_status(lake, name) for name in names)

@@ -133,7 +133,7 @@ class TrafficOptions:
 
     @property
     def policy(self) -> Policy:
-        """The policy that outcomes in the ledger go by (docs/DESIGN.md, decision 5): REPLAY is always `either`."""
+        """The policy that outcomes in the ledger go by (decision 5): REPLAY is always `either`."""
         if self.origin == "REPLAY":
             return "either"
         return "strict" if self.signed else "none"

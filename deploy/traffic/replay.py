@@ -1,4 +1,4 @@
-"""Capture files into Frames of origin REPLAY (docs/DESIGN.md, Contracts, Capture file).
+"""Capture files into Frames of origin REPLAY (docs/design/contracts.md, Capture file).
 
 A capture knows pairs of peers, not connections. Connection n of a pair is its n-th inbound with its n-th outbound
 hello: a hello is the first RPC of a direction, and a later one that no peer sends twice on a stream: it carries

@@ -30,7 +30,7 @@ def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
 
     The commit is what the options txnAppId and txnVersion of Delta's writer make. Not by these options: they have Spark
     compute the whole state of the table before each append, for its transaction ids, and that is most of what an append
-    of a small micro-batch costs (docs/DESIGN.md, decision 7). ValueError: the table's columns are others.
+    of a small micro-batch costs (decision 7). ValueError: the table's columns are others.
     """
     if written(lake, table, write):
         return

@@ -1,4 +1,4 @@
-"""The table `bundles`: topic bundles once known stay known, though they leave the settings (docs/DESIGN.md, Contracts).
+"""The table `bundles`: topic bundles once known stay known, though they leave the settings (docs/design/contracts.md).
 
 By delta-rs alone, so that it needs no Spark.
 """

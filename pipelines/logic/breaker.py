@@ -1,4 +1,4 @@
-"""Stops a query when our own decoding is at fault, and not when peers send garbage (DESIGN, decision 6)."""
+"""Stops a query when our own decoding is at fault, and not when peers send garbage (decision 6)."""
 
 from __future__ import annotations
 

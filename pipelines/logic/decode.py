@@ -1,6 +1,6 @@
 """Records of `kiln.frames` into messages, or into what goes to quarantine and why. Pure: bytes in, tuples out.
 
-Nothing here raises on what a peer sent (DESIGN, decision 6): a bad byte becomes a `Faulty` with a reason.
+Nothing here raises on what a peer sent (decision 6): a bad byte becomes a `Faulty` with a reason.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Decoding:
     bundles: Bundles = field(default_factory=Bundles)  # by which topic indices resolve
 
     def policy(self, network: str, origin: str) -> Policy:
-        """A replayed capture is always judged `either` (DESIGN, decision 5)."""
+        """A replayed capture is always judged `either` (decision 5)."""
         return "either" if origin == "REPLAY" else self.policies.get(network, self.default_policy)
 
 
@@ -248,7 +248,7 @@ def identities_of(
 
 def own_identity(fault: Faulty) -> bytes:
     """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
-    written twice (docs/DESIGN.md, Contracts, Frame)."""
+    written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.place.position) if fault.frame else fault.place
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""Which frames the lake holds: each is known by (connection, direction, sequence) and held once (DESIGN, Contracts)."""
+"""Which frames the lake holds: each is known by (connection, direction, sequence) and held once (contracts, Frame)."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class PartitionWindows:
         window.add(stream, tip)
 
     def repeats(self, query: str, batch: int, message: str) -> bool:
-        """Whether this message already came in its writer's newest epoch (DESIGN, decision 7).
+        """Whether this message already came in its writer's newest epoch (decision 7).
 
         An epoch is one micro-batch of the query that writes the log, or what the bridge let go between two commits:
         after a crash Kafka may hold it twice. Ids are kept for the newest epoch of each of the last few writers, as

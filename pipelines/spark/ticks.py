@@ -1,4 +1,4 @@
-"""Ticks on `kiln.updates`: empty records that move the log's clock on, so that windows close (DESIGN, decision 1)."""
+"""Ticks on `kiln.updates`: empty records that move the log's clock on, so that windows close (decision 1)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def decoded(records: DataFrame, how: Decoding) -> DataFrame:
 
 
 def first_copies(copies: DataFrame, remembered: str) -> DataFrame:
-    """DECODED in and out: one good copy of each message, and every fault (DESIGN, decision 5).
+    """DECODED in and out: one good copy of each message, and every fault (decision 5).
 
     Event time is the time of the micro-batch, so that no row is ever late: `dropDuplicatesWithinWatermark` drops late
     rows in silence, and after an outage partitions are read at different speeds. `remembered`: a Spark interval.

@@ -83,7 +83,7 @@ def foreign(received: DataFrame, publications: DataFrame) -> DataFrame:
 
 def weighed(received: DataFrame, streams: DataFrame) -> DataFrame:
     """RECEIVED in and out, with `known`, "key/value" of the verified separator where it is another than the batch was
-    announced under, else null. A genesis that names none contradicts nothing (DESIGN, decision 4)."""
+    announced under, else null. A genesis that names none contradicts nothing (decision 4)."""
     known = streams.where(F.col("separator_key").isNotNull()).select(
         "network",
         "stream",
@@ -137,7 +137,7 @@ def _rows(batches: _Batches) -> _Batches:
         for topic, partition, offset, stamp, key, value in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
-            # The log's clock is the greatest stamp so far (DESIGN, decision 1).
+            # The log's clock is the greatest stamp so far (decision 1).
             now = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
             if not value:
                 continue  # a tick

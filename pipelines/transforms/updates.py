@@ -98,7 +98,7 @@ class Separated(NamedTuple):
 
 
 def separate(topic: Separator | None, model: str | None, stream: tuple[str, str], known: Known) -> Separated:
-    """The separator of an update (DESIGN, decision 4): what the verified genesis says, else the topic's, else `model`.
+    """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
 
     `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
     """
@@ -147,7 +147,7 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
 
 
 def _epoch() -> Epoch:
-    """The micro-batch that this task is of; the same again when a crash makes it run again (DESIGN, decision 7)."""
+    """The micro-batch that this task is of; the same again when a crash makes it run again (decision 7)."""
     context = TaskContext.get()
     if context is None:
         raise RuntimeError("updates are made in a task of a streaming query, and this is none")

@@ -1,4 +1,4 @@
-"""The documents say what is there: tables, questions to them, reasons, settings, links."""
+"""The documents say what is there: tables, questions to them, reasons, settings, decisions, files, links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
+DESIGN = ROOT / "docs" / "design"
+DECISIONS = sorted(DESIGN.glob("[0-9][0-9]-*.md"))
 
 QUESTION = re.compile(r'kiln sql(?: --json)? "(.+?)"\s', re.DOTALL)
 QUESTIONS = [
@@ -26,6 +28,8 @@ QUESTIONS = [
     for question in QUESTION.findall(block)
 ]
 
+ROOMS = ("schemas", "conf", "bridge", "pipelines", "deploy", "tests", "bench")
+CODE = (".py", ".pyi", ".proto", ".toml")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 REASONS = [
     *frames.REASONS,
@@ -46,6 +50,10 @@ REASONS = [
 
 def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
@@ -87,10 +95,64 @@ def test_the_runbook_explains_every_reason(reason: str) -> None:
 
 
 def test_the_design_has_the_frame_that_is_in_use() -> None:
-    block = re.search(r"message Frame \{(.*?)\n\}", text("docs/DESIGN.md"), re.DOTALL)
+    block = re.search(r"message Frame \{(.*?)\n\}", text("docs/design/contracts.md"), re.DOTALL)
     assert block is not None
     listed = re.findall(r"^  \w+ +(\w+) *= (\d+);", block[1], re.MULTILINE)
     assert listed == [(field.name, str(field.number)) for field in Frame.DESCRIPTOR.fields]
+
+
+def test_each_decision_has_one_page_and_the_index_links_to_it() -> None:
+    numbers = [int(page.name[:2]) for page in DECISIONS]
+    assert numbers == list(range(1, len(numbers) + 1))
+    index = text("docs/design/README.md")
+    for number, page in zip(numbers, DECISIONS, strict=True):
+        assert re.search(rf"^\| {number} \| \[.+\]\({re.escape(page.name)}\) \|$", index, re.MULTILINE), page.name
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name_of)
+def test_a_decision_says_why_what_and_at_what_cost(page: Path) -> None:
+    words = page.read_text(encoding="utf-8")
+    assert words.startswith(f"# Decision {int(page.name[:2])}: ")
+    assert re.findall(r"^## (.+)$", words, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert all(section.strip() for section in re.split(r"^#+ .+$", words, flags=re.MULTILINE)[2:])
+
+
+def test_every_decision_that_the_code_refers_to_has_a_page() -> None:
+    files = [path for room in ROOMS for path in (ROOT / room).glob("**/*") if path.suffix in CODE and path.is_file()]
+    named = {
+        (int(number), name_of(path))
+        for path in files
+        for numbers in re.findall(r"\bdecisions? (\d+(?:(?:, | and )\d+)*)", path.read_text(encoding="utf-8"))
+        for number in re.findall(r"\d+", numbers)
+    }
+    assert len({number for number, _ in named}) >= 5, "the code refers to decisions by number"
+    assert [each for each in sorted(named) if not 1 <= each[0] <= len(DECISIONS)] == []
+
+
+def test_the_readme_is_short_and_shows_both_commands() -> None:
+    lines = text("README.md").splitlines()
+    assert len(lines) <= 150
+    assert sum(line.startswith(('make run ARGS="--for 60s"', "make test")) for line in lines[:20]) == 2
+
+
+def test_each_walk_of_the_tour_passes_at_most_six_files() -> None:
+    tour = text("docs/design/overview.md").split("\n## A tour of the house\n")[1]
+    walks = tour.split("\n### ")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        steps = re.findall(r"^\d\. `([\w/]+\.py)`", walk, re.MULTILINE)
+        assert 2 <= len(set(steps)) == len(steps) <= 6, walk.splitlines()[0]
+
+
+# the changelog names what was, the runbook files of the state folder
+NAMING_FILES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "RUNBOOK.md")]
+
+
+@pytest.mark.parametrize("page", NAMING_FILES, ids=name_of)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(ROOMS)}|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    # NAME stands for a name of the reader's own
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
 def test_every_setting_that_is_named_exists() -> None:
@@ -100,15 +162,15 @@ def test_every_setting_that_is_named_exists() -> None:
     for page in PAGES:
         words = page.read_text(encoding="utf-8")
         for name in re.findall(r"\bKILN_[A-Z_]+\b", words):
-            assert name in variables or name == "KILN_", f"{page.name}: {name}"
+            assert name in variables or name == "KILN_", f"{name_of(page)}: {name}"
         for name in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)`", words):
             keys = tuple(name.split("."))
             # these are files, and settings of Spark's
             if keys[0] in sections and not {"py", "toml", "sql", "databricks"} & set(keys):
-                assert keys in known, f"{page.name}: {name}"
+                assert keys in known, f"{name_of(page)}: {name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
     shown = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for path, anchor in LINK.findall(shown):

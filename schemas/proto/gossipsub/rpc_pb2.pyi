@@ -334,7 +334,7 @@ class ExtTopicTable(_message.Message):
     TOPICBUNDLEHASHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topicBundleHashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """sha256(concatenated sorted topics)[:4] each"""
+        """each: the last 4 bytes of sha256(concatenated sorted topics)"""
 
     def __init__(
         self,

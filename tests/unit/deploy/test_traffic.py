@@ -84,7 +84,7 @@ class Seen(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id by its definition in docs/DESIGN.md, not by the code that others use."""
+        """The id by its definition in docs/design, not by the code that others use."""
         author: bytes = getattr(self.message, "from")
         if not self.message.HasField("signature"):
             return f"sha256/{sha256(self.message.data).hexdigest()}"

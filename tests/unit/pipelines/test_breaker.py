@@ -1,4 +1,4 @@
-"""pipelines.logic.breaker: what stops a query, and what must not (docs/DESIGN.md, decision 6)."""
+"""pipelines.logic.breaker: what stops a query, and what must not (decision 6)."""
 
 from __future__ import annotations
 

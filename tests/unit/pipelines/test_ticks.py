@@ -1,4 +1,4 @@
-"""pipelines.spark.ticks: when the log's clock is moved on, over a log that is played (docs/DESIGN.md, decision 1)."""
+"""pipelines.spark.ticks: when the log's clock is moved on, over a log that is played (decision 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pipelines.transforms.updates: good copies of UPDATEs to records of `kiln.updates` (docs/DESIGN.md, decision 4)."""
+"""pipelines.transforms.updates: good copies of UPDATEs to records of `kiln.updates` (decision 4)."""
 
 from __future__ import annotations
 

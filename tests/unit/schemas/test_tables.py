@@ -1,4 +1,4 @@
-"""schemas.tables: what docs/DESIGN.md promises of the lake."""
+"""schemas.tables: what docs/design promises of the lake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from schemas.tables import TABLES, Column, Table
 
-# docs/DESIGN.md, Contracts, Delta tables: the columns others rely on
+# docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {
     "frames": "network connection direction local_peer remote_peer protocol observed_at sequence payload hello_in "
     "hello_out verdicts origin remote_address kafka_partition kafka_offset kafka_timestamp declared_length",
@@ -76,9 +76,7 @@ def test_ddl_names_type_nullability_and_comment() -> None:
 
 
 def test_the_table_names_are_the_design_s() -> None:
-    design = Path(__file__).resolve().parents[3] / "docs" / "DESIGN.md"
-    if not design.exists():
-        pytest.skip("docs/DESIGN.md is not written yet")
+    design = Path(__file__).resolve().parents[3] / "docs" / "design" / "contracts.md"
     listed = re.search(r"one folder a table: (.*?)\.\n", design.read_text(), re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`(\w+)`", listed.group(1))) == set(TABLES)
