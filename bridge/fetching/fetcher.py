@@ -1,4 +1,4 @@
-"""What is wanted, out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
+"""Blocks out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
 
 An update whose separator nothing tells waits in `kiln.wanted` for the genesis of its stream. All that wait for one
 genesis share one fetch; with the answer they go on to `kiln.updates`, in their order, and once the broker has them the
