@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import random
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from chance import new_key
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
@@ -47,11 +47,11 @@ class Signed(NamedTuple):
 
 def signed(topic: str, count: int) -> Signed:
     """`count` messages of one author, ready to be said."""
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     first = time.time_ns()
     frames, ids = [], []
     for number in range(count):
-        message = Message(topic=topic, data=os.urandom(BYTES), seqno=(first + number).to_bytes(8))
+        message = Message(topic=topic, data=random.randbytes(BYTES), seqno=(first + number).to_bytes(8))
         sign(message, key)
         ids.append(message_id(message))
         frames.append(encode(RPC(publish=[message]).SerializeToString()))
@@ -127,7 +127,7 @@ async def main() -> None:
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args()
     messages = signed(arguments.topic, arguments.count)
-    host = make_host(Ed25519PrivateKey.generate(), "steady-sender", 10)
+    host = make_host(new_key(), "steady-sender", 10)
     host.set_stream_handler(PROTOCOL, _swallow)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from awaiting import wait_until
+from chance import new_key
 from conftest import free_ports
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
 from foreign_peer import BUILT
 from kafka import KafkaProducer
@@ -59,7 +59,7 @@ def tip_of(separator: int, stream: int, tip: int) -> tuple[str, str]:
 
 def frames() -> Iterable[Frame]:
     """What a bridge on gossipsub would have captured: updates, each by the topic of its separator."""
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     author, connection = peer_of_ed25519(key.public_key().public_bytes_raw()), b"\x07" * 16
     number = 0
     for place, separator in enumerate(SEPARATORS):
