@@ -126,6 +126,7 @@ async def main() -> None:
     parser.add_argument("--resend", type=int, default=0)
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args()
+    random.seed(arguments.topic)
     messages = signed(arguments.topic, arguments.count)
     host = make_host(new_key(), "steady-sender", 10)
     host.set_stream_handler(PROTOCOL, _swallow)
