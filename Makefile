@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars run test lint proto bench lock clean
+.PHONY: help setup java jars run test fuzz lint proto bench lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,6 +11,7 @@ KILN := $(BIN)/kiln
 # Installs the lock file in seconds where pip takes minutes.
 UV := uv==0.13.9
 ARGS ?=
+FOR ?= 10m
 
 # The first of these that is a Python 3.11 to 3.13: `make setup PYTHON=…` takes another.
 PYTHONS := python3 python3.13 python3.12 python3.11
@@ -35,8 +36,11 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
 
-test: setup ## run the tests (ARGS="tests/unit -k cid")
-	@$(PY) -m pytest -ra $(ARGS)
+test: setup ## run the tests, with the same seeds each time (ARGS="tests/unit -k cid")
+	@PYTHONHASHSEED=0 $(PY) -m pytest -ra $(ARGS)
+
+fuzz: setup ## run the property tests with new seeds for a time, keep what fails in .fuzz (ARGS="tests/unit/test_cid.py" FOR=10m)
+	@.ci/fuzz $(FOR) $(ARGS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff check .

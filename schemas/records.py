@@ -1,11 +1,13 @@
 """Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
 
 The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
-since the epoch, bytes are base64, unknown keys are ignored on reading and optional ones have a default. Every value
-that `encode` writes holds every key.
+since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes holds every key.
 
-The decode_* functions raise msgspec.ValidationError (valid JSON, not such a record; it names the place) and
-msgspec.DecodeError (not JSON). The first is a subclass of the second.
+The decode_* functions are strict: they refuse an unknown field at any depth and fields that contradict each other, so
+that a misspelt optional field is never taken for an absent one. They raise msgspec.ValidationError (valid JSON, but not
+such a record; the message names the place) and msgspec.DecodeError (not JSON). The first is a subclass of the second.
+The readers of a topic see to it that a value they cannot decode is in quarantine. A program that makes a record with
+contradictory fields gets a ValueError.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 Origin = Literal["LIVE", "REPLAY"]
+SeparatorSource = Literal["genesis", "topic", "model"]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Micros = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -25,7 +28,7 @@ Name = Annotated[str, Meta(min_length=1)]
 TICK: Final = b""
 
 
-class Coordinates(Struct, frozen=True):
+class Coordinates(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a message came from: the record of `kiln.frames` and the message's position in the frame's RPC."""
 
     partition: Natural
@@ -33,7 +36,7 @@ class Coordinates(Struct, frozen=True):
     index: Natural
 
 
-class Epoch(Struct, frozen=True):
+class Epoch(Struct, frozen=True, forbid_unknown_fields=True):
     """The micro-batch of the `updates` query that wrote the record.
 
     Repeats after a crash carry the same one (decision 7).
@@ -43,21 +46,21 @@ class Epoch(Struct, frozen=True):
     batch: Natural
 
 
-class SeparatorRecord(Struct, frozen=True):
+class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
 
     key: Name
     value: Name
 
 
-class UpdateRecord(Struct, frozen=True):
+class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.updates`: a stream has a new tip."""
 
     network: Name
     origin: Origin
     separator: SeparatorRecord | None
-    separator_source: str | None
-    """Where the separator is known from: "genesis", "topic" or "model"; None with no separator (decision 4)."""
+    separator_source: SeparatorSource | None
+    """Where the separator is known from; None: not known yet. "genesis" with no separator: it has none (decision 4)."""
     stream: Name
     tip: Name
     from_: str | None = msgspec.field(name="from")
@@ -68,7 +71,7 @@ class UpdateRecord(Struct, frozen=True):
     observed_at: Micros
 
 
-class BatchRecord(Struct, frozen=True):
+class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.batches`: a CIP-123 block of one separator's window, to be published and stored."""
 
     network: Name
@@ -80,8 +83,8 @@ class BatchRecord(Struct, frozen=True):
     closed_at: Micros
 
 
-class PublicationRecord(Struct, frozen=True):
-    """`kiln.publications`: one attempt to publish a batch: a receipt, or the error."""
+class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.publications`: one attempt to publish a batch: a receipt with one peer or more, or the error."""
 
     cid: Name
     transport: Name
@@ -91,19 +94,27 @@ class PublicationRecord(Struct, frozen=True):
     peers: Natural | None = None
     error: str | None = None
 
+    def __post_init__(self) -> None:
+        if (self.error is None) != bool(self.peers):
+            raise ValueError("a publication has either peers or an error")
 
-class StreamRecord(Struct, frozen=True):
-    """`kiln.streams`: what a verified genesis says of a stream's separator; None: it has none, `without` says why."""
+
+class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.streams`: the separator that a verified genesis names, or in `without` why the genesis names none."""
 
     network: Name
     stream: Name
     separator: SeparatorRecord | None
     observed_at: Micros
     source: Name = "genesis"
-    without: str | None = None
+    without: Name | None = None
+
+    def __post_init__(self) -> None:
+        if (self.separator is None) == (self.without is None):
+            raise ValueError("a stream has either a separator or, in `without`, the reason why it has none")
 
 
-class QuarantineRecord(Struct, frozen=True):
+class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.quarantine`: bytes that could not be used, and why; the key says where they came from."""
 
     stage: Name
@@ -113,11 +124,11 @@ class QuarantineRecord(Struct, frozen=True):
     observed_at: Micros
 
 
-class WantedRecord(Struct, frozen=True):
+class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream).
 
-    What wants a genesis is an update with no separator: it waits in here, and goes on to `kiln.updates` with the
-    answer.
+    A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
+    separator: the update waits in this record, and goes on to `kiln.updates` with the answer.
     """
 
     network: Name
@@ -128,19 +139,30 @@ class WantedRecord(Struct, frozen=True):
     message: str | None = None
     update: UpdateRecord | None = None
 
+    def __post_init__(self) -> None:
+        if self.reason == "batch":
+            if self.separator is None or self.update is not None:
+                raise ValueError("a batch is wanted with its separator, and with no update")
+        elif self.update is None or self.update.separator is not None or self.separator is not None:
+            raise ValueError("a genesis is wanted with an update that has no separator, and with no separator")
 
-class BlockRecord(Struct, frozen=True):
-    """`kiln.blocks`: the block of a batch of somebody else's, verified against its CID, or why it could not be had.
 
-    `separator`: the one it was announced under.
+class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.blocks`: the block of a batch of another node, verified against its CID, or why the block cannot be had.
+
+    `separator`: the separator that the batch was announced under.
     """
 
     network: Name
     cid: Name
     observed_at: Micros
-    separator: SeparatorRecord | None = None
+    separator: SeparatorRecord
     block: bytes | None = None
-    reason: str | None = None
+    reason: Name | None = None
+
+    def __post_init__(self) -> None:
+        if (self.block is None) == (self.reason is None):
+            raise ValueError("either the block or the reason why it cannot be had is to be there")
 
 
 Record = UpdateRecord | BatchRecord | PublicationRecord | StreamRecord | QuarantineRecord | WantedRecord | BlockRecord
@@ -153,9 +175,8 @@ def encode(record: Record) -> bytes:
     return _ENCODER.encode(record)
 
 
-# What the decoders raise on bytes that are no such record. Text that is not UTF-8, and deep nesting in a field that is
-# skipped, msgspec reports by Python's own errors.
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# What the decoders raise on bytes that are no such record. Text that is not UTF-8 is reported by Python's own error.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
 decode_batch: Final = msgspec.json.Decoder(BatchRecord).decode

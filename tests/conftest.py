@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
+import shlex
 import shutil
 import socket
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from kit import loopback
+from trio._core._run import _r as order_of_tasks
 
 from deploy.embedded import jars
 from deploy.embedded.broker import EmbeddedBroker
@@ -21,9 +26,45 @@ from deploy.embedded.java import JavaError, find_java
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
-# The machine may be busy with a JVM or two: a slow example is no fault. In CI a failure must come again.
-hypothesis.settings.register_profile("kiln", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
-hypothesis.settings.load_profile("kiln")
+# ---------------------------------------------------------------- chance
+
+# A change must not be refused for what it did not do: in the gate, a property test draws the same examples every time.
+# `make fuzz` draws new examples, and keeps those that fail. Slowness is no fault, as JVMs may run beside the tests.
+settings.register_profile(
+    "gate",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.register_profile(
+    "fuzz",
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(ROOT / ".fuzz"),
+    max_examples=500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("gate")
+
+
+def _profile() -> str:
+    return settings.get_current_profile_name()
+
+
+def pytest_sessionstart() -> None:
+    if _profile() == "gate":
+        # Hypothesis draws constants of all modules that are loaded. The examples of a test would change with a change
+        # of any module, and a test alone would have other examples than the same test in a run of all tests.
+        none = Constants()
+        pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: none)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    random.seed(item.nodeid)
+    order_of_tasks.seed(item.nodeid)  # trio runs tasks that are ready in any order
 
 
 # ---------------------------------------------------------------- skips
@@ -92,6 +133,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _profile() == "fuzz":
+        for report in terminalreporter.getreports("failed"):
+            # Hypothesis begins with the examples in .fuzz
+            command = ["pytest", "--hypothesis-profile=fuzz", report.nodeid]
+            seed = f"PYTHONHASHSEED={os.environ['PYTHONHASHSEED']} " if "PYTHONHASHSEED" in os.environ else ""
+            terminalreporter.line(f"reproduce: {seed}.venv/bin/python -m {shlex.join(command)}")
     if config.getoption("--no-unexpected-skips") and _unexpected:
         terminalreporter.section("skipped although what they need is there: this run fails", red=True)
         for line in _unexpected:
@@ -185,4 +232,4 @@ def broker(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def prefix() -> str:
     """Put before topic names, so that tests on one broker do not meet."""
-    return f"t{uuid.uuid4().hex[:12]}."
+    return f"t{random.getrandbits(48):012x}."

@@ -261,8 +261,7 @@ class Desk:
 
     def _take_update(self, wanted: _Wanted, now: int) -> None:
         update = wanted.record.update
-        if update is None:
-            raise _NotWantedError("no update waits for this genesis")
+        assert update is not None, "WantedRecord: a genesis is wanted with an update"
         if cid_text(StreamID.parse(update.stream).genesis) != wanted.record.cid:
             raise _NotWantedError(f"{wanted.record.cid} is not the genesis of {update.stream}")
         ask = Ask("genesis", wanted.record.cid)
@@ -278,9 +277,8 @@ class Desk:
 
     def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> None:
         record = wanted.record
-        if record.separator is None:
-            raise _NotWantedError("a batch without a separator")
-        separator = Separator(record.separator.key, record.separator.value)
+        announced = _announced(record)
+        separator = Separator(announced.key, announced.value)
         if not any(interest.covers(separator) for interest in interests):
             self._end(wanted.place, "not_of_interest")
             return
@@ -438,7 +436,7 @@ class Desk:
         for wanted, first in _by_separator(job.waiting):
             if first:
                 record = wanted.record
-                lost = BlockRecord(record.network, record.cid, now, record.separator, reason=failed.reason)
+                lost = BlockRecord(record.network, record.cid, now, _announced(record), reason=failed.reason)
                 self._stages[2].append(Output("blocks", record.cid.encode(), encode(lost)))
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
             self._end(wanted.place, failed.reason if first else "again")
@@ -454,7 +452,7 @@ class Desk:
         for wanted, first in _by_separator(check.waiting):
             record = wanted.record
             if first:
-                block = BlockRecord(record.network, record.cid, now, record.separator, block=check.batch.block)
+                block = BlockRecord(record.network, record.cid, now, _announced(record), block=check.batch.block)
                 self._stages[2].append(Output("blocks", record.cid.encode(), encode(block)))
                 self._had.append(record)
             self._end(wanted.place, "blocks" if first else "again")
@@ -531,6 +529,12 @@ class Desk:
 
 class _NotWantedError(ValueError):
     """A record that asks for nothing that can be given."""
+
+
+def _announced(record: WantedRecord) -> SeparatorRecord:
+    """The separator that a wanted batch was announced under."""
+    assert record.separator is not None, "WantedRecord: a batch is wanted with its separator"
+    return record.separator
 
 
 def _heard(wanted: _Wanted) -> tuple[int, int, int, int]:

@@ -503,11 +503,16 @@ def quarantine_replay(
 
     wanted = wanted_again(_lake(settings), reason)
     if wanted is not None:
-        if wanted:
+        missing, unreadable = wanted
+        if missing:
             with producing("wanted") as producer:
-                for record in wanted:
+                for record in missing:
                     producer.send_record(record.cid.encode(), encode(record))
-        notes.print(f"{reason}: {len(wanted):,} asked for again" if wanted else f"{reason}: all have come since")
+            notes.print(f"{reason}: {len(missing):,} asked for again")
+        elif not unreadable:
+            notes.print(f"{reason}: all have come since")
+        if unreadable:
+            notes.print(f"{reason}: this version of Kiln cannot read {unreadable:,}; they stay in the table quarantine")
         return
     requeue = Requeue(_lake(settings), reason, how)
     found = requeue.find()

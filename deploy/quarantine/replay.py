@@ -25,7 +25,7 @@ from schemas.frames import BEP50, DIRECTIONS, gossip_messages
 from schemas.identity import Verdict, peer_bytes
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.records import WantedRecord, decode_wanted
+from schemas.records import UNREADABLE, WantedRecord, decode_wanted
 from schemas.reject import Rejected
 
 _ROWS_AT_ONCE = 1_000
@@ -155,8 +155,17 @@ def _bytes(value: object) -> bytes:
 # ---------------------------------------------------------------- what was not to be had
 
 
-def wanted_again(lake: Lake, reason: str) -> list[WantedRecord] | None:
-    """What was given up for a reason (stage `fetch`) and has not come since; None if that is no reason of this stage.
+class Unfetched(NamedTuple):
+    """What was given up in fetching, for one reason."""
+
+    missing: list[WantedRecord]
+    """what has not come since, in the order in which it was first wanted"""
+    unreadable: int
+    """rows of the table `quarantine` whose data is no WantedRecord of this version; they stay there"""
+
+
+def wanted_again(lake: Lake, reason: str) -> Unfetched | None:
+    """What was given up for a reason (stage `fetch`); None if that is no reason of this stage.
 
     A waiting update goes on as what it was, LIVE or not: nobody has heard of it yet. LakeError.
     """
@@ -172,16 +181,23 @@ def wanted_again(lake: Lake, reason: str) -> list[WantedRecord] | None:
         ).fetchall()
         if not rows:
             return None
-        records = [decode_wanted(row[0]) for row in rows]
+        records: list[WantedRecord] = []
+        unreadable = 0
+        for (data,) in rows:
+            try:
+                records.append(decode_wanted(data))
+            except UNREADABLE:
+                unreadable += 1
         updates = _of(connection, there, "updates", "SELECT network, message FROM updates")
         batches = _of(connection, there, "tips", "SELECT DISTINCT network, cid FROM tips WHERE source = 'batch'")
     asked = sorted(records, key=lambda each: each.observed_at)
-    return [
+    missing = [
         each
         for each in asked
         if (each.network, each.cid) not in batches
         and (each.update is None or (each.network, each.update.message) not in updates)
     ]
+    return Unfetched(missing, unreadable)
 
 
 def _of(

@@ -139,12 +139,12 @@ def _rows(batches: _Batches) -> _Batches:
         ):
             # The log's clock is the greatest stamp so far (decision 1).
             now = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
-            if not value:
+            if topic == "updates" and not key and not value:
                 continue  # a tick
-            for table, identity, row in _read(topic, partition, offset, now, key or b"", value):
+            for table, identity, row in _read(topic, partition, offset, now, key or b"", value or b""):
                 columns: list[object] = [None] * len(places)
                 columns[places[table]] = dict(zip(names[table], row, strict=True))
-                if buffer.add((table, _digest(table, *identity), *columns), len(value)):
+                if buffer.add((table, _digest(table, *identity), *columns), len(value or b"")):
                     yield from buffer.drain()
         yield from buffer.drain()
 
@@ -247,8 +247,8 @@ def _stream(partition: int, offset: int, now: int, key: bytes, value: bytes) -> 
 
 def _block(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
     block = decode_block(value)
-    if block.block is None or block.separator is None:
-        return  # why it could not be had, the bridge has put into quarantine
+    if block.block is None:
+        return  # the bridge has put the reason into quarantine
     for stream, links in read_block(block.block).items():
         for tip in links:
             known = (block.network, stream, tip)

@@ -25,6 +25,7 @@ from schemas.records import (
     Epoch,
     QuarantineRecord,
     SeparatorRecord,
+    SeparatorSource,
     UpdateRecord,
     WantedRecord,
     encode,
@@ -93,7 +94,7 @@ class Separated(NamedTuple):
     """The separator of an update; where it is known from, None: nowhere; and the claim that the genesis contradicts."""
 
     separator: Separator | None
-    source: str | None
+    source: SeparatorSource | None
     contradicted: Separator | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_topics_are_made_once(broker: EmbeddedBroker, prefix: str) -> None:
 
 def test_records_of_7_mib_get_the_brokers_stamp(broker: EmbeddedBroker, prefix: str) -> None:
     make_topics(broker, prefix)
-    value = os.urandom(7 * 1024 * 1024)
+    value = random.randbytes(7 * 1024 * 1024)
     before = time.time_ns() // 1_000_000
     write(broker.address, f"{prefix}frames", value, stamp_ms=1)
     ((got, stamp, kind),) = read(broker.address, f"{prefix}frames", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -64,7 +65,7 @@ class Peers:
         while not self._stop.wait(0.02):
             for _ in range(self._rate // 50 // CONNECTIONS):
                 for connection in connections:
-                    self.sink.put(connection.id, connection.frame("IN", os.urandom(300), time.time_ns()))
+                    self.sink.put(connection.id, connection.frame("IN", random.randbytes(300), time.time_ns()))
                     self.sent[connection.id] += 1
 
     def stop(self) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import free_ports
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
 from kafka import KafkaProducer
 from kit.awaiting import wait_until
+from kit.chance import new_key
 from kit.foreign_peer import BUILT
 from kit.kiln_process import Kiln, end
 from kit.log_feed import frames_producer, kiln_beside
@@ -59,7 +59,7 @@ def tip_of(separator: int, stream: int, tip: int) -> tuple[str, str]:
 
 def frames() -> Iterable[Frame]:
     """What a bridge on gossipsub would have captured: updates, each by the topic of its separator."""
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     author, connection = peer_of_ed25519(key.public_key().public_bytes_raw()), b"\x07" * 16
     number = 0
     for place, separator in enumerate(SEPARATORS):

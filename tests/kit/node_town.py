@@ -20,6 +20,7 @@ from bridge.gossip.router import Deliver
 from bridge.node.host import PROTOCOLS, Node, NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import make_host
+from kit.chance import new_key
 from schemas.identity import message_id, peer_bytes, peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -138,7 +139,7 @@ class Town:
         before: Callable[[Node], None] = lambda node: None,
     ) -> Running:
         """A node that runs; `before` it does."""
-        key = key or Ed25519PrivateKey.generate()
+        key = key or new_key()
         tape, heard = Tape(self.bell), list[bytes]()
 
         def hear(deliver: Deliver) -> None:
@@ -186,7 +187,7 @@ def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
 @asynccontextmanager
 async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
     """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say."""
-    host = make_host(Ed25519PrivateKey.generate(), "odd/1", 10)
+    host = make_host(new_key(), "odd/1", 10)
 
     async def handler(stream: INetStream) -> None:
         if not reads:

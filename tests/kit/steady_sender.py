@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import random
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
@@ -30,6 +29,7 @@ from multiaddr import Multiaddr
 
 from bridge.gossip.wire import encode
 from bridge.node.streams import make_host, swarm_of
+from kit.chance import new_key
 from schemas.identity import message_id, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
@@ -47,11 +47,11 @@ class Signed(NamedTuple):
 
 def signed(topic: str, count: int) -> Signed:
     """`count` messages of one author, ready to be said."""
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     first = time.time_ns()
     frames, ids = [], []
     for number in range(count):
-        message = Message(topic=topic, data=os.urandom(BYTES), seqno=(first + number).to_bytes(8))
+        message = Message(topic=topic, data=random.randbytes(BYTES), seqno=(first + number).to_bytes(8))
         sign(message, key)
         ids.append(message_id(message))
         frames.append(encode(RPC(publish=[message]).SerializeToString()))
@@ -126,8 +126,9 @@ async def main() -> None:
     parser.add_argument("--resend", type=int, default=0)
     parser.add_argument("--report", type=Path, required=True)
     arguments = parser.parse_args()
+    random.seed(arguments.topic)
     messages = signed(arguments.topic, arguments.count)
-    host = make_host(Ed25519PrivateKey.generate(), "steady-sender", 10)
+    host = make_host(new_key(), "steady-sender", 10)
     host.set_stream_handler(PROTOCOL, _swallow)
     print("ready", flush=True)
     sys.stdin.readline()

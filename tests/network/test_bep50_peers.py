@@ -10,12 +10,12 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import SystemRandom
 
 import pytest
 import trio
@@ -152,8 +152,9 @@ async def ours(host: str, bootstrap: Sequence[Address]) -> AsyncIterator[Ours]:
     """A running node; it has joined no topic yet."""
     sock = await bind(host, 0)
     port = sock.getsockname()[1]
-    random = SystemRandom()
-    overlay = Overlay(random.randbytes(20), port, random, trio.current_time(), Settings(per_ip=0), bootstrap)
+    overlay = Overlay(
+        random.randbytes(20), port, random.Random(random.random()), trio.current_time(), Settings(per_ip=0), bootstrap
+    )
     events: list[Event] = []
     endpoint = Endpoint(overlay, [sock], events.extend)
     async with trio.open_nursery() as nursery:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.chance import new_key
 from kit.node_town import (
     ENDS,
     OPTIONS,
@@ -389,7 +389,7 @@ def test_thousands_of_topics_from_one_peer(tmp_path: Path) -> None:
 def test_rpcs_of_many_megabytes(tmp_path: Path) -> None:
     """Three peers, 24 MiB in one RPC each: 64 KiB of it are held, and what comes after it is read."""
     size, piece = 24 * MIB, bytes(64 * 1024)
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
 
     async def test(town: Town) -> None:
         a, b = await town.pair(replace(OPTIONS, gossip=QUICK))
@@ -427,7 +427,7 @@ def encode_length(size: int) -> bytes:
 
 def test_forged_messages_do_not_stand_in_the_way_of_the_true_ones(tmp_path: Path) -> None:
     """Copies with broken signatures come first: refused, and the true ones are delivered all the same."""
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     true = [RPC.FromString(message(number, key)) for number in range(1, 51)]
 
     async def test(town: Town) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kit.awaiting import PATIENCE, until, wait_until
+from kit.chance import new_key
 
 from bridge.node.host import Node, NodeOptions
 from bridge.node.seqno import Seqno
@@ -172,7 +172,7 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Pa
         addresses = texts(ready["addresses"])
         assert [address.rpartition("/p2p/")[2] for address in addresses] == list(peers.values())
         tape = Tape()
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         options = NodeOptions(network=WORLD.network, bootstrap=addresses, redial_first=0.05)
         with Seqno(tmp_path / "seqno", time.time_ns) as seqno:
             node = Node(options, key, seqno, tape)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 from libp2p.custom_types import TProtocol
@@ -137,7 +138,7 @@ def test_through_a_server_that_is_named_only(tmp_path: Path) -> None:
 
 def test_found_again_after_the_server_forgot(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         third = await finder(town, topics=(), key=key)
         port = third.address.split("/")[4]
         first = await finder(town, third.address)
@@ -314,7 +315,7 @@ class Hole:
 
 async def lie(at: Running, port: int | None, few: trio.CapacityLimiter) -> None:
     """A peer of its own that announces TOPIC; no port: it is where it says, but on no topic."""
-    liar = make_host(Ed25519PrivateKey.generate(), "liar", 10)
+    liar = make_host(new_key(), "liar", 10)
     async with liar.run([] if port else [Multiaddr(LISTEN)]):
         here = [each.to_bytes() for each in liar.get_transport_addrs()]
         async with few:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.chance import new_key
 from kit.node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 from libp2p.peer.id import ID
 
@@ -20,7 +20,7 @@ MESSAGES = 500  # less than a window of yamux: the peer need not wait for us
 
 @pytest.mark.parametrize("farewell", ["stream", "connection", "socket"])
 def test_all_that_was_said_before_a_peer_hung_up_is_captured(tmp_path: Path, farewell: str) -> None:
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
     said = [subscription(), *(message(number, key) for number in range(1, MESSAGES + 1))]
 
     async def test(town: Town) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -107,7 +108,7 @@ def test_a_block_goes_from_node_to_node_over_bitswap(town: Town) -> None:
 
 
 def test_a_large_block_goes_whole_and_one_over_the_limit_not_at_all(town: Town) -> None:
-    data = os.urandom(2 << 20)
+    data = random.randbytes(2 << 20)
     cid = cid_text(block_cid(data, 0x55))
     a = town.node("a")
     a.put(cid, data)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kit.awaiting import until
+from kit.chance import new_key
 from kit.node_town import (
     OPTIONS,
     TOPIC,
@@ -137,7 +137,7 @@ def test_what_is_malformed_or_too_long_is_captured_and_the_rest_still_read(tmp_p
     async def test(town: Town) -> None:
         a = await town.node()
         a.node.join(TOPIC)
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         unknown = subscription() + bytes.fromhex("9a0603616263")  # field 99: "abc"
         garbage = b"\xff" * 50
         long = b"\x0a" * (4 * 1024 * 1024 + 1)
@@ -169,7 +169,7 @@ def test_every_version_is_spoken(tmp_path: Path, protocol: str) -> None:
                 if other != protocol:
                     host.remove_stream_handler(TProtocol(other))
             stream = await call(host, a, protocol)
-            await stream.write(encode(message(1, Ed25519PrivateKey.generate())))
+            await stream.write(encode(message(1, new_key())))
             await town.bell.until(lambda: bool(a.heard))
             assert a.node.view().peers[0].protocol == protocol
 
@@ -208,7 +208,7 @@ def test_a_second_stream_of_a_peer_is_a_new_connection(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         a = await town.node()
         a.node.join(TOPIC)
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         async with raw_peer() as host:
             first = await call(host, a)
             await first.write(encode(message(1, key)))
@@ -231,7 +231,7 @@ def test_a_full_sink_stops_the_reading_and_nothing_is_lost(tmp_path: Path) -> No
     async def test(town: Town) -> None:
         a = await town.node()
         a.node.join(TOPIC)
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         payloads = [message(i, key, 4000) for i in range(1, 501)]  # 2 MB; the window is 256 KiB
         async with raw_peer() as host, trio.open_nursery() as nursery:
             stream = await call(host, a)
@@ -263,7 +263,7 @@ def test_a_peer_that_overruns_its_window_while_we_pause_is_cut_off(tmp_path: Pat
     async def test(town: Town) -> None:
         a = await town.node()
         a.node.join(TOPIC)
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         async with raw_peer() as host, trio.open_nursery() as nursery:
             stream = await call(host, a)
             await stream.write(encode(message(1, key)))
@@ -294,7 +294,7 @@ def refuses(port: int) -> bool:
 
 def test_a_peer_that_restarts_is_dialled_again(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        key = Ed25519PrivateKey.generate()
+        key = new_key()
         first = await town.node(key=key)
         address = first.address
         port = Multiaddr(address).value_for_protocol("tcp")
@@ -319,7 +319,7 @@ def test_a_peer_that_restarts_is_dialled_again(tmp_path: Path) -> None:
 
 def test_a_bootstrap_peer_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        nobody = peer_text(peer_of(Ed25519PrivateKey.generate()))
+        nobody = peer_text(peer_of(new_key()))
         a = await town.node(replace(OPTIONS, bootstrap=(f"/ip4/127.0.0.1/tcp/1/p2p/{nobody}",)))
         await town.bell.until(lambda: a.node.view().bootstrap[0].attempts >= 3)
         assert "127.0.0.1/tcp/1" in a.node.view().bootstrap[0].error
@@ -371,4 +371,4 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 def test_an_address_that_is_none_is_named(tmp_path: Path, field: str, text: str) -> None:
     options = NodeOptions("local", listen=(text,)) if field == "listen" else NodeOptions("local", bootstrap=(text,))
     with pytest.raises(NodeError, match=field):
-        Node(options, Ed25519PrivateKey.generate(), Seqno(tmp_path / "s", lambda: 1), Tape(Bell()))
+        Node(options, new_key(), Seqno(tmp_path / "s", lambda: 1), Tape(Bell()))

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, payload
 from kit.node_town import (
     OPTIONS,
@@ -225,7 +225,7 @@ def test_a_peer_with_an_extension_that_nobody_knows(tmp_path: Path) -> None:
     hello = RPC.FromString(subscription())
     hello.control.extensions.MergeFromString(bytes.fromhex("d281fa170568656c6c6f b8868c1801"))
     assert len(hello.control.extensions.SerializeToString()) == 15
-    key = Ed25519PrivateKey.generate()
+    key = new_key()
 
     async def test(town: Town) -> None:
         one = await town.node()

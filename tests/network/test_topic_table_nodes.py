@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
 from libp2p.abc import INetStream
@@ -156,7 +156,7 @@ class Odd:
 
     def __init__(self, stream: INetStream) -> None:
         self._stream = stream
-        self._key = Ed25519PrivateKey.generate()
+        self._key = new_key()
         self._number = 0
 
     async def say(self, *rpcs: RPC) -> None:

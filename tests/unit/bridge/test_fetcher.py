@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import cycle
@@ -325,18 +326,34 @@ def test_time_while_ipfs_is_away_does_not_count_as_tried() -> None:
     assert waited < 30
 
 
+def without(record: WantedRecord, field: str) -> bytes:
+    document = json.loads(encode(record))
+    del document[field]
+    return json.dumps(document).encode()
+
+
 @pytest.mark.parametrize(
     "value",
     [
         b"{",
         None,
-        encode(WantedRecord(NETWORK, genesis_cid(1), "genesis", START)),
+        without(wanted_update(1, 0), "update"),
         encode(wanted_update(1, 0)).replace(genesis_cid(1).encode(), genesis_cid(2).encode()),
         encode(wanted_update(1, 0)).replace(stream_of(1).encode(), b"kabc"),
-        encode(WantedRecord(NETWORK, genesis_cid(1), "batch", START)),
+        without(wanted_batch(genesis_cid(1)), "separator"),
         encode(wanted_batch("x")).replace(b'"x"', b'"\\ud800"'),
+        encode(wanted_batch("x")).replace(b'"message":', b'"massage":'),
     ],
-    ids=["not_json", "none", "no_update", "other_genesis", "no_stream", "no_separator", "half_a_character"],
+    ids=[
+        "not_json",
+        "none",
+        "no_update",
+        "other_genesis",
+        "no_stream",
+        "no_separator",
+        "half_a_character",
+        "unknown_field",
+    ],
 )
 def test_record_that_asks_for_nothing_is_quarantined(value: bytes | None) -> None:
     run = Run()

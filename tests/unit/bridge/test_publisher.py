@@ -252,13 +252,14 @@ def test_first_start_does_not_publish_what_is_too_old() -> None:
     assert (first.cid, first.error, first.peers) == (old.cid, TOO_OLD, None)
 
 
+NEWER = encode(batch(1))[:-1] + b',"since":"version 9"}'
 BROKEN_SEPARATOR = encode(batch(1)).replace(b'"key":"model"', b'"key":"\\ud800"')
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"{", b"", None, b"{}", b"\xff", encode(batch(1)).replace(b'"cid":"b', b'"cid":"?'), BROKEN_SEPARATOR],
-    ids=["not_json", "empty", "none", "not_a_batch", "not_utf8", "cid", "separator"],
+    [b"{", b"", None, b"{}", b"\xff", encode(batch(1)).replace(b'"cid":"b', b'"cid":"?'), BROKEN_SEPARATOR, NEWER],
+    ids=["not_json", "empty", "none", "not_a_batch", "not_utf8", "cid", "separator", "unknown_field"],
 )
 def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | None) -> None:
     run = Run(Node())

@@ -16,7 +16,7 @@ A, B, C = "/ceramic/a", "/ceramic/b", "/ceramic/c"
 ONE = Bundles({"one": [A, B]})  # a is 1, b is 2
 OTHER_ORDER = Bundles({"zero": ["/ceramic/0"], "one": [A, B]})
 V13, V12 = "/meshsub/1.3.0", "/meshsub/1.2.0"
-KEY = Ed25519PrivateKey.generate()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 OWN = b"\x00\x24own"
 
 

@@ -37,7 +37,7 @@ from schemas.identity import Verdict, peer_of, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive
-from schemas.records import Coordinates, Epoch, UpdateRecord, WantedRecord, encode
+from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord, encode
 from schemas.reject import Rejected
 from schemas.tables import TABLES
 from schemas.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
@@ -386,21 +386,23 @@ def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
     return WantedRecord("mainnet", cid, "genesis", len(message), message=message, update=update)
 
 
-def give_up(world: World, *records: WantedRecord) -> None:
+def give_up(world: World, *records: WantedRecord | bytes) -> None:
     buffer = RowBuffer(arrow_schema(QUARANTINE))
     for each in records:
-        buffer.add((0, 1, 0, None, "fetch", "genesis_unavailable", "", encode(each), 1))
+        buffer.add(
+            (0, 1, 0, None, "fetch", "genesis_unavailable", "", each if isinstance(each, bytes) else encode(each), 1)
+        )
     for batch in buffer.drain():
         write_deltalake(str(world.lake / "quarantine"), pa.Table.from_batches([batch]), mode="append")
 
 
 def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
     give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
-    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == [waiting("1st"), waiting("second")]
+    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st"), waiting("second")], 0)
 
 
 def test_what_has_come_since_is_not_asked_for(world: World) -> None:
-    batch = WantedRecord("mainnet", "bafybatch", "batch", 5)
+    batch = WantedRecord("mainnet", "bafybatch", "batch", 5, SeparatorRecord("model", "ka"))
     give_up(world, waiting("1st"), waiting("second"), batch)
     Lake(str(world.lake)).create(("updates", "tips"))
     update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)
@@ -409,7 +411,13 @@ def test_what_has_come_since_is_not_asked_for(world: World) -> None:
         buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
         buffer.add(row)
         write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
-    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == [waiting("second")]
+    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)
+
+
+def test_what_another_version_gave_up_is_counted_and_stops_nothing(world: World) -> None:
+    other = encode(waiting("2nd")).replace(b'"update":', b'"waits":')
+    give_up(world, waiting("1st"), other)
+    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
 
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:

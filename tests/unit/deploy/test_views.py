@@ -25,7 +25,7 @@ from pipelines.logic.windows import PartitionWindows
 from schemas.batch import read_block
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.pubsub import write_batch_update, write_update
-from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
+from schemas.records import Coordinates, Epoch, SeparatorRecord, SeparatorSource, UpdateRecord, decode_batch, encode
 from schemas.streamid import StreamID
 from schemas.tables import TABLES
 from schemas.topics import MAX_KEY, Separator, separator_value, topic_name
@@ -356,7 +356,7 @@ def run_of(records: Sequence[Logged], window: int) -> tuple[list[Row], list[Row]
     batches: list[Row] = []
     for offset, (at, separator, of, number) in enumerate(records):
         named = SeparatorRecord(*separator) if separator else None
-        source = "topic" if separator else None
+        source: SeparatorSource | None = "topic" if separator else None
         message = f"m{offset}"
         log.append(
             LogRecord(

@@ -193,10 +193,13 @@ UNREADABLE = {
     "unknown origin": changed(origin="OTHER"),
     "empty separator value": changed(separator={"key": "model", "value": ""}),
     "negative batch": changed(epoch={"query": "q", "batch": -1}),
+    "unknown field": changed(since="version 9"),
+    "unknown field of a separator": changed(separator={"key": "model", "value": "ka", "kind": "text"}),
+    "unknown source of the separator": changed(separator_source="rumour"),
 }
 NO_JSON_ERROR = {
     "text that is not UTF-8": update().replace(b"mainnet", b"main\xffnet"),
-    "deep in a field that nobody reads": update()[:-1] + b',"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    "deep in an unknown field": update()[:-1] + b',"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -176,7 +177,8 @@ def test_a_publication() -> None:
 
 @pytest.mark.parametrize("separator", [SEPARATOR, None])
 def test_what_is_known_of_a_stream(separator: SeparatorRecord | None) -> None:
-    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, 1))
+    without = None if separator else "sep_missing"
+    ((table, row),) = rows("streams", StreamRecord("mainnet", STREAMS[0], separator, 1, without=without))
     assert table == "streams"
     assert row == {
         "network": "mainnet",
@@ -275,6 +277,100 @@ def test_a_batch_whose_block_cannot_be_read_is_quarantined_whole(block: bytes) -
 def test_a_quarantine_key_that_is_not_text_is_quarantined() -> None:
     ((table, row),) = rows("quarantine", FAULT, b"\xff")
     assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", encode(FAULT))
+
+
+def field_names(document: dict[str, object], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each field of a JSON document, those of nested documents included."""
+    for name, value in document.items():
+        yield (*at, name)
+        if isinstance(value, dict):
+            yield from field_names(value, (*at, name))
+
+
+FIELDS = [(topic, path) for topic, value in GOOD.items() for path in field_names(json.loads(value))]
+
+
+@pytest.mark.parametrize(("topic", "path"), FIELDS, ids=[f"{topic}-{'.'.join(path)}" for topic, path in FIELDS])
+def test_a_record_with_a_misnamed_field_is_quarantined(topic: str, path: tuple[str, ...]) -> None:
+    document = json.loads(GOOD[topic])
+    inner = document
+    for name in path[:-1]:
+        inner = inner[name]
+    inner["y" + path[-1][1:]] = inner.pop(path[-1])
+    value = json.dumps(document).encode()
+    ((table, row),) = rows(topic, value, b"1/2/3")
+    assert (table, row["stage"], row["reason"], row["data"]) == ("quarantine", "sink", "record_malformed", value)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_record_of_a_later_version_is_quarantined_and_the_detail_names_the_field(topic: str) -> None:
+    value = GOOD[topic][:-1] + b',"since":"version 9"}'
+    ((table, row),) = rows(topic, value, b"1/2/3")
+    assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", value)
+    assert row["detail"] == f"record 3/77 of {topic}: Object contains unknown field `since`"
+
+
+@pytest.mark.parametrize(
+    ("topic", "record", "change", "detail"),
+    [
+        pytest.param(
+            "blocks",
+            FETCHED,
+            {"block": None},
+            "either the block or the reason why it cannot be had is to be there",
+            id="neither a block nor a reason",
+        ),
+        pytest.param(
+            "blocks",
+            FETCHED,
+            {"reason": "block_unavailable"},
+            "either the block or the reason why it cannot be had is to be there",
+            id="a block and a reason",
+        ),
+        pytest.param(
+            "blocks",
+            FETCHED,
+            {"separator": None},
+            "Expected `object`, got `null` - at `$.separator`",
+            id="a block with no separator",
+        ),
+        pytest.param(
+            "publications",
+            RECEIPT,
+            {"peers": 0},
+            "a publication has either peers or an error",
+            id="a publication to nobody with no error",
+        ),
+        pytest.param(
+            "publications",
+            RECEIPT,
+            {"error": "too old"},
+            "a publication has either peers or an error",
+            id="a publication to peers with an error",
+        ),
+        pytest.param(
+            "streams",
+            STREAM,
+            {"separator": None},
+            "a stream has either a separator or, in `without`, the reason why it has none",
+            id="a stream with no separator and no reason",
+        ),
+        pytest.param(
+            "streams",
+            STREAM,
+            {"without": "sep_missing"},
+            "a stream has either a separator or, in `without`, the reason why it has none",
+            id="a stream with a separator and a reason why it has none",
+        ),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_quarantined(
+    topic: str, record: Record, change: dict[str, object], detail: str
+) -> None:
+    value = json.dumps(json.loads(encode(record)) | change).encode()
+    ((table, row),) = rows(topic, value, b"1/2/3")
+    assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", value)
+    assert row["detail"] == f"record 3/77 of {topic}: {detail}"
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -376,6 +472,15 @@ def test_each_row_is_in_the_struct_of_its_table_alone() -> None:
 
 def test_a_tick_has_no_rows() -> None:
     assert table_rows([("updates", 0, 0, 5, None, TICK), ("updates", 0, 1, 6, None, None)]) == []
+
+
+@pytest.mark.parametrize("value", [b"", None])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_an_empty_record_that_is_no_tick_is_quarantined(topic: str, value: bytes | None) -> None:
+    (row,) = table_rows([(topic, 0, 0, 5, b"1/2/3", value)])
+    assert row["table"] == "quarantine"
+    assert isinstance(row["quarantine"], dict)
+    assert (row["quarantine"]["reason"], row["quarantine"]["data"]) == ("record_malformed", b"")
 
 
 def updated_at(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[datetime]:

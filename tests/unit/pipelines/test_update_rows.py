@@ -35,6 +35,7 @@ from schemas.pubsub import write_batch_update, write_keepalive, write_query, wri
 from schemas.records import (
     Epoch,
     SeparatorRecord,
+    SeparatorSource,
     UpdateRecord,
     decode_batch,
     decode_quarantine,
@@ -127,7 +128,7 @@ def records(*values: bytes | None) -> list[UpdateRecord]:
     ],
 )
 def test_the_topic_comes_before_the_model(
-    topic: Separator | None, model: str | None, expected: tuple[Separator | None, str | None]
+    topic: Separator | None, model: str | None, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
     assert separate(topic, model, ("mainnet", STREAM), {("testnet-clay", STREAM): None}) == Separated(*expected)
 
