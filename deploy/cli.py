@@ -437,11 +437,12 @@ def quarantine_list(as_json: JsonOption = False, state: StateOption = None, conf
     """Count what is in quarantine, by stage and reason."""
     settings = _settings(config, state)
     from deploy.sql import ask, print_table, write_json
+    from schemas.faults import CODE_IN_SQL
 
     answer = ask(
         settings.lake,
-        "SELECT stage, reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
-        "GROUP BY stage, reason ORDER BY rows DESC, stage, reason",
+        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
+        "GROUP BY ALL ORDER BY rows DESC, stage, reason",
     )
     if as_json:
         write_json(answer, sys.stdout)
@@ -452,7 +453,7 @@ def quarantine_list(as_json: JsonOption = False, state: StateOption = None, conf
 @quarantine_app.command("replay")
 def quarantine_replay(
     reason: Annotated[
-        str, typer.Option("--reason", metavar="REASON", help="Such as 'unknown bundle hash'; see kiln quarantine list.")
+        str, typer.Option("--reason", metavar="REASON", help="Such as unknown_bundle_hash; see kiln quarantine list.")
     ],
     state: StateOption = None,
     config: ConfigOption = None,

@@ -14,6 +14,7 @@ from deploy.lake import tables_in
 from deploy.screen import clock, seconds
 from deploy.sql import ask
 from deploy.status import lake_status
+from schemas.faults import CODE_IN_SQL
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ def read_summary(
 
 
 def _quarantine(lake: Path) -> list[tuple[str, str, int]]:
-    sql = "SELECT stage, reason, count(*) AS rows FROM quarantine GROUP BY ALL ORDER BY rows DESC, stage, reason"
+    sql = (
+        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows FROM quarantine "
+        "GROUP BY ALL ORDER BY rows DESC, stage, reason"
+    )
     return [(str(stage), str(reason), rows) for stage, reason, rows in ask(lake, sql).rows() if isinstance(rows, int)]
 
 

@@ -1,4 +1,4 @@
-"""The documents say what is there: tables, questions to them, reasons, settings, links."""
+"""The documents say what is there: tables, questions to them, settings, links."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.wanted import asking, desk
 from conf.settings import known_keys, variable
 from deploy.sql import ask
 from pipelines.sinks import Lake, create_tables
-from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
 
@@ -27,21 +25,6 @@ QUESTIONS = [
 ]
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-REASONS = [
-    *frames.REASONS,
-    *topic_table.REASONS,
-    *identity.REASONS,
-    *pubsub.REASONS,
-    *genesis.REASONS,
-    *topic_table.INDEX_REASONS,
-    topic_table.TOPIC_MISSING,
-    *asking.REASONS,
-    desk.MALFORMED,
-    "against_policy",
-    "batch_malformed",
-    "update_malformed",
-    "record_malformed",
-]
 
 
 def text(name: str) -> str:
@@ -78,12 +61,6 @@ def test_the_tables_have_an_answer_to_every_question(page: Path, question: str, 
 @pytest.mark.parametrize(("page", "question"), QUESTIONS, ids=[str(number) for number in range(len(QUESTIONS))])
 def test_a_shell_takes_each_question_as_it_is(page: Path, question: str) -> None:
     assert not set(question) & set('"$`!\\')
-
-
-@pytest.mark.parametrize("reason", REASONS)
-def test_the_runbook_explains_every_reason(reason: str) -> None:
-    rows = [line for line in text("docs/RUNBOOK.md").splitlines() if line.startswith("|")]
-    assert any(f"`{reason}`" in row for row in rows)
 
 
 def test_the_design_has_the_frame_that_is_in_use() -> None:
