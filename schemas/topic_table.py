@@ -35,9 +35,9 @@ from schemas.reject import Rejected
 HASH_LENGTH: Final = 4
 MAX_BUNDLES: Final = 256
 
-INDEX_OUT_OF_RANGE: Final = "index out of range"
-NO_TABLE: Final = "no table agreed"
-UNKNOWN_BUNDLE: Final = "unknown bundle hash"
+INDEX_OUT_OF_RANGE: Final = "index_out_of_range"
+NO_TABLE: Final = "no_table_agreed"
+UNKNOWN_BUNDLE: Final = "unknown_bundle_hash"
 TOPIC_MISSING: Final = "topic_missing"
 
 REASONS = (

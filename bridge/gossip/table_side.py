@@ -31,7 +31,7 @@ PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
 # Counters beside the reasons of a refused hello (schemas.topic_table.REASONS) and of an index that does not resolve
-# (INDEX_REASONS, with underscores).
+# (INDEX_REASONS).
 HELLO_TAKEN: Final = "hello_taken"
 HELLO_AGAIN: Final = "hello_again"
 HELLO_LATE: Final = "hello_late"
@@ -183,7 +183,7 @@ class TableSide:
         table = state.table if state is not None else None
         found = (self._no_table if table is None else table).resolve(index)
         if isinstance(found, Rejected):
-            self._counters[found.reason.replace(" ", "_")] += 1
+            self._counters[found.reason] += 1
             return None
         if state is not None:
             state.writes_indices = True

@@ -451,11 +451,12 @@ def quarantine_list(as_json: JsonOption = False, state: StateOption = None, conf
     settings = _settings(config, state)
     from deploy.show.answer import print_table, write_json
     from deploy.sql.ask import ask
+    from schemas.faults import CODE_IN_SQL
 
     answer = ask(
         _lake(settings),
-        "SELECT stage, reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
-        "GROUP BY stage, reason ORDER BY rows DESC, stage, reason",
+        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
+        "GROUP BY ALL ORDER BY rows DESC, stage, reason",
     )
     if as_json:
         write_json(answer, sys.stdout)
@@ -466,7 +467,7 @@ def quarantine_list(as_json: JsonOption = False, state: StateOption = None, conf
 @quarantine_app.command("replay")
 def quarantine_replay(
     reason: Annotated[
-        str, typer.Option("--reason", metavar="REASON", help="Such as 'unknown bundle hash'; see kiln quarantine list.")
+        str, typer.Option("--reason", metavar="REASON", help="Such as unknown_bundle_hash; see kiln quarantine list.")
     ],
     state: StateOption = None,
     config: ConfigOption = None,

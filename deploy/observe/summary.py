@@ -9,6 +9,7 @@ from datetime import timedelta
 from deploy.observe.status import lake_status
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
+from schemas.faults import CODE_IN_SQL
 
 
 @dataclass(frozen=True)
@@ -65,5 +66,8 @@ def read_summary(
 
 
 def _quarantine(lake: Lake) -> list[tuple[str, str, int]]:
-    sql = "SELECT stage, reason, count(*) AS rows FROM quarantine GROUP BY ALL ORDER BY rows DESC, stage, reason"
+    sql = (
+        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows FROM quarantine "
+        "GROUP BY ALL ORDER BY rows DESC, stage, reason"
+    )
     return [(str(stage), str(reason), rows) for stage, reason, rows in ask(lake, sql).rows() if isinstance(rows, int)]

@@ -21,6 +21,7 @@ from conf.errors import KilnError
 from conf.settings.keys import nearest
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode, identities, identities_of
+from schemas.faults import CODE_IN_SQL, code_of
 from schemas.frames import BEP50, DIRECTIONS, gossip_messages
 from schemas.identity import Verdict, peer_bytes
 from schemas.proto.gossipsub.rpc_pb2 import RPC
@@ -167,6 +168,8 @@ class Unfetched(NamedTuple):
 def wanted_again(lake: Lake, reason: str) -> Unfetched | None:
     """What was given up for a reason (stage `fetch`); None if that is no reason of this stage.
 
+    `reason`: in either spelling (`schemas.faults.code_of`).
+
     A waiting update goes on as what it was, LIVE or not: nobody has heard of it yet. LakeError.
     """
     there = lake.tables()
@@ -177,7 +180,7 @@ def wanted_again(lake: Lake, reason: str) -> Unfetched | None:
             if name in there:
                 connection.register(name, lake.open(name).to_pyarrow_dataset())
         rows = connection.execute(
-            "SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND reason = ?", [reason]
+            f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [code_of(reason)]
         ).fetchall()
         if not rows:
             return None
@@ -222,8 +225,11 @@ class Requeue:
     """Reads a lake; `find()`, then `frames()`."""
 
     def __init__(self, lake: Lake, reason: str, how: Decoding) -> None:
-        """RequeueError: nothing is in quarantine for that reason, or it came from no frame. LakeError."""
-        self._reason = reason
+        """`reason`: as Kiln writes the reason now, or as earlier versions did (`schemas.faults.code_of`).
+
+        RequeueError: nothing is in quarantine for that reason, or what is there came from no frame. LakeError.
+        """
+        self._reason = code_of(reason)
         self._how = how
         self._connection = duckdb.connect()
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -243,7 +249,8 @@ class Requeue:
         stages: set[str] = set()
         refused: set[str] = set()
         rows = self._connection.execute(
-            "SELECT DISTINCT stage, kafka_partition, kafka_offset, message_index FROM quarantine WHERE reason = ?",
+            "SELECT DISTINCT stage, kafka_partition, kafka_offset, message_index FROM quarantine "
+            f"WHERE {CODE_IN_SQL} = ?",
             [self._reason],
         ).fetchall()
         for stage, partition, offset, position in rows:
@@ -256,7 +263,9 @@ class Requeue:
         if not rows:
             known = [
                 row[0]
-                for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
+                for row in self._connection.execute(
+                    f"SELECT DISTINCT {CODE_IN_SQL} FROM quarantine ORDER BY 1"
+                ).fetchall()
             ]
             have = f"there are: {', '.join(known)}" if known else "it is empty"
             raise RequeueError(f"nothing is in quarantine for {self._reason!r}{nearest(self._reason, known)}; {have}")

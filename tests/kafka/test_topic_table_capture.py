@@ -42,9 +42,9 @@ def told(
     kiln.run("replay", str(shared / "captures" / "go4tt.rpc.gz"))
     kiln.run("run", "--catch-up")
     assert kiln.count("messages") == kiln.count("updates") == 0
-    assert kiln.count("quarantine", "reason = 'unknown bundle hash'") == COPIES
+    assert kiln.count("quarantine", "reason = 'unknown_bundle_hash'") == COPIES
     kiln.environment |= bundle
-    kiln.run("quarantine", "replay", "--reason", "unknown bundle hash")
+    kiln.run("quarantine", "replay", "--reason", "unknown_bundle_hash")
     kiln.run("run", "--catch-up")
     return kiln
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.fetching import attempts, pending
 from conf.settings.keys import known_keys, variable
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
-from schemas import frames, genesis, identity, pubsub, topic_table
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
 
@@ -31,21 +29,6 @@ QUESTIONS = [
 ROOMS = ("schemas", "conf", "bridge", "pipelines", "deploy", "tests", "bench")
 CODE = (".py", ".pyi", ".proto", ".toml")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-REASONS = [
-    *frames.REASONS,
-    *topic_table.REASONS,
-    *identity.REASONS,
-    *pubsub.REASONS,
-    *genesis.REASONS,
-    *topic_table.INDEX_REASONS,
-    topic_table.TOPIC_MISSING,
-    *attempts.REASONS,
-    pending.MALFORMED,
-    "against_policy",
-    "batch_malformed",
-    "update_malformed",
-    "record_malformed",
-]
 
 
 def text(name: str) -> str:
@@ -86,12 +69,6 @@ def test_the_tables_have_an_answer_to_every_question(page: Path, question: str, 
 @pytest.mark.parametrize(("page", "question"), QUESTIONS, ids=[str(number) for number in range(len(QUESTIONS))])
 def test_a_shell_takes_each_question_as_it_is(page: Path, question: str) -> None:
     assert not set(question) & set('"$`!\\')
-
-
-@pytest.mark.parametrize("reason", REASONS)
-def test_the_runbook_explains_every_reason(reason: str) -> None:
-    rows = [line for line in text("docs/RUNBOOK.md").splitlines() if line.startswith("|")]
-    assert any(f"`{reason}`" in row for row in rows)
 
 
 def test_the_design_has_the_frame_that_is_in_use() -> None:

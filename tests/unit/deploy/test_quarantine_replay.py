@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from deploy.cli.app import run_command
 from deploy.quarantine.replay import (
@@ -245,6 +245,37 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
         Requeue(Lake(str(world.lake)), "update_malforme", AFTER)
 
 
+EARLIER = "unknown bundle hash"
+"""as an earlier Kiln spelled UNKNOWN_BUNDLE"""
+
+
+def spell_as_an_earlier_kiln(world: World) -> None:
+    rows = DeltaTable(str(world.lake / "quarantine")).to_pyarrow_table()
+    at = rows.schema.get_field_index("reason")
+    spelled = pa.array([each.as_py().replace("_", " ") for each in rows.column(at)], pa.string())
+    write_deltalake(
+        str(world.lake / "quarantine"), rows.set_column(at, rows.schema.field(at), spelled), mode="overwrite"
+    )
+
+
+@pytest.mark.parametrize("reason", [EARLIER, UNKNOWN_BUNDLE])
+def test_rows_of_an_earlier_kiln_come_back_by_either_spelling(world: World, reason: str) -> None:
+    world.take([frame(1, message(1))], BEFORE)
+    spell_as_an_earlier_kiln(world)
+    world.take([frame(2, message(2))], BEFORE)
+    assert world.rows("SELECT reason FROM quarantine ORDER BY ALL") == [(EARLIER,), (UNKNOWN_BUNDLE,)]
+    found, again = requeue(world, reason=reason)
+    assert found == Found(back=2)
+    world.take(again, AFTER)
+    assert len(world.messages()) == 2
+
+
+def test_what_is_refused_as_before_is_known_by_either_spelling(world: World) -> None:
+    world.take([frame(1, message(1))], BEFORE)
+    spell_as_an_earlier_kiln(world)
+    assert requeue(world, BEFORE, EARLIER)[0] == Found(same=1)
+
+
 def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(RequeueError, match="no table quarantine"):
         Requeue(Lake(str(tmp_path)), UNKNOWN_BUNDLE, AFTER)
@@ -352,6 +383,9 @@ def test_the_command(
     assert (row["stage"], row["reason"], row["rows"]) == ("topic", UNKNOWN_BUNDLE, 2)
     assert run_command(["quarantine", "list"]) == 0
     assert UNKNOWN_BUNDLE in capsys.readouterr().out
+    spell_as_an_earlier_kiln(world)
+    assert run_command(["quarantine", "list", "--json"]) == 0
+    assert [row["reason"] for row in json.loads(capsys.readouterr().out)] == [UNKNOWN_BUNDLE]
 
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
     assert "nothing to bring back; 2 would be refused for the same reason" in capsys.readouterr().err
@@ -363,7 +397,7 @@ def test_the_command(
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
     assert len(taken.frames) == 1
     assert run_command(["quarantine", "replay", "--reason", "unknown bundle"]) == 1
-    assert "did you mean unknown bundle hash?" in capsys.readouterr().err
+    assert "did you mean unknown_bundle_hash?" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what was not to be had
@@ -418,6 +452,11 @@ def test_what_another_version_gave_up_is_counted_and_stops_nothing(world: World)
     other = encode(waiting("2nd")).replace(b'"update":', b'"waits":')
     give_up(world, waiting("1st"), other)
     assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
+
+
+def test_a_reason_of_fetching_may_be_given_with_spaces(world: World) -> None:
+    give_up(world, waiting("1st"))
+    assert wanted_again(Lake(str(world.lake)), "genesis unavailable") == ([waiting("1st")], 0)
 
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:

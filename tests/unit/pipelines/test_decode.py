@@ -451,11 +451,11 @@ def test_a_capture_of_the_reference_resolves_wholly() -> None:
     assert Counter(item.reason for item in without) == {UNKNOWN_BUNDLE: 853}
 
 
-def test_the_reasons_for_an_index_are_those_of_the_reference() -> None:
+def test_the_reasons_for_an_index_are_spelled_like_all_others() -> None:
     assert (NO_TABLE, UNKNOWN_BUNDLE, INDEX_OUT_OF_RANGE) == (
-        "no table agreed",
-        "unknown bundle hash",
-        "index out of range",
+        "no_table_agreed",
+        "unknown_bundle_hash",
+        "index_out_of_range",
     )
 
 

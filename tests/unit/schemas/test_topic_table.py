@@ -298,7 +298,7 @@ def test_no_table(index: int) -> None:
 
 
 def test_the_reasons_for_an_index() -> None:
-    assert INDEX_REASONS == ("index out of range", "no table agreed", "unknown bundle hash")
+    assert INDEX_REASONS == ("index_out_of_range", "no_table_agreed", "unknown_bundle_hash")
 
 
 OTHER, MINE = Bundles({"other": ["x"]}), Bundles({"b": ["m", "n"], "a": ["k"], "c": ["q"]})

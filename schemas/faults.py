@@ -1,0 +1,403 @@
+"""Every fault that Kiln writes to quarantine: the stage that refused the bytes, the reason, and what a reader does.
+
+FAULTS is the closed set. A module that refuses bytes defines its own reasons (``schemas.pubsub.REASONS``, for example);
+tests/unit/test_faults.py holds those reasons and this set equal. The runbook's table is `markdown()`; write the table
+anew with `python -m schemas.faults docs/RUNBOOK.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+
+class Fault(NamedTuple):
+    """A kind of row in the table `quarantine`."""
+
+    stage: str
+    """the step that refused the bytes, snake_case"""
+    reason: str
+    """snake_case; one reason may occur at several stages"""
+    meaning: str
+    """what was refused, in sentences"""
+    what_to_do: str
+    """what an operator does about the fault, in sentences"""
+
+
+_HELLO_WRITER: Final = "Mend the program that wrote the frame: the program must leave a refused hello empty."
+_NOTHING: Final = "Nothing. If the rows grow, find the peer that sends them."
+_WRITER: Final = "Find the program that writes to the topic: only Kiln may write there."
+_FRAME_WRITER: Final = "Mend the program that wrote the frame."
+_CLIENT: Final = "Nothing if one client is at fault. If many authors send them, messages may have a new form."
+_OTHER_CLIENT: Final = "Nothing. The client that made the message is at fault."
+_GARBAGE: Final = "Nothing if the message is garbage. If many come, another protocol may use the topic."
+_BATCH_TYP: Final = "Check whether the network uses another number for batches: `batch.typ`."
+_POLICY: Final = "Check whether `policy.networks` names the policy that the network uses."
+_FORGED: Final = "Nothing if one peer sends them: find the peer. If many peers send them, look for a forger."
+_ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
+_GIVER: Final = "Look at the IPFS node, and at the peers that give blocks to the IPFS node."
+_NO_STREAM: Final = "Nothing. If the rows grow, find the peer that announces such streams."
+_PUBLISHER: Final = (
+    "Nothing. The publisher is at fault, or publishes items of another kind under a key that you follow."
+)
+_DHT_SENDER: Final = "Nothing. Whoever sent the datagram is at fault."
+
+FAULTS: Final = (
+    # ---- frames
+    Fault(
+        "frame",
+        "frame_malformed",
+        "A record of `kiln.frames` is no Frame, or has no value.",
+        "Find the program that writes to the topic. Only the bridge, `kiln replay` and `kiln quarantine replay` may "
+        "write there.",
+    ),
+    Fault(
+        "frame",
+        "frame_invalid",
+        "A Frame breaks the contract: `connection` is not 16 bytes, `direction` or `origin` is unknown, `sequence` is "
+        "0, a number is over 2^63 - 1, or `network` has not 1 to 256 characters.",
+        _FRAME_WRITER,
+    ),
+    # ---- hellos: a row for each frame of the connection
+    Fault(
+        "hello",
+        "hello_malformed",
+        "The topic table in a hello is no protobuf message. The frame's messages are read all the same.",
+        _HELLO_WRITER,
+    ),
+    Fault(
+        "hello",
+        "hello_too_many_bundles",
+        "The topic table in a hello has more than 256 bundle hashes. The frame's messages are read all the same.",
+        _HELLO_WRITER,
+    ),
+    Fault(
+        "hello",
+        "hello_hash_length",
+        "A bundle hash in a hello is not 4 bytes long. The frame's messages are read all the same.",
+        _HELLO_WRITER,
+    ),
+    Fault(
+        "hello",
+        "hello_repeats",
+        "A hello has one bundle hash twice, so the two peers would build different tables. The frame's messages are "
+        "read all the same.",
+        _HELLO_WRITER,
+    ),
+    # ---- RPCs
+    Fault(
+        "rpc",
+        "rpc_malformed",
+        "The bytes are no gossipsub RPC.",
+        "Nothing if one peer sends them. If many peers send them, the peers may speak a new protocol: look at "
+        "`protocol` in the table `frames`.",
+    ),
+    Fault(
+        "rpc",
+        "rpc_oversized",
+        "The RPC was over 4 MiB, so the bridge kept only the RPC's first 64 KiB. `declared_length` in the table "
+        "`frames` has the true length.",
+        _NOTHING,
+    ),
+    # ---- topics
+    Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
+    Fault("topic", "topic_not_utf8", "The topic's name is not UTF-8.", _NOTHING),
+    Fault("topic", "topic_too_long", "The topic's name is longer than 4,096 characters.", _NOTHING),
+    Fault(
+        "topic",
+        "no_table_agreed",
+        "The message has a topic index, and the two hellos share no bundle, or one hello is missing or was refused.",
+        "Nothing. The peer uses indices that nobody agreed on.",
+    ),
+    Fault(
+        "topic",
+        "index_out_of_range",
+        "The topic index is 0, or is beyond the table that the two hellos make.",
+        _NOTHING,
+    ),
+    Fault(
+        "topic",
+        "unknown_bundle_hash",
+        "The topic index points into a bundle that both sides announced and whose topics Kiln does not know, or into a "
+        "bundle after such a bundle.",
+        "Find out which topics the bundle holds: `detail` has the bundle's hash. Put the topics into "
+        "`topic_table.bundles`, start Kiln again, and run `kiln quarantine replay --reason unknown_bundle_hash`.",
+    ),
+    # ---- signatures
+    Fault(
+        "signature",
+        "bad_signature",
+        "The signature is not the author's signature over these bytes. Somebody forged the message, or a peer altered "
+        "the message on the way.",
+        _FORGED,
+    ),
+    Fault(
+        "signature",
+        "bad_key",
+        "The author (`from`) is no peer id, holds no usable key, or is not the peer id of the key in the message.",
+        _FORGED,
+    ),
+    Fault(
+        "signature",
+        "missing_signature",
+        "The message is unsigned, and the network's policy is `strict`.",
+        _POLICY,
+    ),
+    Fault(
+        "signature",
+        "missing_from",
+        "The message is signed and names no author. A message's id is made of author and sequence number.",
+        _OTHER_CLIENT,
+    ),
+    Fault(
+        "signature",
+        "missing_seqno",
+        "The message is signed and has no sequence number. A message's id is made of author and sequence number.",
+        _OTHER_CLIENT,
+    ),
+    Fault(
+        "signature",
+        "invalid_seqno",
+        "The message is signed and its sequence number is longer than 64 bytes.",
+        _OTHER_CLIENT,
+    ),
+    Fault(
+        "signature",
+        "unexpected_auth",
+        "The message has an author, a sequence number, a signature or a key, and the network's policy is `none`.",
+        _POLICY,
+    ),
+    Fault(
+        "signature",
+        "against_policy",
+        "The bridge checked the message when the frame came, and refused the message under the network's policy.",
+        _POLICY,
+    ),
+    # ---- messages
+    Fault(
+        "message",
+        "invalid_json",
+        "The message is not JSON.",
+        _GARBAGE,
+    ),
+    Fault("message", "not_an_object", "The message is JSON and no object.", _GARBAGE),
+    Fault(
+        "message",
+        "unknown_typ",
+        "`typ` is missing, is no number, or is the number of no type of message.",
+        "Check whether the network has a new type of message.",
+    ),
+    Fault(
+        "message",
+        "unknown_shape",
+        "`typ` is that of KEEPALIVE and BATCH_UPDATE, and the message has the fields of neither.",
+        _BATCH_TYP,
+    ),
+    Fault(
+        "message",
+        "ambiguous_shape",
+        "`typ` is that of KEEPALIVE and BATCH_UPDATE, and the message has the fields of both.",
+        _BATCH_TYP,
+    ),
+    Fault(
+        "message",
+        "missing_stream",
+        "The message has no StreamID where one must be: no `stream`, no `doc`, and no `id` beside a `doctype`.",
+        _CLIENT,
+    ),
+    Fault("message", "bad_stream", "The stream's id is no StreamID. A CommitID is no StreamID.", _CLIENT),
+    Fault(
+        "message",
+        "unknown_doctype",
+        "A message of 2020 has a `doctype` other than `tile` and `caip10-link`, so the message's StreamID is not "
+        "known.",
+        _CLIENT,
+    ),
+    Fault("message", "missing_tip", "The message has no tip where one must be.", _CLIENT),
+    Fault("message", "bad_tip", "The tip is no CID.", _CLIENT),
+    Fault("message", "bad_model", "`model` is there and is no StreamID.", _CLIENT),
+    Fault("message", "missing_id", "A QUERY or RESPONSE has no `id`.", _CLIENT),
+    Fault("message", "bad_id", "`id` of a QUERY or RESPONSE is no text.", _CLIENT),
+    Fault("message", "missing_tips", "A RESPONSE has no tips.", _CLIENT),
+    Fault("message", "bad_tips", "`tips` of a RESPONSE is no object, or a key of `tips` is no StreamID.", _CLIENT),
+    Fault(
+        "message",
+        "conflicting_tips",
+        "`tips` of a RESPONSE spells one StreamID in two ways, with different tips.",
+        _CLIENT,
+    ),
+    Fault("message", "bad_ts", "`ts` of a KEEPALIVE is outside the range of a date.", _CLIENT),
+    Fault("message", "bad_version", "`ver` or `ipfsVer` of a KEEPALIVE is no text.", _CLIENT),
+    Fault("message", "bad_separator", "`sep` of a BATCH_UPDATE is not `<key>/<value in base36>`.", _CLIENT),
+    Fault("message", "bad_batch", "`batch` of a BATCH_UPDATE is no CID.", _CLIENT),
+    Fault(
+        "message",
+        "unusable_batch",
+        "`batch` of a BATCH_UPDATE is a CID that names no batch block. Only a CIDv1 by sha2-256 of dag-cbor, cbor or "
+        "raw names one.",
+        _CLIENT,
+    ),
+    # ---- separators
+    Fault(
+        "separator",
+        "contradicts_genesis",
+        "An update claims a separator, by its topic or its `model`, and the genesis of the stream names another "
+        "separator. The update goes on under the separator of the genesis.",
+        "Nothing. The view `misplaced` shows who announces streams on the wrong topic.",
+    ),
+    # ---- BEP 50
+    Fault("bep50", "not_krpc", "A datagram with an item is no message of the DHT.", _DHT_SENDER),
+    Fault("bep50", "no_item", "The datagram's message holds no whole mutable item.", _DHT_SENDER),
+    Fault(
+        "bep50",
+        "beyond_limits",
+        "The item's salt, value or sequence number is one that no node may store.",
+        _DHT_SENDER,
+    ),
+    Fault("bep50", "bad_signature", "The item is not signed by its key under its salt.", _DHT_SENDER),
+    Fault("bep50", "not_bencoded", "The item's value is not one canonical bencoded value.", _PUBLISHER),
+    Fault("bep50", "not_an_announcement", "The item's value is no dictionary, or has another `typ`.", _PUBLISHER),
+    Fault("bep50", "bad_batch", "`batch` of an announcement is not one CID.", _PUBLISHER),
+    Fault("bep50", "bad_prev", "`prev` of an announcement is not a row of CIDs.", _PUBLISHER),
+    Fault("bep50", "bad_separator", "`sep` of an announcement is not `<key>/<value in base36>`.", _PUBLISHER),
+    Fault("bep50", "bad_ts", "`ts` of an announcement is no number of ms.", _PUBLISHER),
+    Fault("bep50", "bad_n", "`n` of an announcement is no count.", _PUBLISHER),
+    Fault(
+        "bep50",
+        "wrong_salt",
+        "The item's salt is the salt of another separator than the announcement claims.",
+        _PUBLISHER,
+    ),
+    Fault("bep50", "wrong_topic", "The datagram's topic is not the target of the item's key and salt.", _PUBLISHER),
+    Fault("bep50", "bad_network", "The frame's network is a name that no topic can hold.", _FRAME_WRITER),
+    Fault(
+        "bep50",
+        "gap",
+        "A new item of a followed publisher does not name the batch that was the publisher's newest when Kiln last "
+        "heard of the publisher. Kiln has not heard what the publisher announced between the two: an item names at "
+        "most 23 batches before its own, and fewer where the separator is long. `detail` has the publisher, the "
+        "separator and both CIDs; `data` is the item's value.",
+        "Keep the bridge up: the bridge was away for too long, or the publisher announced too much at once. If the "
+        "publisher lost its state, nothing is missing. Other nodes may still tell the tips.",
+    ),
+    # ---- blocks wanted out of IPFS
+    Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or asks for nothing.", _WRITER),
+    Fault(
+        "fetch",
+        "cid_malformed",
+        "The bytes in the stream's id, or in the batch's announcement, are no CID.",
+        _NO_STREAM,
+    ),
+    Fault(
+        "fetch",
+        "cid_hash_unsupported",
+        "The CID has another hash than sha2-256, so nobody can check the block.",
+        _NO_STREAM,
+    ),
+    Fault(
+        "fetch",
+        "cid_codec_unsupported",
+        "The CID of the stream's genesis has another codec than DAG-CBOR and DAG-JOSE. No init event has such a CID.",
+        _NO_STREAM,
+    ),
+    Fault("fetch", "genesis_malformed", "The block in the StreamID cannot be read as an event.", _NO_STREAM),
+    Fault(
+        "fetch",
+        "genesis_not_init",
+        "The block in the StreamID is no init event: the event has no header, or comes after another event.",
+        _NO_STREAM,
+    ),
+    Fault(
+        "fetch",
+        "genesis_unavailable",
+        "Nobody gave the genesis of an update's stream within `ipfs.give_up`. The update is in no batch.",
+        "See [Updates wait, blocks do not come](#updates-wait-blocks-do-not-come). Once peers have the block, run "
+        "`kiln quarantine replay --reason genesis_unavailable`.",
+    ),
+    Fault(
+        "fetch",
+        "block_unavailable",
+        "Nobody gave the block of another node's batch within `ipfs.give_up`. The record on `kiln.blocks` has the "
+        "reason too.",
+        "The node that announced the batch must serve the block. Once the node does, run "
+        "`kiln quarantine replay --reason block_unavailable`.",
+    ),
+    Fault("fetch", "block_malformed", "The block of another node's batch holds no batch.", _ANNOUNCER),
+    Fault(
+        "fetch",
+        "block_too_large",
+        "The block of a batch is over 256,000 bytes, or the block of a genesis is over 2 MiB.",
+        _ANNOUNCER,
+    ),
+    Fault("fetch", "block_hash_mismatch", "The block is not the block that the CID names.", _GIVER),
+    Fault(
+        "fetch",
+        "fetch_fault",
+        "Kiln itself failed while Kiln read the block.",
+        "Report the fault with the trace in `logs/bridge.log`.",
+    ),
+    Fault(
+        "receive",
+        "other_separator",
+        "A batch of another node lists a tip of a stream whose genesis names another separator than the batch's. Kiln "
+        "keeps the tip out of the table `tips`. `data` is the tip's CID.",
+        _ANNOUNCER,
+    ),
+    # ---- Kiln's own records
+    Fault(
+        "batch",
+        "update_malformed",
+        "The query `batch` cannot read a record of `kiln.updates`. `detail` has the record's partition and offset.",
+        _WRITER,
+    ),
+    Fault(
+        "publisher",
+        "batch_malformed",
+        "The publisher cannot read a record of `kiln.batches`, so the batch is not published. `detail` has the "
+        "record's partition and offset.",
+        _WRITER,
+    ),
+    Fault(
+        "sink",
+        "record_malformed",
+        "The query `sink` cannot read a record of another topic. `detail` has the topic, the partition and the offset.",
+        _WRITER,
+    ),
+)
+"""Every (stage, reason) that any part of Kiln writes, in the order in which a message passes the stages."""
+
+CODE_IN_SQL: Final = "replace(reason, ' ', '_')"
+"""`code_of` as SQL, over the column `reason` of the table `quarantine`."""
+
+BEGIN: Final = "<!-- made from schemas/faults.py -->"
+END: Final = "<!-- end of what is made from schemas/faults.py -->"
+
+
+def code_of(reason: str) -> str:
+    """The reason in snake_case.
+
+    Earlier Kilns wrote `no table agreed`, `index out of range` and `unknown bundle hash`, with spaces. The rows that
+    they wrote stay as they are, so a reader of the table compares reasons in this form.
+    """
+    return reason.replace(" ", "_")
+
+
+def markdown() -> str:
+    """FAULTS as a table for people, between the markers that the runbook has around the table."""
+    lines = [BEGIN, "", "| stage | reason | what it is | what to do |", "| --- | --- | --- | --- |"]
+    lines += [f"| {fault.stage} | `{fault.reason}` | {fault.meaning} | {fault.what_to_do} |" for fault in FAULTS]
+    return "\n".join([*lines, "", END])
+
+
+def with_table(page: str) -> str:
+    """The page with its table made anew. ValueError: the page has no markers."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"the page must have {BEGIN!r} and {END!r} once each")
+    before, _, rest = page.partition(BEGIN)
+    return before + markdown() + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    runbook = Path(sys.argv[1])
+    runbook.write_text(with_table(runbook.read_text(encoding="utf-8")), encoding="utf-8")
