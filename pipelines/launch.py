@@ -57,7 +57,7 @@ def plan(
         remembered=spark_interval(settings.dedupe.signed),
         decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
         separating=separating(settings),
-        batching=Batching(micros(settings.batch.window), settings.batch.block_limit),
+        batching=Batching(micros(settings.batch.window), micros(settings.batch.grace), settings.batch.block_limit),
         breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
         report=report,
         listener=listener,
@@ -89,4 +89,4 @@ def separating(settings: Settings) -> Separating:
     """Verified separators are looked up in any case, as an earlier run may have learnt them."""
     kafka = settings.kafka
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return Separating(streams, fetch=bool(settings.ipfs.api), twice=settings.transition.under_way)
+    return Separating(streams, fetch=bool(settings.ipfs.api))

@@ -81,7 +81,7 @@ class Supervisor:
                 kafka.client_options(),
                 kafka.topic("updates"),
                 interval=self._settings.batch.tick.total_seconds(),
-                window=micros(self._settings.batch.window),
+                window=micros(self._settings.batch.window + self._settings.batch.grace),
             )
             self.ticker.start()
         for name in self._names:

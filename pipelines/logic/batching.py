@@ -16,9 +16,10 @@ from schemas.streamid import StreamIdError, stream_text
 
 @dataclass(frozen=True)
 class Batching:
-    """T in µs, and the greatest size of a block in bytes."""
+    """T and G in µs, and the greatest size of a block in bytes."""
 
     window: int = 1_000_000
+    grace: int = 0
     block_limit: int = MAX_BLOCK
 
 
@@ -58,7 +59,8 @@ def batch_partition(windows: PartitionWindows, records: Iterator[LogRecord], lim
         key = WindowKey(update.network, update.origin, update.separator.key, update.separator.value)
         message = f"{update.network}\n{update.origin}\n{update.message}"
         if not windows.repeats(update.epoch.query, update.epoch.batch, message):
-            windows.add(key, stream, tip)
+            for closed in windows.add(key, stream, tip, min(update.observed_at, record.stamp)):
+                yield from batch_outputs(closed, limit)
 
 
 def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:

@@ -1,7 +1,12 @@
-"""Windows of one partition of `kiln.updates`, by the log's own clock (CIP-123, Sending a batch update; decision 1).
+"""Windows of one partition of `kiln.updates`, in hearing time (CIP-123, Sending a batch update; decision 1).
 
 A plain object: no Spark, no clock, no I/O. The same records in the same order give the same windows, whatever the
 micro-batches, restarts or speed at which they are read.
+
+The clock C of the log is the greatest broker stamp so far. An update was heard at h, never after its own stamp. A
+separator's window opens at the h of its first update (t0), when the clock stands at c0. An update of the separator
+belongs to the window if h < t0 + T and C < c0 + T + G; else it opens the next window. The window comes out at the first
+record that ends it: an update of the separator with h >= t0 + T, or any record with C >= c0 + T + G.
 """
 
 from __future__ import annotations
@@ -26,11 +31,25 @@ class WindowKey(NamedTuple):
 
 
 class Window(msgspec.Struct, array_like=True):
-    """The updates of one separator since its first. Times are µs of the log's clock."""
+    """The updates of one separator that were heard within T of the first. Times are µs."""
 
     opened_at: int
+    """t0: when the first update was heard"""
     closes_at: int
+    """t0 + T"""
     tips: dict[str, set[bytes]]  # StreamID text -> CID bytes
+    ends_at: int = 0
+    """c0 + T + G: where the log's clock ends the window. 0: a window of a state from before hearing time, which runs by
+    the log's clock alone, from opened_at to closes_at."""
+
+    @property
+    def due(self) -> int:
+        """Where the log's clock ends the window."""
+        return self.ends_at or self.closes_at
+
+    def takes(self, heard: int) -> bool:
+        """Whether an update that was heard then belongs to the window, while the log's clock has not ended it."""
+        return not self.ends_at or heard < self.closes_at
 
     def add(self, stream: str, tip: bytes) -> None:
         self.tips.setdefault(stream, set()).add(tip)
@@ -57,18 +76,19 @@ class PartitionWindows:
     For each record, in offset order: `advance(stamp)`, then, if it is an update that is no repeat, `add(…)`.
     """
 
-    def __init__(self, length: int, state: bytes = b"") -> None:
-        """`length`: T in µs; windows already open keep the T they were opened with. `state`: an earlier `dump()`."""
+    def __init__(self, length: int, state: bytes = b"", grace: int = 0) -> None:
+        """`length`: T, `grace`: G, in µs; open windows keep their own. `state`: an earlier `dump()`."""
         kept = msgspec.msgpack.decode(state, type=_State) if state else _State()
         self._length = length
+        self._grace = grace
         self.clock = kept.clock
-        self._open = dict(kept.windows)
         # by writer, the one that wrote last at the end
         self._epochs = {query: (batch, set(seen)) for query, batch, seen in kept.others}
         if kept.epoch is not None:
             self._epochs[kept.epoch[0]] = (kept.epoch[1], set(kept.seen))
-        # Windows are kept in order of opening, so the rank makes the order of closing total.
-        self._due = [(window.closes_at, rank, key) for rank, (key, window) in enumerate(self._open.items())]
+        # In order of opening. The rank, which tells that order, makes the order of closing total.
+        self._open = {key: (rank, window) for rank, (key, window) in enumerate(kept.windows)}
+        self._due = [(window.due, rank, key) for key, (rank, window) in self._open.items()]
         heapq.heapify(self._due)
         self._rank = len(self._due)
 
@@ -76,24 +96,30 @@ class PartitionWindows:
         return len(self._open)
 
     def advance(self, stamp: int) -> list[ClosedWindow]:
-        """Moves the clock to a record's broker stamp (µs), never back, and takes out the windows then due."""
+        """Moves the clock to a record's broker stamp (µs), never back, and takes out the windows that it ends."""
         if stamp > self.clock:
             self.clock = stamp
         closed: list[ClosedWindow] = []
         while self._due and self._due[0][0] <= self.clock:
-            key = heapq.heappop(self._due)[2]
-            closed.append(ClosedWindow(key, self._open.pop(key)))
+            _, rank, key = heapq.heappop(self._due)
+            found = self._open.get(key)
+            if found is not None and found[0] == rank:  # else an update has ended that window before
+                closed.append(ClosedWindow(key, self._open.pop(key)[1]))
         return closed
 
-    def add(self, key: WindowKey, stream: str, tip: bytes) -> None:
-        """Puts an update in its separator's window, which opens at the clock if none is open."""
-        window = self._open.get(key)
-        if window is None:
-            window = Window(self.clock, self.clock + self._length, {})
-            self._open[key] = window
-            heapq.heappush(self._due, (window.closes_at, self._rank, key))
-            self._rank += 1
+    def add(self, key: WindowKey, stream: str, tip: bytes, heard: int) -> list[ClosedWindow]:
+        """Puts an update, heard at µs, into its separator's window; takes out the window that it ends, if it does."""
+        found = self._open.get(key)
+        if found is not None and found[1].takes(heard):
+            found[1].add(stream, tip)
+            return []
+        ended = [ClosedWindow(key, self._open.pop(key)[1])] if found is not None else []
+        window = Window(heard, heard + self._length, {}, self.clock + self._length + self._grace)
         window.add(stream, tip)
+        self._open[key] = (self._rank, window)
+        heapq.heappush(self._due, (window.due, self._rank, key))
+        self._rank += 1
+        return ended
 
     def repeats(self, query: str, batch: int, message: str) -> bool:
         """Whether this message already came in its writer's newest epoch (decision 7).
@@ -121,7 +147,8 @@ class PartitionWindows:
         epochs = [(query, batch, sorted(seen)) for query, (batch, seen) in self._epochs.items()]
         query, batch, seen = epochs.pop() if epochs else ("", 0, [])
         epoch = (query, batch) if self._epochs else None
-        return _encoder.encode(_State(self.clock, list(self._open.items()), epoch, seen, epochs))
+        windows = [(key, window) for key, (_, window) in self._open.items()]
+        return _encoder.encode(_State(self.clock, windows, epoch, seen, epochs))
 
 
 # Sets are written sorted, so that the same state is the same bytes.

@@ -1,14 +1,14 @@
-"""Query `updates`: the first good copy of every UPDATE, with its separator, to `kiln.updates`; what must be fetched
-first to `kiln.wanted`."""
+"""Query `updates`: each new update, with its separator, to `kiln.updates`; what must be fetched to `kiln.wanted`."""
 
 from __future__ import annotations
 
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.logic.breaker import check_samples
-from pipelines.queries.plan import Plan, start_query
-from pipelines.spark.kafka import sink_options, stream_topics
-from pipelines.transforms.updates import first_copies, updates
+from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.kafka import stream_topics, write_records
+from pipelines.transforms.updates import in_order_of_hearing, new_updates, updates
 from schemas.queries import QUERIES
 
 
@@ -16,5 +16,9 @@ def start(plan: Plan) -> StreamingQuery:
     """Starts the query. A crash may write a micro-batch twice, under the same epoch."""
     check_samples()
     records = stream_topics(plan.session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
-    rows = first_copies(updates(records, plan.decoding, plan.separating), plan.remembered, plan.broker.prefix)
-    return start_query("updates", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))
+    rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
+
+    def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        write_records(in_order_of_hearing(rows, plan.state_partitions), plan.broker)
+
+    return start_query("updates", plan, each_batch(rows, write))

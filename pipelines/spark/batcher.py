@@ -34,7 +34,7 @@ class Batcher(StatefulProcessor):
         """Rows in: partition int, offset bigint, stamp bigint (µs), value binary. Rows out: OUTPUT."""
         frames = [frame for frame in rows if isinstance(frame, pd.DataFrame)]  # the pandas form of the operator
         kept = self._state.get() if self._state.exists() else None
-        windows = PartitionWindows(self._batching.window, bytes(kept[0]) if kept else b"")
+        windows = PartitionWindows(self._batching.window, bytes(kept[0]) if kept else b"", self._batching.grace)
         # Order within a key is not promised.
         arrived = pd.concat(frames, ignore_index=True).sort_values("offset", kind="stable")
         records = (

@@ -76,6 +76,12 @@ def sink_options(broker: Broker) -> dict[str, str]:
     }
 
 
+def write_records(records: DataFrame, broker: Broker) -> None:
+    """Appends key, value to the topic that each row names without prefix; at least once."""
+    topic = F.concat(F.lit(broker.prefix), "topic").alias("topic")
+    records.select(topic, "key", "value").write.format("kafka").options(**sink_options(broker)).save()
+
+
 def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
     """Appends key, value to a topic; at least once."""
     records.select("key", "value").write.format("kafka").options(**sink_options(broker)).option(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities, identities_of
+from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities
 from pipelines.spark.known_streams import StreamsTopic, known_streams
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
@@ -41,53 +41,59 @@ Known = Mapping[tuple[str, str], SeparatorRecord | None]
 
 CONTRADICTS = "contradicts_genesis"
 
-_SCHEMA = pa.schema([("identity", pa.binary()), ("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
+_SCHEMA = pa.schema(
+    [
+        ("identity", pa.binary()),
+        ("topic", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("heard_at", pa.int64()),
+    ]
+)
+_COLUMNS = "identity binary, topic string, key binary, value binary, heard_at bigint"
 
 
 @dataclass(frozen=True)
 class Separating:
-    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
-
-    `twice`: while a network goes over to topics by separator, an author may say the same on both topics (CIP-120,
-    Transition): two messages, and one update.
-    """
+    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for."""
 
     streams: StreamsTopic | None = None
     fetch: bool = False
-    twice: bool = False
 
 
 class Row(NamedTuple):
-    """`identity`: the same for all copies; `topic` of Kafka, without prefix."""
+    """`identity`: the same for all that say the same; `topic` of Kafka, without prefix; `heard_at`: µs."""
 
     identity: bytes
     topic: str
     key: bytes
     value: bytes
+    heard_at: int
 
 
 def updates(records: DataFrame, how: Decoding, separating: Separating) -> DataFrame:
-    """Columns partition, offset, stamp, value in; identity, topic, key, value out: the rows of each good copy."""
+    """Columns partition, offset, stamp, value in; those of `Row` out: what each good copy has to say."""
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_rows(how, separating), "identity binary, topic string, key binary, value binary").select(
-        "identity", "topic", "key", "value"
-    )
+    return source.mapInArrow(_rows(how, separating), _COLUMNS).select(*Row._fields)
 
 
-def first_copies(copies: DataFrame, remembered: str, prefix: str) -> DataFrame:
-    """identity, topic, key, value in; topic (with `prefix`), key, value of one copy each out.
+def new_updates(copies: DataFrame, remembered: str) -> DataFrame:
+    """Columns of `Row` in; topic, key, value, heard_at out, once for each identity.
 
     As in `messages`, no row is ever late.
-
-    One digest is enough here: an unsigned update whose copies straddle two spans is announced twice, which a window
-    counts once and the table `updates` holds once; a second operator would make every batch later.
     """
     return (
         copies.withColumn("seen_at", F.current_timestamp())
         .withWatermark("seen_at", remembered)
         .dropDuplicatesWithinWatermark(["identity"])
-        .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
+        .select("topic", "key", "value", "heard_at")
     )
+
+
+def in_order_of_hearing(rows: DataFrame, partitions: int) -> DataFrame:
+    """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, those of a key in the order in
+    which they were heard: a window takes its times from the records as they stand in the log (decision 1)."""
+    return rows.repartition(partitions, "key").sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
 
 
 class Separated(NamedTuple):
@@ -156,11 +162,15 @@ def _epoch() -> Epoch:
     return Epoch(query=query or "batch", batch=int(batch or 0))
 
 
-def _said(item: Decoded, separator: Separator | None, horizon: int) -> bytes:
-    """The same for what one author says of a stream on two topics, but for what straddles two spans of the horizon."""
-    text = sha256(item.envelope.data).hexdigest()
-    what = f"{author(item)}/{separator_text(separator) if separator else ''}/{text}"
-    return identities_of(item.network, what, False, item.observed_at, item.origin, horizon)[0]
+def _new_once(item: Decoded, separator: Separator | None) -> bytes:
+    """The identity of an update: whoever announces it, however often and on whichever topic (decision 4).
+
+    The separator is part of it: an announcement under a false separator must not mask the true one.
+    """
+    content = item.content
+    where = separator_text(separator) if separator else ""
+    parts = (item.origin, item.network, where, content.stream or "", content.tip or "")
+    return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
 def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separating: Separating) -> Iterator[Row]:
@@ -181,15 +191,13 @@ def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separat
         frame=Coordinates(item.place.partition, item.place.offset, item.place.position or 0),
         observed_at=item.observed_at,
     )
-    identity, _ = identities(item, item.origin, how.unsigned_horizon)
-    if separating.twice:
-        identity = _said(item, found.separator, how.unsigned_horizon)
+    identity = _new_once(item, found.separator)
     if found.source is None and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(item.network, genesis, "genesis", item.observed_at, message=item.message, update=record)
-        yield Row(identity, "wanted", genesis.encode(), encode(wanted))
+        yield Row(identity, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     else:
-        yield Row(identity, "updates", update_key(item.network, named, stream), encode(record))
+        yield Row(identity, "updates", update_key(item.network, named, stream), encode(record), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
         fault = QuarantineRecord(
             stage="separator",
@@ -198,7 +206,8 @@ def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separat
             data=item.envelope.data,
             observed_at=item.observed_at,
         )
-        yield Row(identity + b"!", "quarantine", quarantine_key(*item.place), encode(fault))
+        message, _ = identities(item, item.origin, how.unsigned_horizon)
+        yield Row(message + b"!", "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
 
 
 def _of_batch(item: Decoded) -> Iterator[Row]:
@@ -210,4 +219,4 @@ def _of_batch(item: Decoded) -> Iterator[Row]:
     for cid in (content.batch, *item.previous):
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}".encode()
         wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
-        yield Row(blake2b(named, digest_size=16).digest(), "wanted", cid.encode(), encode(wanted))
+        yield Row(blake2b(named, digest_size=16).digest(), "wanted", cid.encode(), encode(wanted), item.observed_at)
