@@ -3,7 +3,7 @@ fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 
 import pyarrow as pa
@@ -45,14 +45,20 @@ RECEIVED = (
 """Tips out of blocks of others' batches: no table's rows yet, as what the batch claims is to be held against what is
 known."""
 
-_SHAPES = {name: columns_of(TABLES[name]) for name in FILLED} | {"received": RECEIVED}
+CLOCK = (
+    Column("log_partition", "int", "partition of `kiln.updates`"),
+    Column("at", "timestamp", "the greatest stamp of the partition's records in this micro-batch"),
+)
+"""Where the log's clock stands, as far as one micro-batch tells: ticks count, and have no row of their own."""
+
+_SHAPES = {name: columns_of(TABLES[name]) for name in FILLED} | {"received": RECEIVED, "clock": CLOCK}
 _STRUCTS = ", ".join(f"{name} struct<{ddl(columns)}>" for name, columns in _SHAPES.items())
 ROWS = f"table string, identity binary, {_STRUCTS}"
 
 
 def table_rows(records: DataFrame) -> DataFrame:
-    """Columns topic, partition, offset, stamp, key, value in; ROWS out: for each row its table, or "received", a digest
-    of what makes it one row, and its columns in the struct of that name, the other structs being null."""
+    """Columns topic, partition, offset, stamp, key, value in; ROWS out: for each row its table ("received", "clock":
+    none), a digest of what makes it one row, and its columns in the struct of that name; other structs are null."""
     source = records.select("topic", "partition", "offset", "stamp", "key", "value")
     return source.mapInArrow(_rows, ROWS)
 
@@ -71,8 +77,18 @@ def once_each(rows: DataFrame, remembered: str) -> DataFrame:
 
 
 def rows_of(rows: DataFrame, table: str) -> DataFrame:
-    """The rows of one table, or RECEIVED, with their columns."""
+    """The rows of one table, RECEIVED or CLOCK, with their columns."""
     return rows.where(F.col("table") == table).select(f"{table}.*")
+
+
+def at_the_clock(updates: DataFrame, before: Mapping[int, int]) -> DataFrame:
+    """Rows of the table `updates` in and out: `updated_at` is the log's clock, which stood at `before` (by partition,
+    µs) when the micro-batch began. A task knows only the stamps of its own records."""
+    if not before:
+        return updates
+    entries = [F.lit(each) for partition, micros in before.items() for each in (partition, micros)]
+    stood = F.timestamp_micros(F.create_map(*entries)[F.col("log_partition")])
+    return updates.withColumn("updated_at", F.greatest("updated_at", stood))
 
 
 def foreign(received: DataFrame, publications: DataFrame) -> DataFrame:
@@ -133,20 +149,28 @@ def _rows(batches: _Batches) -> _Batches:
     places = {name: place for place, name in enumerate(_SHAPES)}
     buffer = RowBuffer(schema)
     clock: dict[tuple[str, int], int] = {}
+    newest: dict[int, int] = {}
     for batch in batches:
         for topic, partition, offset, stamp, key, value in zip(
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
             # The log's clock is the greatest stamp so far (decision 1).
             now = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
-            if topic == "updates" and not key and not value:
-                continue  # a tick
+            if topic == "updates":
+                newest[partition] = offset
+                if not key and not value:
+                    continue  # a tick
             for table, identity, row in _read(topic, partition, offset, now, key or b"", value or b""):
                 columns: list[object] = [None] * len(places)
                 columns[places[table]] = dict(zip(names[table], row, strict=True))
                 if buffer.add((table, _digest(table, *identity), *columns), len(value or b"")):
                     yield from buffer.drain()
         yield from buffer.drain()
+    for partition, offset in newest.items():
+        columns = [None] * len(places)
+        columns[places["clock"]] = dict(zip(names["clock"], (partition, clock["updates", partition]), strict=True))
+        buffer.add(("clock", _digest("clock", partition, offset), *columns))
+    yield from buffer.drain()
 
 
 def _digest(*parts: object) -> bytes:

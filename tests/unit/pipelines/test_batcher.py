@@ -51,6 +51,7 @@ ANNA, BERT = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 
 
 EPOCH = Epoch("query", 0)
+NEVER_BEFORE = 2**53 - 1  # µs: of a clock that is ahead, so that an update counts as heard when it was stamped
 
 
 def update(
@@ -62,10 +63,10 @@ def update(
     origin: Origin = "LIVE",
     message: str = "author/00",
     epoch: Epoch = EPOCH,
+    heard: int = NEVER_BEFORE,
 ) -> bytes:
-    return encode(
-        UpdateRecord(network, origin, separator, "topic", stream, tip, None, message, epoch, Coordinates(0, 0, 0), 5)
-    )
+    at = Coordinates(0, 0, 0)
+    return encode(UpdateRecord(network, origin, separator, "topic", stream, tip, None, message, epoch, at, heard))
 
 
 def log_of(*records: tuple[int, bytes | None]) -> list[LogRecord]:
@@ -317,6 +318,7 @@ class Step(NamedTuple):
     tip: int
     separator: SeparatorRecord | None
     kind: str  # update, tick or garbage
+    ago: int  # µs between hearing and stamp; less than nothing: of a clock that is ahead
 
 
 steps = st.lists(
@@ -327,6 +329,7 @@ steps = st.lists(
         st.integers(0, 3),
         st.sampled_from((ANNA, BERT, None)),
         st.sampled_from(("update", "update", "tick", "garbage")),
+        st.sampled_from((0, 1, T // 2, T, 3 * T, -T)),
     ),
     max_size=25,
 )
@@ -338,7 +341,11 @@ def log_from(taken: Sequence[Step], partition: int = 0) -> list[LogRecord]:
         now += step.step
         values = {
             "update": update(
-                STREAMS[step.stream], TIPS[step.tip], separator=step.separator, message=f"{partition}/{offset}"
+                STREAMS[step.stream],
+                TIPS[step.tip],
+                separator=step.separator,
+                message=f"{partition}/{offset}",
+                heard=now - step.ago,
             ),
             "tick": TICK,
             "garbage": b"garbage",
@@ -351,12 +358,14 @@ def log_from(taken: Sequence[Step], partition: int = 0) -> list[LogRecord]:
 def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
     windows, expected = PartitionWindows(T), []
     for step, record in zip(taken, log_from(taken), strict=True):
-        for key, window in windows.advance(record.stamp):
-            tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
-            expected.append((key, window.opened_at, window.opened_at + T, tips))
+        closed = windows.advance(record.stamp)
         if step.kind == "update" and step.separator is not None:
             key = WindowKey("mainnet", "LIVE", step.separator.key, step.separator.value)
-            windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]))
+            heard = min(record.stamp, record.stamp - step.ago)
+            closed += windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]), heard)
+        for key, window in closed:
+            tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
+            expected.append((key, window.opened_at, window.opened_at + T, tips))
 
     batches, others = run(log_from(taken))
     found = [

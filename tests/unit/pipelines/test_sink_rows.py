@@ -438,6 +438,11 @@ def test_faults_in_one_place_are_as_many_as_their_reasons() -> None:
 
 
 def table_rows(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[dict[str, object]]:
+    """As `every_row`, without what tells the clock."""
+    return [row for row in every_row(records) if row["table"] != "clock"]
+
+
+def every_row(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[dict[str, object]]:
     """Rows of ROWS, from records (topic, partition, offset, stamp, key, value)."""
     names = ("topic", "partition", "offset", "stamp", "key", "value")
     types = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
@@ -496,8 +501,13 @@ def test_the_time_of_an_update_is_the_greatest_stamp_of_its_partition_so_far() -
     assert all(time.tzinfo is not None and time.utcoffset() == UTC.utcoffset(None) for time in updated_at(records))
 
 
-@pytest.mark.xfail(strict=True, reason="each task knows the greatest stamp of its own records only")
-def test_and_so_it_is_over_micro_batches() -> None:
-    first = ("updates", 0, 0, 30, b"", GOOD["updates"])
-    second = ("updates", 0, 1, 10, b"", GOOD["updates"])
-    assert updated_at([first]) + updated_at([second]) == updated_at([first, second])
+def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
+    value = GOOD["updates"]
+    stamps = [(0, 20, value), (0, 30, TICK), (0, 10, value), (1, 10, value)]
+    records = [
+        ("updates", partition, n, stamp, b"" if each else None, each)
+        for n, (partition, stamp, each) in enumerate(stamps)
+    ]
+    told = [row["clock"] for row in every_row(records) if row["table"] == "clock"]
+    found = {each["log_partition"]: each["at"].microsecond for each in told if isinstance(each, dict)}
+    assert found == {0: 30, 1: 10}

@@ -52,7 +52,7 @@ class Partition:
         for stamp, tick in self.log:
             windows.advance(stamp)
             if not tick:
-                windows.add(KEY, "stream", b"tip")
+                windows.add(KEY, "stream", b"tip", stamp)
         return len(windows)
 
 

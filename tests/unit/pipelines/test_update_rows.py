@@ -192,30 +192,46 @@ def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_gen
     assert MODEL.text in said.detail
 
 
-# ---------------------------------------------------------------- from one topic to the other
+# ---------------------------------------------------------------- an update is new once
 
 
-def identities_during_transition(*values: bytes) -> list[bytes]:
-    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
-    made = module._rows(Decoding(default_policy="either"), Separating(twice=True))
-    return [row["identity"] for batch in made(batches) for row in batch.to_pylist()]
+def identities_of(*values: bytes, fetch: bool = False) -> list[bytes]:
+    return [row["identity"] for row in rows(*values, fetch=fetch)]
 
 
-def test_what_an_author_says_on_both_topics_is_one_update() -> None:
+def test_an_update_announced_again_is_no_new_update() -> None:
+    """Neither by its author, nor by another, nor by nobody, nor on another topic, nor later."""
     data, topic = write_update(STREAM, TIP, MODEL.text), topic_name("testnet-clay", BY_MODEL)
-    on_one, on_the_other = frame(signed(data)), frame(signed(data, topic, b"\0\2"))
-    first, second = identities_during_transition(on_one, on_the_other)
-    assert first == second
-    apart = [row["identity"] for row in rows(on_one, on_the_other)]
-    assert apart[0] != apart[1]  # else it is said again, and is another message
+    other = Message(data=data, topic=CLAY, seqno=b"\0\3")
+    sign(other, Ed25519PrivateKey.from_private_bytes(b"another author's key, 32 bytes.."))
+    found = identities_of(
+        frame(signed(data)),
+        frame(signed(data, seqno=b"\0\2")),
+        frame(signed(data, topic, b"\0\2")),
+        frame(other),
+        frame(unsigned(data), at=1_700_050_000_000_000),
+    )
+    assert len(found) == 5
+    assert len(set(found)) == 1
 
 
-def test_two_tips_and_two_authors_are_two_updates_during_a_transition_too() -> None:
+def test_another_tip_another_origin_and_another_separator_are_another_update() -> None:
+    """A false claim must not mask the true separator."""
     data = write_update(STREAM, TIP, MODEL.text)
-    by_nobody, later = unsigned(data), frame(signed(data), at=1_700_050_000_000_000)
-    other = signed(write_update(STREAM, cid_text(block_cid(b"another tip")), MODEL.text))
-    found = identities_during_transition(frame(signed(data)), frame(by_nobody), frame(other), later)
-    assert len(set(found)) == 4
+    found = identities_of(
+        frame(signed(data)),
+        frame(signed(write_update(STREAM, cid_text(block_cid(b"another tip")), MODEL.text))),
+        frame(signed(data), origin="REPLAY"),
+        frame(signed(data, topic_name("testnet-clay", CONTROLLER), b"\0\2")),
+        frame(signed(write_update(STREAM, TIP))),
+    )
+    assert len(set(found)) == 5
+
+
+def test_rows_say_when_they_were_heard() -> None:
+    batches = iter([pa.RecordBatch.from_pydict(columns(frame(signed(write_update(STREAM, TIP)), at=17)))])
+    made = module._rows(Decoding(default_policy="either"), Separating())
+    assert [row["heard_at"] for batch in made(batches) for row in batch.to_pylist()] == [17]
 
 
 # ---------------------------------------------------------------- what must be fetched
@@ -343,14 +359,6 @@ def test_only_good_updates_have_rows() -> None:
         (77, 5, "LIVE"),
         (81, 0, "REPLAY"),
     ]
-
-
-def test_copies_of_a_message_have_one_identity_and_origins_do_not_mix() -> None:
-    message = signed(write_update(STREAM, TIP))
-    values = [frame(message), frame(message, at=1_700_050_000_000_000), frame(message, origin="REPLAY")]
-    first, again, replayed = (row["identity"] for row in rows(*values))
-    assert first == again
-    assert first != replayed
 
 
 def test_a_message_is_announced_by_each_of_its_networks() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
 from schemas.log import MAX_EPOCH_WRITERS
 
-T = 10
+T, G = 10, 4
 
 KEYS = (
     WindowKey("mainnet", "LIVE", "model", "ka"),
@@ -30,14 +30,16 @@ class Update(NamedTuple):
     key: WindowKey
     stream: str
     tip: bytes
+    heard: int
 
 
 class Entry(NamedTuple):
-    """A record of the log; with no update it is a tick. `length`: T of who reads it."""
+    """A record of the log; with no update it is a tick. `length`, `grace`: T and G of who reads it."""
 
     stamp: int
     update: Update | None
     length: int = T
+    grace: int = G
 
 
 class Emitted(NamedTuple):
@@ -55,16 +57,16 @@ def model(log: Sequence[Entry]) -> set[Emitted]:
     clock = list(accumulate((entry.stamp for entry in log), max))
     batches: set[Emitted] = set()
     for key in KEYS:
-        rest = [n for n, entry in enumerate(log) if entry.update and entry.update.key == key]
+        rest = [(n, entry.update) for n, entry in enumerate(log) if entry.update and entry.update.key == key]
         while rest:
-            opened_at = clock[rest[0]]
-            closes_at = opened_at + log[rest[0]].length
-            taken = [log[n].update for n in rest if clock[n] < closes_at]
-            rest = [n for n in rest if clock[n] >= closes_at]
-            tips = frozenset((update.stream, update.tip) for update in taken if update)
-            at = next((n for n in range(len(log)) if clock[n] >= closes_at), None)
-            if at is not None:
-                batches.add(Emitted(at, key, opened_at, closes_at, tips))
+            (first, (_, _, _, t0)), length, grace = rest[0], log[rest[0][0]].length, log[rest[0][0]].grace
+            by_clock = next((n for n, now in enumerate(clock) if now >= clock[first] + length + grace), len(log))
+            by_hearing = next((n for n, update in rest if update.heard >= t0 + length), len(log))
+            end = min(by_clock, by_hearing)
+            tips = frozenset((update.stream, update.tip) for n, update in rest if n < end)
+            rest = [(n, update) for n, update in rest if n >= end]
+            if end < len(log):
+                batches.add(Emitted(end, key, t0, t0 + length, tips))
     return batches
 
 
@@ -72,59 +74,81 @@ def read(log: Iterable[tuple[int, Entry]], windows: PartitionWindows) -> list[Em
     """The log, numbered, through the windows, in the order in which batches come out."""
     emitted = []
     for n, entry in log:
-        for key, window in windows.advance(entry.stamp):
+        closed = windows.advance(entry.stamp)
+        if entry.update:
+            closed += windows.add(*entry.update)
+        for key, window in closed:
             tips = frozenset((stream, tip) for stream, tips in window.tips.items() for tip in tips)
             emitted.append(Emitted(n, key, window.opened_at, window.closes_at, tips))
-        if entry.update:
-            windows.add(*entry.update)
     return emitted
 
 
+def new(state: bytes = b"") -> PartitionWindows:
+    return PartitionWindows(T, state, G)
+
+
 updates = st.builds(
-    Update, st.sampled_from(KEYS), st.sampled_from(("s1", "s2", "s3")), st.sampled_from((b"t1", b"t2", b"t3"))
+    Update,
+    st.sampled_from(KEYS),
+    st.sampled_from(("s1", "s2", "s3")),
+    st.sampled_from((b"t1", b"t2", b"t3")),
+    st.integers(-5, 60),
 )
-free = st.builds(Entry, st.integers(0, 60), st.none() | updates, st.just(T))
+free = st.builds(Entry, st.integers(0, 60), st.none() | updates, st.just(T), st.just(G))
 
 
 @st.composite
 def paced(draw: st.DrawFn) -> list[Entry]:
-    """A log whose clock mostly goes on, in steps that meet the ends of windows, and sometimes back."""
-    steps = draw(st.lists(st.tuples(st.sampled_from((0, 0, 1, 3, T - 1, T, -1, -T)), st.none() | updates)))
-    stamps = accumulate((step for step, _ in steps), initial=1_000)
-    return [Entry(stamp, update) for stamp, (_, update) in zip(stamps, steps, strict=False)]
+    """A log whose clock mostly goes on, in steps that meet the ends of windows, and sometimes back; what it holds was
+    heard up to a window before."""
+    steps = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from((0, 0, 1, 3, T - 1, T, T + G, -1, -T)),
+                st.sampled_from((0, 0, 1, 3, T - 1, T, T + 1)),
+                st.none() | updates,
+            )
+        )
+    )
+    stamps = accumulate((step for step, _, _ in steps), initial=1_000)
+    return [
+        Entry(stamp, update and update._replace(heard=stamp - ago))
+        for stamp, (_, ago, update) in zip(stamps, steps, strict=False)
+    ]
 
 
 logs = st.lists(free, max_size=40) | paced()
 
 
 @given(logs)
-@example([Entry(5, Update(KEYS[0], "s1", b"t1")), Entry(15, Update(KEYS[0], "s1", b"t1")), Entry(25, None)])
+@example([Entry(5, Update(KEYS[0], "s1", b"t1", 5)), Entry(19, Update(KEYS[0], "s1", b"t1", 5)), Entry(33, None)])
+@example([Entry(5, Update(KEYS[0], "s1", b"t1", 5)), Entry(5, Update(KEYS[0], "s1", b"t1", 15)), Entry(33, None)])
 def test_windows_are_those_of_the_model(log: list[Entry]) -> None:
-    emitted = read(enumerate(log), PartitionWindows(T))
+    emitted = read(enumerate(log), new())
     assert len(emitted) == len(set(emitted))
     assert set(emitted) == model(log)
 
 
 @given(logs, st.sets(st.integers(0, 40)))
 def test_micro_batches_and_restarts_change_nothing(log: list[Entry], cuts: set[int]) -> None:
-    whole = PartitionWindows(T)
+    whole = new()
     expected = read(enumerate(log), whole)
 
     numbered = list(enumerate(log))
     state, emitted = b"", []
     for start, end in pairwise([0, *sorted(cut for cut in cuts if cut < len(log)), len(log)]):
-        windows = PartitionWindows(T, state)
+        windows = new(state)
         emitted += read(numbered[start:end], windows)
         state = windows.dump()
 
     # the order as well, as it is the order in Kafka
     assert emitted == expected
-    assert state == (whole.dump() if log else PartitionWindows(T).dump())
+    assert state == (whole.dump() if log else new().dump())
 
 
 @given(st.lists(logs, min_size=2, max_size=3))
 def test_partitions_do_not_meet(partitions: list[list[Entry]]) -> None:
-    windows = [PartitionWindows(T) for _ in partitions]
+    windows = [new() for _ in partitions]
     emitted: list[list[Emitted]] = [[] for _ in partitions]
     for n in range(max(map(len, partitions))):
         for log, own, out in zip(partitions, windows, emitted, strict=True):
@@ -132,13 +156,13 @@ def test_partitions_do_not_meet(partitions: list[list[Entry]]) -> None:
     assert [set(out) for out in emitted] == [model(log) for log in partitions]
 
 
-@given(st.lists(st.tuples(st.integers(1, 2 * T), st.lists(free, max_size=8)), max_size=6))
-def test_a_window_keeps_the_length_it_was_opened_with(runs: list[tuple[int, list[Entry]]]) -> None:
-    log = [entry._replace(length=length) for length, entries in runs for entry in entries]
+@given(st.lists(st.tuples(st.integers(1, 2 * T), st.integers(0, T), st.lists(free, max_size=8)), max_size=6))
+def test_a_window_keeps_the_length_and_grace_it_was_opened_with(runs: list[tuple[int, int, list[Entry]]]) -> None:
+    log = [entry._replace(length=length, grace=grace) for length, grace, entries in runs for entry in entries]
     numbered = enumerate(log)
     state, emitted = b"", []
-    for length, entries in runs:
-        windows = PartitionWindows(length, state)
+    for length, grace, entries in runs:
+        windows = PartitionWindows(length, state, grace)
         emitted += read([next(numbered) for _ in entries], windows)
         state = windows.dump()
     assert set(emitted) == model(log)
@@ -147,10 +171,10 @@ def test_a_window_keeps_the_length_it_was_opened_with(runs: list[tuple[int, list
 def test_a_shorter_window_opened_later_closes_first() -> None:
     windows = PartitionWindows(100)
     windows.advance(1_000)
-    windows.add(KEYS[0], "s1", b"t1")
+    windows.add(KEYS[0], "s1", b"t1", 1_000)
     windows = PartitionWindows(10, windows.dump())
     windows.advance(1_001)
-    windows.add(KEYS[1], "s2", b"t2")
+    windows.add(KEYS[1], "s2", b"t2", 1_001)
     assert [closed.key for closed in windows.advance(1_011)] == [KEYS[1]]
     assert [closed.key for closed in windows.advance(1_100)] == [KEYS[0]]
 
@@ -163,7 +187,7 @@ def test_each_network_origin_and_separator_has_windows_of_its_own() -> None:
     windows = PartitionWindows(T)
     windows.advance(0)
     for n, key in enumerate(KEYS):
-        windows.add(key, "stream", b"tip %d" % n)
+        windows.add(key, "stream", b"tip %d" % n, 0)
     assert closed_by(windows, T) == {key: {"stream": {b"tip %d" % n}} for n, key in enumerate(KEYS)}
 
 
@@ -171,32 +195,80 @@ def test_a_tip_counts_once_in_a_window_and_again_in_the_next() -> None:
     windows = PartitionWindows(T)
     for stamp in (100, 105, 109):
         assert not windows.advance(stamp)
-        windows.add(KEYS[0], "s1", b"t1")
+        windows.add(KEYS[0], "s1", b"t1", stamp)
     assert closed_by(windows, 110) == {KEYS[0]: {"s1": {b"t1"}}}
-    windows.add(KEYS[0], "s1", b"t1")
+    windows.add(KEYS[0], "s1", b"t1", 110)
     assert closed_by(windows, 120) == {KEYS[0]: {"s1": {b"t1"}}}
 
 
-def test_a_window_ends_just_before_its_first_update_plus_t() -> None:
+def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
+    """A catch-up: one stamp for all, and still the windows of hearing time, as soon as the next one begins."""
     windows = PartitionWindows(T)
-    windows.advance(103)  # windows are not aligned to anything
-    windows.add(KEYS[0], "s1", b"t1")
-    assert windows.advance(112) == []
-    windows.add(KEYS[0], "s1", b"t2")
+    windows.advance(1_000)
+    ended = [windows.add(KEYS[0], "s1", b"t%d" % heard, heard) for heard in (103, 112, 113, 122, 123)]
+    assert [[(each.window.opened_at, each.window.tips) for each in closed] for closed in ended] == [
+        [],
+        [],
+        [(103, {"s1": {b"t103", b"t112"}})],
+        [],
+        [(113, {"s1": {b"t113", b"t122"}})],
+    ]
+    (last,) = windows.advance(1_010)
+    assert (last.window.opened_at, last.window.closes_at, last.window.tips) == (123, 133, {"s1": {b"t123"}})
+
+
+def test_what_was_heard_before_the_first_is_late_but_in() -> None:
+    windows = PartitionWindows(T)
+    windows.advance(103)
+    windows.add(KEYS[0], "s1", b"t1", 100)
+    assert windows.add(KEYS[0], "s1", b"t2", 40) == []
     (closed,) = windows.advance(113)
     assert isinstance(closed, ClosedWindow)
-    assert (closed.window.opened_at, closed.window.closes_at) == (103, 113)
+    assert (closed.window.opened_at, closed.window.closes_at) == (100, 110)
     assert closed.window.tips == {"s1": {b"t1", b"t2"}}
+
+
+def test_the_clock_ends_a_window_t_and_g_after_its_first_update_was_written() -> None:
+    windows = new()
+    windows.advance(103)
+    windows.add(KEYS[0], "s1", b"t1", 90)
+    assert windows.advance(103 + T + G - 1) == []
+    windows.add(KEYS[0], "s1", b"t2", 99)
+    (closed,) = windows.advance(103 + T + G)
+    assert (closed.window.opened_at, closed.window.closes_at) == (90, 100)
+    assert closed.window.tips == {"s1": {b"t1", b"t2"}}
+
+
+def test_a_window_that_an_update_ended_is_not_ended_again_by_the_clock() -> None:
+    windows = PartitionWindows(T)
+    windows.advance(100)
+    windows.add(KEYS[0], "s1", b"t1", 100)
+    windows.advance(105)
+    assert len(windows.add(KEYS[0], "s1", b"t2", 110)) == 1
+    assert windows.advance(110) == []  # where the first would have ended
+    assert closed_by(windows, 115) == {KEYS[0]: {"s1": {b"t2"}}}
 
 
 def test_a_stamp_that_goes_back_does_not_move_the_clock() -> None:
     windows = PartitionWindows(T)
     windows.advance(100)
     windows.advance(40)
-    windows.add(KEYS[0], "s1", b"t1")
+    windows.add(KEYS[0], "s1", b"t1", 40)
     assert windows.advance(109) == []
     (closed,) = windows.advance(110)
-    assert closed.window.opened_at == 100
+    assert closed.window.opened_at == 40
+
+
+def test_a_window_of_a_state_from_before_hearing_time_runs_by_the_clock_alone() -> None:
+    old = msgspec.msgpack.encode([100, [[list(KEYS[0]), [95, 105, {"s1": [b"t1"]}]]], None, [], []])
+    windows = PartitionWindows(T, old, G)
+    windows.advance(104)
+    assert windows.add(KEYS[0], "s1", b"t2", 1) == []
+    assert windows.add(KEYS[0], "s1", b"t3", 9_999) == []
+    windows = PartitionWindows(T, windows.dump(), G)
+    (closed,) = windows.advance(105)
+    assert (closed.window.opened_at, closed.window.closes_at) == (95, 105)
+    assert closed.window.tips == {"s1": {b"t1", b"t2", b"t3"}}
 
 
 def test_ticks_flush_separators_that_fell_silent() -> None:
@@ -204,7 +276,7 @@ def test_ticks_flush_separators_that_fell_silent() -> None:
     empty = len(windows.dump())
     for n, key in enumerate(KEYS):
         windows.advance(1_000 * n)
-        windows.add(key, "s1", b"t1")
+        windows.add(key, "s1", b"t1", 1_000 * n)
     state, flushed = windows.dump(), []
     assert len(PartitionWindows(1_000_000, state)) == len(KEYS)
     for tick in range(100_000, 1_300_000, 100_000):  # each in a micro-batch of its own
@@ -285,8 +357,8 @@ def test_ids_of_past_epochs_are_not_kept() -> None:
 
 @given(logs, arrivals)
 def test_equal_states_are_equal_bytes(log: list[Entry], seen: list[tuple[str, int, str]]) -> None:
-    windows = PartitionWindows(T)
+    windows = new()
     read(enumerate(log), windows)
     for arrival in seen:
         windows.repeats(*arrival)
-    assert PartitionWindows(T, windows.dump()).dump() == windows.dump()
+    assert new(windows.dump()).dump() == windows.dump()
