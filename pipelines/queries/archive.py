@@ -17,7 +17,7 @@ from schemas.queries import QUERIES
 
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query."""
-    session = plan.session()
+    session = plan.new_session()
     plan.lake.create(QUERIES["archive"].tables)
     archive = _Archive(plan)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)

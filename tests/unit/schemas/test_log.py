@@ -10,7 +10,7 @@ from conf.errors import SettingsError
 from conf.settings.reading import load_settings
 from pipelines.logic.windows import PartitionWindows
 from pipelines.transforms.messages import PART
-from schemas.log import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS
+from schemas.log import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
 from schemas.records import QuarantineRecord, encode
 
 
@@ -52,3 +52,16 @@ def test_the_topics_by_stream_are_kept_for_ever_and_only_windows_bind_a_topic_fo
 def test_the_largest_part_of_what_is_quarantined_fits_a_record() -> None:
     record = QuarantineRecord("message", "not_json", "x" * 1_000, b"\xff" * PART, 2**63 - 1)
     assert len(encode(record)) < MAX_RECORD
+
+
+def test_lag_counts_what_is_there_and_not_read() -> None:
+    ends = {"kiln.frames": {0: 110, 1: 60, 2: 9}, "kiln.blocks": {0: 5}}
+    assert lag({}, ends) == 110 + 60 + 9 + 5
+    assert lag({"kiln.frames": {0: 100, 1: 60}}, ends) == 10 + 9 + 5
+    assert lag(ends, ends) == 0
+    # partition 1 was read up to 20, and the broker removed what is before 50
+    assert lag({"kiln.frames": {0: 100, 1: 20}}, ends, {"kiln.frames": {0: 0, 1: 50, 2: 3}}) == 10 + 10 + 6 + 5
+
+
+def test_what_was_read_beyond_the_ends_that_were_asked_for_is_no_lag() -> None:
+    assert lag({"kiln.frames": {0: 120}, "kiln.other": {0: 7}}, {"kiln.frames": {0: 110}}) == 0
