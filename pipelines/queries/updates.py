@@ -15,6 +15,6 @@ from schemas.queries import QUERIES
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query. A crash may write a micro-batch twice, under the same epoch."""
     check_samples()
-    records = stream_topics(plan.session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
+    records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
     rows = first_copies(updates(records, plan.decoding, plan.separating), plan.remembered, plan.broker.prefix)
     return start_query("updates", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))
