@@ -30,7 +30,7 @@ from kafka.structs import OffsetAndMetadata
 
 from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
 from bridge.fetching.offsets import Ledger
-from bridge.fetching.pending import Desk, Memory, Options, Output, Place
+from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
 from bridge.ipfs import Blocks
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
@@ -58,7 +58,7 @@ class Fetcher(KafkaThread):
         bootstrap_servers: str | Sequence[str],
         client_options: Mapping[str, object],
         prefix: str,
-        options: Options,
+        options: FetchingOptions,
         blocks: Blocks,
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = _now_us,

@@ -17,7 +17,7 @@ import trio
 from bridge.bep50.carrier import CarrierError
 from bridge.capture.spool import SinkError
 from bridge.fetching.fetcher import Fetcher
-from bridge.node.host import NodeError
+from bridge.node.addresses import NodeError
 from bridge.node.keys import KeyFileError
 from bridge.node.seqno import SeqnoError
 from bridge.process.wiring import Bridge

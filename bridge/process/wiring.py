@@ -14,18 +14,19 @@ import trio
 from bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from bridge.capture.spool import FrameSink
 from bridge.fetching.fetcher import Fetcher
-from bridge.fetching.pending import Options as Fetching
-from bridge.gossip.router import Options
+from bridge.fetching.pending import FetchingOptions
+from bridge.gossip.options import RouterOptions
 from bridge.ipfs import Blocks, open_blocks
 from bridge.kafka.producers import StoppableKafkaProducer
 from bridge.kafka.quarantine import Quarantine
 from bridge.node.discovery import Discovery, DiscoveryOptions
-from bridge.node.host import Node, NodeOptions, NodeView, TopicSaving
+from bridge.node.host import Node
 from bridge.node.keys import load_or_create
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno, SeqnoError
+from bridge.node.view import NodeView, TopicSaving
 from bridge.process.interests import InterestsFile, wanted_topics
-from bridge.publishing.outbox import Options as Publishing
-from bridge.publishing.outbox import PublishError
+from bridge.publishing.outbox import PublishError, PublishingOptions
 from bridge.publishing.pins import Pins
 from bridge.publishing.publisher import Publisher
 from bridge.publishing.transition import HeightWatch, Topics, Transition
@@ -69,7 +70,7 @@ class Bridge:
             network=settings.network,
             listen=settings.bridge.listen,
             bootstrap=settings.bridge.bootstrap,
-            gossip=Options(policy=settings.policy.of(settings.network)),
+            gossip=RouterOptions(policy=settings.policy.of(settings.network)),
             bundles=Bundles(settings.topic_table.bundles),
             send_indices=settings.topic_table.send,
             agent="kiln/0.1.0",
@@ -106,7 +107,7 @@ class Bridge:
             settings.kafka.server_list(),
             settings.kafka.security_options(),
             settings.kafka.prefix,
-            Publishing(settings.network, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
+            PublishingOptions(settings.network, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
             publish,
             lambda: None,
             self._pins(),
@@ -132,7 +133,7 @@ class Bridge:
             settings.kafka.server_list(),
             settings.kafka.security_options(),
             settings.kafka.prefix,
-            Publishing(
+            PublishingOptions(
                 settings.network,
                 timeout,
                 retry_every=_LOOK_AGAIN,
@@ -171,7 +172,7 @@ class Bridge:
             settings.kafka.server_list(),
             settings.kafka.security_options(),
             settings.kafka.prefix,
-            Fetching(
+            FetchingOptions(
                 settings.network,
                 at_most=settings.ipfs.at_most,
                 timeout=micros(settings.ipfs.timeout),

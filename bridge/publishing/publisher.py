@@ -34,7 +34,7 @@ from kafka.structs import OffsetAndMetadata
 from bridge.ipfs import BlocksAwayError
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
-from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Options, Outbox, Output, Place
+from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Outbox, Output, Place, PublishingOptions
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 
@@ -56,7 +56,7 @@ class Publisher(KafkaThread):
         bootstrap_servers: str | Sequence[str],
         client_options: Mapping[str, object],
         prefix: str,
-        options: Options,
+        options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
         keeper: Keeper,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bridge.node.host import TopicSaving
+from bridge.node.view import TopicSaving
 from bridge.process.wiring import _savings
 from bridge.status import (
     BridgeStatus,
