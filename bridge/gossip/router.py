@@ -35,7 +35,8 @@ from bridge.gossip.parts import split
 from bridge.gossip.peers import Fanout, PeerState
 from bridge.gossip.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from bridge.gossip.score import Score
-from bridge.gossip.table_side import Direction, Item, Saving, Savings, TableSide
+from bridge.gossip.table_side import Item, Savings, TableSide
+from bridge.status import SavingDirection, SavingStatus
 from schemas.identity import Policy, Verdict, judge
 from schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -137,7 +138,7 @@ class Router:
         """What references by index took, and would have taken as names, by direction and topic, over all peers."""
         return self._table.savings()
 
-    def savings_of(self, peer: PeerID) -> Mapping[tuple[Direction, str], Saving]:
+    def savings_of(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """The same of one connected peer."""
         return self._table.savings_of(peer)
 

@@ -13,8 +13,9 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
+from copy import copy
 from itertools import chain
 from typing import Final
 
@@ -38,8 +39,7 @@ from bridge.capture.tap import Connection
 from bridge.gossip.outcomes import Deliver, PeerID, Send
 from bridge.gossip.protocols import VERSIONS
 from bridge.gossip.router import Router, verifier
-from bridge.gossip.table_side import Direction as TableDirection
-from bridge.gossip.table_side import Saving, TableSide
+from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.addresses import BootstrapPeer, NodeError, bootstrap_peers, free_to_listen, socket_address, tcp_address
 from bridge.node.closing import hang_up, reset, shielded
@@ -47,7 +47,8 @@ from bridge.node.links import Inbound, Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
-from bridge.node.view import BootstrapInfo, NodeView, PeerInfo, TopicSaving
+from bridge.node.view import BootstrapInfo, NodeView
+from bridge.status import PeerStatus, SavingStatus
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -271,7 +272,7 @@ class Node:
                 continue
             known = views.get(link.peer)
             peers.append(
-                PeerInfo(
+                PeerStatus(
                     peer=peer_text(link.peer),
                     agent=session.agent,
                     protocol=session.protocol,
@@ -283,7 +284,7 @@ class Node:
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
-                    savings=_savings(self.router.savings_of(link.peer)),
+                    savings=_savings(self.router.savings_of(link.peer).values()),
                 )
             )
         counters = Counter(self.router.counters)
@@ -312,7 +313,7 @@ class Node:
             dropped=self.counters["dropped"],
             paused=self._sink.full,
             counters=dict(counters),
-            savings=_savings(self.router.savings),
+            savings=_savings(self.router.savings.values()),
         )
 
     # ------------------------------------------------------------------ connections
@@ -690,11 +691,9 @@ class _Notifee(INotifee):
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
-def _savings(savings: Mapping[tuple[TableDirection, str], Saving]) -> tuple[TopicSaving, ...]:
-    return tuple(
-        TopicSaving(topic, direction, saving.references, saving.as_names, saving.as_indices)
-        for (direction, topic), saving in savings.items()
-    )
+def _savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """Copies: the router counts on in its own."""
+    return tuple(map(copy, savings))
 
 
 def _from_any_thread(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
