@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from awaiting import wait_until
 from conftest import free_ports
 from deltalake import DeltaTable
-from kiln_process import Kiln, end
-from log_model import Emitted, Update, expected_batches, read_batches, read_log
+from kit.awaiting import wait_until
+from kit.kiln_process import Kiln, end
+from kit.log_model import Emitted, Update, expected_batches, read_batches, read_log
 
 from deploy.embedded.broker import EmbeddedBroker
 from schemas.tables import TABLES

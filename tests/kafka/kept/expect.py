@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from conftest import free_ports
-from log_model import read_log
+from kit.log_model import read_log
 from test_upgrade import COMPARED, REPLAYED, is_long, long_windows, rows, status, summary, unpack
 
 from deploy.embedded.broker import EmbeddedBroker
