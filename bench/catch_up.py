@@ -15,7 +15,7 @@ from bench.runs import BenchError
 from conf.settings.model import JobName, Settings
 from pipelines.launch import launch
 from pipelines.spark.progress import ProgressListener
-from pipelines.supervisor import in_words
+from pipelines.supervisor import failure_text
 from schemas.queries import QUERIES
 
 _PATIENCE = 300.0  # s without a micro-batch
@@ -66,7 +66,7 @@ def catch_up(spark: SparkSession, settings: Settings, name: JobName, ends: Mappi
         moved = time.monotonic()
         while not listener.reached.wait(0.1):
             if not query.isActive:
-                raise BenchError(f"{name} stopped: {in_words(query.exception())}")
+                raise BenchError(f"{name} stopped: {failure_text(query.exception())}")
             if listener.moved.is_set():
                 listener.moved.clear()
                 moved = time.monotonic()

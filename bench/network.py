@@ -34,9 +34,13 @@ from multiaddr import Multiaddr
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
 from bridge.capture.spool import FrameSink
-from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.outcomes import Deliver, PeerID, Send
+from bridge.gossip.router import Router, verifier
 from bridge.kafka.producers import StoppableKafkaProducer
-from bridge.node.host import Node, NodeOptions, _Link, _Session
+from bridge.node.host import Node
+from bridge.node.links import Link, Session
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import free_ports
@@ -83,7 +87,7 @@ class _Mute(Router):
 class _Blind(Node):
     """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
 
-    def _incoming(self, link: _Link, session: _Session, payload: bytes, declared: int) -> None:
+    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int) -> None:
         if len(payload) < SIZE:
             super()._incoming(link, session, payload, declared)
         else:
@@ -311,7 +315,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     counter = _Counter(pipe, count)
     sink = _sink(side, counter, by_message, folder, servers)
     key = Ed25519PrivateKey.generate()
-    gossip = Options()
+    gossip = RouterOptions()
     router = router_type(
         peer_of(key), gossip, random.Random(0), verifier(gossip.policy) if verified else lambda message: Verdict.GOOD
     )

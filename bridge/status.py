@@ -3,45 +3,72 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+SavingDirection = Literal["received", "sent"]
 
-class SavingStatus(Struct, frozen=True):
-    """References to a topic by index, received or sent: how many, and the bytes they took and would have as names."""
+
+class SavingStatus(Struct):
+    """References to a topic by index, in one direction: how many, and the bytes on the wire that they took as indices
+    and would have taken as names. Bytes of the field alone: tag, length and value.
+
+    The router counts in it, so it changes until it is copied.
+    """
 
     topic: str
-    direction: str
-    references: int
-    as_names: int
-    as_indices: int
+    direction: SavingDirection
+    references: int = 0
+    as_names: int = 0
+    as_indices: int = 0
+
+    def add(self, more: SavingStatus) -> None:
+        """Adds the counts of another one."""
+        self.references += more.references
+        self.as_names += more.as_names
+        self.as_indices += more.as_indices
 
 
 class PeerStatus(Struct, frozen=True):
-    """A peer with which pubsub is spoken; `outbound`: we dialled; `savings` since its stream opened."""
+    """A peer with which the node speaks pubsub."""
 
     peer: str
     agent: str
     protocol: str
     address: str
     outbound: bool
+    """the node dialled"""
     score: float
     frames_in: int
     frames_out: int
     dropped: int
     savings: tuple[SavingStatus, ...] = ()
+    """since the stream opened"""
+    topics: int = 0
+    queued: int = 0
+    """bytes that wait to be sent to the peer"""
 
 
 class SpoolStatus(Struct, frozen=True):
-    """Frames on their way to Kafka."""
+    """Frames on their way to Kafka, since the bridge started."""
 
     put: int
+    """frames taken"""
     acknowledged: int
+    """frames that Kafka has, with those of an earlier run's spool"""
     memory_bytes: int
     disk_bytes: int
+    """bytes of the spool's files now"""
     full: bool
     error: str | None = None
+    waiting: int = 0
+    """frames that Kafka does not have yet (of a spool from an earlier run: at most)"""
+    spooled: int = 0
+    """frames written to the spool"""
+    torn_bytes: int = 0
+    """bytes of the spool that could not be read back"""
 
 
 class PublisherStatus(Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""Kiln's streaming queries, and all that they are made of."""

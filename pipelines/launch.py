@@ -1,4 +1,4 @@
-"""From settings to running queries: each setting becomes a plain value here, and reaches a query in its `Plan`."""
+"""From settings to running queries: each setting becomes a plain value here, and reaches a query in the `Plan`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def launch(
     listener: StreamingQueryListener | None = None,
     report: Report = unheard,
 ) -> StreamingQuery:
-    """Starts one query as the settings say. BundleError: those of the settings contradict what was once known."""
+    """Starts one query as the settings say.
+
+    DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
+    settings contradict those of the table `bundles`.
+    """
     start: Callable[[Plan], StreamingQuery] = import_module(f"pipelines.queries.{name}").start
     return start(plan(name, spark, settings, listener, report))
 
@@ -65,9 +69,9 @@ def plan(
 
 
 def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
-    """How to decode as the settings say, with all topic bundles that are known: theirs, and those of the table.
+    """How to decode as the settings say, with all topic bundles of the settings and of the table `bundles`.
 
-    `remember`: those of the settings go into the table. BundleError: the two contradict each other.
+    `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
     """
     lake = Lake(str(settings.lake))
     given = Bundles(settings.topic_table.bundles)
@@ -86,7 +90,8 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
 
 
 def separating(settings: Settings) -> Separating:
-    """Verified separators are looked up in any case, as an earlier run may have learnt them."""
+    """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
+    learnt separators there, although this run fetches no blocks."""
     kafka = settings.kafka
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
     return Separating(streams, fetch=bool(settings.ipfs.api))

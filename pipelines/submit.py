@@ -1,6 +1,7 @@
 """One query as a Spark application of its own: what `spark-submit pipelines/jobs/NAME.py` runs.
 
-Settings come as everywhere (`conf.settings.reading`: KILN_CONFIG, KILN_…). spark-submit sets master, memory and jars.
+The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. What spark-submit is
+given of master, memory and jars weighs more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import json
 import signal
 import sys
 import threading
-from types import FrameType
 
 from conf.errors import KilnError
 from conf.settings.model import JobName
@@ -21,17 +21,15 @@ _REPORT_EVERY = 10.0  # s
 
 
 def main(name: JobName) -> int:
-    """Runs a query until SIGTERM or SIGINT, and says on stdout how it goes, a JSON object a line. The exit status."""
+    """Runs a query until SIGTERM or SIGINT. Every ten seconds prints how the query fares, as one line of JSON.
+
+    Returns the exit status: 0 after a signal, 1 where the query gave up, 2 where the settings are wrong.
+    """
     try:
         settings = load_settings()
     except KilnError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    stop = threading.Event()
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
     spark = create_session(
         f"kiln-{name}",
         master=settings.spark.master,
@@ -40,16 +38,15 @@ def main(name: JobName) -> int:
         jars=(),
         extra=settings.spark.conf,
     )
-    signal.signal(signal.SIGTERM, asked)
-    signal.signal(signal.SIGINT, asked)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])
     try:
         supervisor.start()
-        while not stop.wait(1.0):
+        while not stop.wait(_REPORT_EVERY):
             supervisor.check()
-            if stop.wait(_REPORT_EVERY - 1.0):
-                break
-            _say(supervisor, name)
+            print(json.dumps(_report(supervisor, name)), flush=True)
     except GaveUpError as error:
         print(error, file=sys.stderr)
         return 1
@@ -59,15 +56,15 @@ def main(name: JobName) -> int:
     return 0
 
 
-def _say(supervisor: Supervisor, name: JobName) -> None:
+def _report(supervisor: Supervisor, name: JobName) -> dict[str, object]:
+    report: dict[str, object] = {"query": name, "errors": supervisor.errors}
     progress = supervisor.progress.get(name)
-    line: dict[str, object] = {"query": name, "errors": supervisor.errors}
-    if progress is not None:
-        line |= {
-            "batch_id": progress.batch_id,
-            "batch_ms": progress.batch_ms,
-            "records": progress.records,
-            "processed_per_second": round(progress.processed_rate, 1),
-            "read": progress.read,
-        }
-    print(json.dumps(line), flush=True)
+    if progress is None:
+        return report
+    return report | {
+        "batch_id": progress.batch_id,
+        "batch_ms": progress.batch_ms,
+        "records": progress.records,
+        "processed_per_second": round(progress.processed_rate, 1),
+        "read": progress.read,
+    }

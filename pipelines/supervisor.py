@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from conf.backoff import pause_after
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
 from pipelines.lake.lake import Lake
@@ -20,23 +21,29 @@ from pipelines.spark.ticks import Ticker
 from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
 
-_LONGEST_PAUSE = 30.0  # s between two attempts to start a query again
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
 
 @dataclass
-class _Running:
+class _Run:
+    """How one query fares."""
+
     query: StreamingQuery
     failures: int = 0
-    batch_id: int = -1  # of the newest micro-batch when it failed last
-    again_at: float | None = None  # monotonic s; None while it runs
+    """in a row, with no finished micro-batch in between"""
+    batch_id: int = -1
+    """of the newest micro-batch at the last failure"""
+    restart_at: float | None = None
+    """when a failed query is to start again, monotonic s; None: the query runs"""
     error: str = ""
+    """what ended the query last"""
 
 
 class GaveUpError(RuntimeError):
-    """A query failed more often in one place than the settings allow, or said itself that going on would do harm."""
+    """A query must not go on: it failed more often in a row than the settings allow, or going on would do harm."""
 
 
-def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
+def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
     if (settings.checkpoints / name).exists():
         return
     lake = Lake(str(settings.lake))
@@ -44,15 +51,12 @@ def _refuse_half_a_state(name: JobName, settings: Settings) -> None:
     if full:
         raise GaveUpError(
             f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "
-            "hold rows: it would write them once more. Put the checkpoint back, or move these tables away too"
+            "hold rows: the query would write them once more. Put the checkpoint back, or move these tables away too"
         )
 
 
 class Supervisor:
-    """The queries named, on one session. `start()`, then `check()` now and then, then `stop()`.
-
-    `report` hears the counts of those that count; `now` is a monotonic clock in s.
-    """
+    """Runs the named queries in one Spark session. Call `start()`, then `check()` every second or so, then `stop()`."""
 
     def __init__(
         self,
@@ -62,19 +66,20 @@ class Supervisor:
         report: Report = unheard,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s."""
         self._spark = spark
         self._settings = settings
         self._names = sorted(names, key=lambda name: QUERIES[name].starts)
         self._report = report
         self._now = now
-        self._running: dict[JobName, _Running] = {}
+        self._runs: dict[JobName, _Run] = {}
         self._listener = ProgressListener()
         self.ticker: Ticker | None = None
 
     def start(self) -> None:
-        """Raises GaveUpError where a query cannot or must not start."""
+        """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start."""
         for name in self._names:
-            _refuse_half_a_state(name, self._settings)
+            _refuse_tables_without_checkpoint(name, self._settings)
         if "batch" in self._names:
             kafka = self._settings.kafka
             self.ticker = Ticker(
@@ -85,7 +90,7 @@ class Supervisor:
             )
             self.ticker.start()
         for name in self._names:
-            self._running[name] = _Running(self._start(name))
+            self._runs[name] = _Run(self._start(name))
 
     def _start(self, name: JobName) -> StreamingQuery:
         try:
@@ -96,44 +101,43 @@ class Supervisor:
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
 
-        Raises GaveUpError when one fails more than `jobs.restarts` times without a micro-batch in between.
+        GaveUpError: a query failed more than `jobs.restarts` times with no finished micro-batch in between, or says
+        that decoding is broken.
         """
-        for name, running in self._running.items():
-            if running.again_at is None and not running.query.isActive:
-                self._failed(name, running)
-            elif running.again_at is not None and self._now() >= running.again_at:
-                running.again_at = None
-                running.query = self._start(name)
+        for name, run in self._runs.items():
+            if run.restart_at is None and not run.query.isActive:
+                self._failed(name, run)
+            elif run.restart_at is not None and self._now() >= run.restart_at:
+                run.restart_at = None
+                run.query = self._start(name)
 
-    def _failed(self, name: JobName, running: _Running) -> None:
-        running.error = in_words(running.query.exception())
+    def _failed(self, name: JobName, run: _Run) -> None:
+        run.error = failure_text(run.query.exception())
         progress = self._listener.snapshot().get(name)
         newest = progress.batch_id if progress else -1
-        running.failures = running.failures + 1 if newest <= running.batch_id else 1
-        running.batch_id = newest
-        if DecodingBrokenError.__name__ in running.error or running.failures > self._settings.jobs.restarts:
-            raise GaveUpError(f"{name} stopped: {running.error}")
-        running.again_at = self._now() + min(2.0 ** (running.failures - 1), _LONGEST_PAUSE)
+        run.failures = run.failures + 1 if newest <= run.batch_id else 1
+        run.batch_id = newest
+        if DecodingBrokenError.__name__ in run.error or run.failures > self._settings.jobs.restarts:
+            raise GaveUpError(f"{name} stopped: {run.error}")
+        run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     @property
     def progress(self) -> dict[str, QueryProgress]:
-        """By query; one that has not reported yet is missing."""
+        """By query. A query that has not reported yet is missing."""
         return self._listener.snapshot()
 
     @property
     def errors(self) -> dict[str, str]:
-        """What went wrong with a query that is not running now, or with the ticks, in words."""
-        found: dict[str, str] = {
-            name: running.error for name, running in self._running.items() if running.again_at is not None
-        }
+        """What ended each query that waits for its restart, and under "ticks" what keeps the ticks from the log."""
+        found: dict[str, str] = {name: run.error for name, run in self._runs.items() if run.restart_at is not None}
         if self.ticker is not None and self.ticker.error:
             found["ticks"] = self.ticker.error
         return found
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How many times in a row each query was started again."""
-        return {name: running.failures for name, running in self._running.items()}
+        """How many times in a row each query failed."""
+        return {name: run.failures for name, run in self._runs.items()}
 
     def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
         """Whether no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
@@ -142,25 +146,28 @@ class Supervisor:
         progress = self.progress
         for name in self._names:
             topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
-            if name not in progress or progress[name].lag(topics) or self._running[name].again_at is not None:
+            if name not in progress or progress[name].lag(topics) or self._runs[name].restart_at is not None:
                 return False
         return True
 
     def stop(self, patience: float = 45.0) -> None:
-        """Stops every query between two micro-batches, or after `patience` s in the middle of one: nothing is lost."""
+        """Stops every query between two micro-batches, or after `patience` s in the middle of one.
+
+        Nothing is lost either way: a query does an unfinished micro-batch anew at its next start.
+        """
         if self.ticker is not None:
             self.ticker.stop()
         deadline = self._now() + patience
-        for running in self._running.values():
-            while running.query.isActive and running.query.status["isTriggerActive"] and self._now() < deadline:
+        for run in self._runs.values():
+            while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
                 time.sleep(0.01)
-            running.query.stop()
+            run.query.stop()
 
 
-def in_words(error: BaseException | None) -> str:
+def failure_text(error: BaseException | None) -> str:
     """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
     if error is None:
-        return "it ended by itself"
+        return "the query ended by itself"
     said = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     python = [

@@ -6,6 +6,7 @@ contracts, Kafka topics).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -61,3 +62,19 @@ TOPICS: Final[dict[str, LogTopic]] = {
         LogTopic("blocks", "the CID", "the bytes of a block, or why it could not be had"),
     )
 }
+
+Offsets = Mapping[str, Mapping[int, int]]
+"""By full topic name and partition: the offset after the last record that is meant."""
+
+
+def lag(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
+    """Records before `ends` that are not `read` yet, over all topics and partitions of `ends`.
+
+    `oldest`: the first offset that the broker still holds, 0 where the mapping has none. What the broker removed before
+    somebody read it does not count.
+    """
+    return sum(
+        max(0, end - max(read.get(topic, {}).get(partition, 0), (oldest or {}).get(topic, {}).get(partition, 0)))
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )

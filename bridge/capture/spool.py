@@ -28,6 +28,7 @@ from kafka.errors import KafkaError
 
 from bridge.capture.segments import Segments
 from bridge.kafka.producers import FramesProducerError, StoppableProducer
+from bridge.status import SpoolStatus
 from schemas.frames import CONNECTION_BYTES
 from schemas.log import MAX_RECORD
 
@@ -47,26 +48,6 @@ _REFUSED: Final = (KafkaError, ValueError, AssertionError, OSError)
 
 class SinkError(RuntimeError):
     """The spool's folder cannot be used."""
-
-
-class SinkStatus(NamedTuple):
-    """Numbers of a sink at one moment, since it was made."""
-
-    put: int
-    """frames put"""
-    acknowledged: int
-    """frames that Kafka has taken, with those of an earlier run's spool"""
-    waiting: int
-    """frames that Kafka has not taken yet (of a spool from an earlier run: at most)"""
-    memory_bytes: int
-    spooled_bytes: int
-    """bytes of the spool's files now"""
-    spooled: int
-    """frames written to the spool"""
-    torn_bytes: int
-    """bytes of the spool that could not be read back"""
-    full: bool
-    error: str | None
 
 
 class _Flying:
@@ -202,15 +183,15 @@ class FrameSink:
         with self._lock:
             return self._error()
 
-    def status(self) -> SinkStatus:
+    def status(self) -> SpoolStatus:
         """All counters at once."""
         with self._lock:
-            return SinkStatus(
+            return SpoolStatus(
                 put=self._put,
                 acknowledged=self._acknowledged,
                 waiting=self._next - self._acked,
                 memory_bytes=self._memory,
-                spooled_bytes=self._segments.size,
+                disk_bytes=self._segments.size,
                 spooled=self._spooled,
                 torn_bytes=self._segments.torn_bytes,
                 full=self._full,

@@ -30,10 +30,11 @@ from kafka.structs import OffsetAndMetadata
 
 from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
 from bridge.fetching.offsets import Ledger
-from bridge.fetching.pending import Desk, Memory, Options, Output, Place
+from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
 from bridge.ipfs import Blocks
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
+from bridge.status import FetcherStatus
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
 
@@ -58,7 +59,7 @@ class Fetcher(KafkaThread):
         bootstrap_servers: str | Sequence[str],
         client_options: Mapping[str, object],
         prefix: str,
-        options: Options,
+        options: FetchingOptions,
         blocks: Blocks,
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = _now_us,
@@ -99,6 +100,10 @@ class Fetcher(KafkaThread):
     def counts(self) -> Mapping[str, int]:
         """What became of records since the start, by kind: `released`, `blocks`, `not_of_interest`, …, and reasons."""
         return self._view[2]
+
+    def status(self) -> FetcherStatus:
+        """How it goes."""
+        return FetcherStatus(self.state, self.waiting, self.under_way, dict(self.counts))
 
     def _ended(self) -> None:
         # fetches under way end when the blocks are closed

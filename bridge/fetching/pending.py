@@ -74,7 +74,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class FetchingOptions:
     """Times in µs."""
 
     network: str
@@ -185,7 +185,7 @@ class Desk:
     `round` once what is going is committed, say `written`.
     """
 
-    def __init__(self, options: Options, memory: Memory) -> None:
+    def __init__(self, options: FetchingOptions, memory: Memory) -> None:
         self._options = options
         self._memory = memory
         self._ledgers: dict[int, Ledger] = {}

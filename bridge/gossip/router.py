@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -30,162 +29,29 @@ from bridge.gossip.cache import (
     key_form,
     text_form,
 )
-from bridge.gossip.score import Score, ScoreOptions
-from bridge.gossip.table_side import Direction, Item, Saving, Savings, TableSide
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.outcomes import Deliver, PeerID, PeerView, Send
+from bridge.gossip.parts import split
+from bridge.gossip.peers import Fanout, PeerState
+from bridge.gossip.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
+from bridge.gossip.score import Score
+from bridge.gossip.table_side import Item, Savings, TableSide
+from bridge.status import SavingDirection, SavingStatus
 from schemas.identity import Policy, Verdict, judge
 from schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
-    ControlIHave,
     ControlMessage,
     Message,
 )
 from schemas.topic_table import Bundles
 
-PeerID = bytes  # multihash bytes
 Verify = Callable[[Message], Verdict]
 
-# 0 is floodsub; the others count gossipsub versions: 10 is 1.0
-PROTOCOLS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "/meshsub/1.3.0": 13,
-        "/meshsub/1.2.0": 12,
-        "/meshsub/1.1.0": 11,
-        "/meshsub/1.0.0": 10,
-        "/floodsub/1.0.0": 0,
-    }
-)
 
-_BACKOFF_VERSION: Final = 11  # PRUNE carries seconds
-_IDONTWANT_VERSION: Final = 12
-_EXTENSIONS_VERSION: Final = 13
 _NOT_CHECKED: Final = int(Verdict.NOT_CHECKED)
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
-_OVERHEAD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 _VERDICT_BITS: Final = 3  # of a number in the seen set; the rest tells one copy's bytes from another's
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Parameters by their names in the specifications. Times in seconds, sizes in bytes; "of a heartbeat" limits are
-    per peer."""
-
-    D: int = 6
-    D_low: int = 5
-    D_high: int = 12
-    D_lazy: int = 6
-    D_out: int = 2
-    D_score: int = 4
-    heartbeat: float = 1.0  # how often the caller calls heartbeat()
-    prune_backoff: float = 60.0
-    unsubscribe_backoff: float = 10.0
-    max_backoff: float = 86_400.0  # a peer's longer wish in PRUNE is kept this long
-    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries go first
-    graft_flood: float = 10.0  # a GRAFT this soon after the PRUNE is penalised twice
-    max_graft_penalties: int = 10  # of a heartbeat: one confused burst is no storm
-    opportunistic_ticks: int = 60  # heartbeats
-    opportunistic_peers: int = 2
-    fanout_ttl: float = 60.0
-    flood_publish: bool = True
-
-    mcache_len: int = 5  # heartbeats
-    mcache_gossip: int = 3  # heartbeats
-    mcache_bytes: int = 64 << 20
-    gossip_factor: float = 0.25
-    seen_horizon: float = 120.0
-    seen_cap: int = 400_000  # ids
-
-    max_ihave_messages: int = 10  # RPCs with IHAVE of a heartbeat
-    max_ihave_length: int = 5000  # ids in one IHAVE, and ids asked for of a heartbeat
-    iwant_followup: float = 3.0  # an id asked for and not brought until then is a broken promise
-    gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
-    max_iwant_length: int = 5000  # ids answered of a heartbeat
-    max_iwant_bytes: int = 8 << 20  # answered of a heartbeat
-    idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
-    max_idontwant_length: int = 5000  # ids taken of a heartbeat
-    idontwant_ttl: int = 3  # heartbeats
-    max_id_bytes: int = 1024
-
-    max_topics_per_peer: int = 1024  # beside those we are on
-    max_topic_bytes: int = 1024
-    max_subscriptions_per_rpc: int = 5000
-    max_control_per_rpc: int = 5000  # items of one kind
-    max_rpc: int = 1 << 20  # larger ones are parted; a single message may be longer
-    max_retained: int = 10_000  # bad scores kept of peers that went
-    retain_score: float = 3600.0
-
-    policy: Policy = "strict"  # what `verifier` is to be made for; the router itself never asks
-    score: ScoreOptions = field(default_factory=ScoreOptions)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.D_low <= self.D <= self.D_high:
-            raise ValueError(f"mesh sizes must be 0 < D_low <= D <= D_high: {self.D_low}, {self.D}, {self.D_high}")
-        if not 0 <= self.D_score <= self.D:
-            raise ValueError(f"D_score must be 0 to D: {self.D_score}")
-        if self.D_out and not (self.D_out < self.D_low and self.D_out <= self.D // 2):
-            raise ValueError(f"D_out must be below D_low and at most D / 2: {self.D_out}")
-        if not 0 < self.mcache_gossip <= self.mcache_len:
-            raise ValueError(f"mcache_gossip must be 1 to mcache_len: {self.mcache_gossip}")
-        if self.heartbeat <= 0:
-            raise ValueError(f"heartbeat must be above 0: {self.heartbeat}")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """An RPC for one peer. Several Sends may hold the same object: never change it; encode it once if you compare by
-    identity. `priority`: not to be dropped by a bounded queue (subscriptions, mesh upkeep, our own publications)."""
-
-    peer: PeerID
-    rpc: RPC
-    priority: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """The first good copy of a message on a topic we are on, and who brought it."""
-
-    message: Message
-    topic: str
-    source: PeerID
-
-
-@dataclass(frozen=True, slots=True)
-class PeerView:
-    """A peer as the screen shows it; `topics` are those that the router remembers."""
-
-    protocol: str
-    topics: frozenset[str]
-    score: float
-    outbound: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    peer: PeerID
-    protocol: str
-    version: int
-    outbound: bool
-    score: Score
-    discovered: bool
-    topics: dict[str, None] = field(default_factory=dict)
-    meshes: int = 0
-    foreign: int = 0  # topics we are not on
-    silent: bool = True  # no RPC has come yet
-    spell: Callable[[bytes], bytes] | None = None  # our id of a message to what it calls it; None: the same
-    dont: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it
-    # since the last heartbeat
-    ihaves: int = 0
-    asked: int = 0
-    iwants: int = 0
-    iwant_bytes: int = 0
-    donts: int = 0
-    graft_penalties: int = 0
-
-
-@dataclass(slots=True)
-class _Fanout:
-    peers: dict[PeerID, _Peer]
-    published: float
 
 
 def verifier(policy: Policy) -> Verify:
@@ -207,19 +73,19 @@ class Router:
     """
 
     def __init__(
-        self, own: PeerID, options: Options, rng: Random, verify: Verify, table: TableSide | None = None
+        self, own: PeerID, options: RouterOptions, rng: Random, verify: Verify, table: TableSide | None = None
     ) -> None:
         self._own = own
         self._options = options
         self._rng = rng
         self._verify = verify
         self._table = TableSide(Bundles()) if table is None else table
-        self._peers: dict[PeerID, _Peer] = {}
+        self._peers: dict[PeerID, PeerState] = {}
         self._floodsub = 0  # peers that speak only that
         # dicts in place of sets: their order is that of insertion, so a seeded rng always chooses the same
-        self._mesh: dict[str, dict[PeerID, _Peer]] = {}  # its keys are the topics we are on
-        self._subscribers: dict[str, dict[PeerID, _Peer]] = {}
-        self._fanout: dict[str, _Fanout] = {}
+        self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the topics we are on
+        self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
+        self._fanout: dict[str, Fanout] = {}
         self._backoff: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (until, when it was pruned)
         self._promises: dict[bytes, dict[PeerID, float]] = {}  # id asked for -> peer -> until
         self._retained: dict[PeerID, tuple[Score, float]] = {}
@@ -254,7 +120,7 @@ class Router:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Entries in each of the router's memories: all of them are bounded by Options and the number of peers."""
+        """Entries in each of the router's memories: RouterOptions and the number of peers bound all of them."""
         return {
             "seen": len(self._seen),
             "mcache": len(self._cache),
@@ -272,7 +138,7 @@ class Router:
         """What references by index took, and would have taken as names, by direction and topic, over all peers."""
         return self._table.savings()
 
-    def savings_of(self, peer: PeerID) -> Mapping[tuple[Direction, str], Saving]:
+    def savings_of(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """The same of one connected peer."""
         return self._table.savings_of(peer)
 
@@ -286,17 +152,17 @@ class Router:
         """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and the hello of the
         topic table where it is due. `discovered`: strangers named it; such peers are at most half of a mesh (D / 2).
 
-        A peer that is there already begins anew. ValueError for a protocol that is not in PROTOCOLS.
+        A peer that is there already begins anew. ValueError for a protocol that is not in VERSIONS.
         """
-        version = PROTOCOLS.get(protocol)
+        version = VERSIONS.get(protocol)
         if version is None:
-            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(PROTOCOLS)}")
+            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(VERSIONS)}")
         if peer in self._peers:
             self.remove_peer(peer, now)
         score, until = self._retained.pop(peer, (None, 0.0))
         if score is None or until <= now:
             score = Score(self._options.score)
-        state = self._peers[peer] = _Peer(peer, protocol, version, outbound, score, discovered)
+        state = self._peers[peer] = PeerState(peer, protocol, version, outbound, score, discovered)
         self._floodsub += version == 0
         rpc = RPC()
         hello = self._table.add(peer, protocol)
@@ -347,7 +213,7 @@ class Router:
             return []
         mesh = self._mesh[topic] = {}
         fanout = self._fanout.pop(topic, None)
-        chosen: list[_Peer] = []
+        chosen: list[PeerState] = []
         if fanout is not None:
             chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh, now)]
             chosen = self._half_discovered(chosen, mesh)[: self._options.D]
@@ -445,7 +311,7 @@ class Router:
                 self._forget_promise(canonical_id(raw), peer)  # what was not asked for, nobody failed to bring
 
     def heartbeat(self, now: float) -> list[Send]:
-        """Once in `Options.heartbeat` seconds: scores, broken promises, meshes, fanout, gossip, and forgetting."""
+        """Once in `RouterOptions.heartbeat` seconds: scores, promises, meshes, fanout, gossip, forgetting."""
         options = self._options
         self._ticks += 1
         elapsed = 0.0 if self._ticked is None else max(0.0, now - self._ticked)
@@ -480,7 +346,7 @@ class Router:
 
     # ---------------------------------------------------------------- the two doors of the topic table
 
-    def _topic_of(self, peer: _Peer, item: Item) -> str | None:
+    def _topic_of(self, peer: PeerState, item: Item) -> str | None:
         """The topic that an item of a peer's RPC is about; None where it has no name, or one that is not UTF-8, or an
         index that does not resolve.
 
@@ -488,22 +354,22 @@ class Router:
         """
         return self._table.topic_of(peer.peer, item) or None
 
-    def _for_peer(self, peer: _Peer, rpc: RPC) -> RPC:
+    def _for_peer(self, peer: PeerState, rpc: RPC) -> RPC:
         """The RPC as this peer is to get it; `rpc` itself may be going to others, too, and is never changed."""
         return self._table.for_peer(peer.peer, rpc)
 
-    def _take_hello(self, state: _Peer, extensions: ControlExtensions) -> None:
+    def _take_hello(self, state: PeerState, extensions: ControlExtensions) -> None:
         """Extensions that a peer offers: they count in its first RPC only. The topic table is `TableSide.received`'s;
         which are unknown is ignored, testExtension asks for nothing (gossipsub-v1.3.md, Extensions Control Message)."""
         if not state.silent:
             self._counters["extensions_repeated"] += 1
-        elif state.version >= _EXTENSIONS_VERSION:
+        elif state.version >= EXTENSIONS_VERSION:
             self._counters["extensions"] += 1
 
     # ---------------------------------------------------------------- what comes in
 
     def _take_subscriptions(
-        self, state: _Peer, subscriptions: Sequence[RPC.SubOpts], sends: list[Send], now: float
+        self, state: PeerState, subscriptions: Sequence[RPC.SubOpts], sends: list[Send], now: float
     ) -> None:
         options = self._options
         limit = options.max_subscriptions_per_rpc
@@ -531,7 +397,7 @@ class Router:
         if rpc.HasField("control"):
             self._send(sends, state, rpc, priority=True)
 
-    def _subscribed(self, state: _Peer, topic: str) -> bool:
+    def _subscribed(self, state: PeerState, topic: str) -> bool:
         """Note a subscription; False if it is known already or over the limit."""
         if topic in state.topics:
             return False
@@ -544,7 +410,7 @@ class Router:
         self._subscribers.setdefault(topic, {})[state.peer] = state
         return True
 
-    def _unsubscribed(self, state: _Peer, topic: str) -> None:
+    def _unsubscribed(self, state: PeerState, topic: str) -> None:
         del state.topics[topic]
         self._unlist(topic, state.peer)
         mesh = self._mesh.get(topic)
@@ -556,7 +422,7 @@ class Router:
             state.meshes -= 1
 
     def _take_messages(
-        self, state: _Peer, publish: Sequence[Message], sends: list[Send], delivered: list[Deliver], now: float
+        self, state: PeerState, publish: Sequence[Message], sends: list[Send], delivered: list[Deliver], now: float
     ) -> bytes:
         counters = self._counters
         joined = self._mesh
@@ -604,20 +470,20 @@ class Router:
             self._forward(state, fresh, sends)
         return bytes(verdicts)
 
-    def _refuse(self, state: _Peer, verdict: Verdict) -> None:
+    def _refuse(self, state: PeerState, verdict: Verdict) -> None:
         if verdict == Verdict.NOT_CHECKED:
             self._counters["not_checked"] += 1
             return
         self._counters["bad_signature" if verdict == Verdict.BAD else "against_policy"] += 1
         state.score.reject()
 
-    def _dont_want(self, source: _Peer, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+    def _dont_want(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         wanted_not: dict[PeerID, list[bytes]] = {}
         for message, topic, key in fresh:
             if len(message.data) < self._options.idontwant_threshold:
                 continue
             for peer, state in self._mesh[topic].items():
-                if state is not source and state.version >= _IDONTWANT_VERSION:
+                if state is not source and state.version >= IDONTWANT_VERSION:
                     wanted_not.setdefault(peer, []).append(state.spell(key) if state.spell else key)
         for peer, keys in wanted_not.items():
             rpc = RPC()
@@ -625,7 +491,7 @@ class Router:
             self._send(sends, self._peers[peer], rpc, priority=True)
             self._counters["idontwant_sent"] += len(keys)
 
-    def _forward(self, source: _Peer, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+    def _forward(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         if len(fresh) == 1:  # nearly always
             message, topic, key = fresh[0]
             author = getattr(message, "from")
@@ -661,11 +527,11 @@ class Router:
             sends.extend([Send(peer, self._for_peer(state, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
-    def _mesh_and_floodsub(self, topic: str) -> dict[PeerID, _Peer]:
+    def _mesh_and_floodsub(self, topic: str) -> dict[PeerID, PeerState]:
         mesh = self._mesh[topic]
         return mesh | self._floodsub_on(topic) if self._floodsub else mesh
 
-    def _floodsub_on(self, topic: str) -> dict[PeerID, _Peer]:
+    def _floodsub_on(self, topic: str) -> dict[PeerID, PeerState]:
         threshold = self._options.score.publish_threshold
         return {
             peer: state
@@ -673,14 +539,14 @@ class Router:
             if not state.version and state.score.value >= threshold
         }
 
-    def _own_targets(self, topic: str, now: float) -> list[_Peer]:
+    def _own_targets(self, topic: str, now: float) -> list[PeerState]:
         options = self._options
         threshold = options.score.publish_threshold
         pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
         mesh = self._mesh.get(topic)
         if mesh is None:
             # kept when flooding, too: its peers are the ones that are told by IHAVE
-            fanout = self._fanout.setdefault(topic, _Fanout({}, now))
+            fanout = self._fanout.setdefault(topic, Fanout({}, now))
             fanout.published = now
             self._keep_fanout(topic, fanout)
             mesh = fanout.peers
@@ -692,7 +558,7 @@ class Router:
 
     # ---------------------------------------------------------------- control messages
 
-    def _take_control(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+    def _take_control(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         if control.ihave:
             self._take_ihave(state, control, sends, now)
         if control.iwant:
@@ -710,7 +576,7 @@ class Router:
             self._counters["control_over_limit"] += count - limit
         return limit
 
-    def _ids(self, state: _Peer, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    def _ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """(id as sent, id as we call it); overlong ones are left out."""
         for raw in raws:
             if len(raw) > self._options.max_id_bytes:
@@ -725,7 +591,7 @@ class Router:
             else:
                 yield raw, raw
 
-    def _take_ihave(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+    def _take_ihave(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
         if state.score.value < options.score.gossip_threshold:
             self._counters["ihave_low_score"] += 1
@@ -763,7 +629,7 @@ class Router:
         rpc.control.iwant.add(messageIDs=wanted.values())
         self._send(sends, state, rpc, priority=False)
 
-    def _take_iwant(self, state: _Peer, control: ControlMessage, sends: list[Send]) -> None:
+    def _take_iwant(self, state: PeerState, control: ControlMessage, sends: list[Send]) -> None:
         options = self._options
         if state.score.value < options.score.gossip_threshold:
             self._counters["iwant_low_score"] += 1
@@ -788,7 +654,7 @@ class Router:
             self._counters["iwant_answered"] += len(answer.publish)
             self._send(sends, state, answer, priority=False)
 
-    def _take_graft(self, state: _Peer, control: ControlMessage, sends: list[Send], now: float) -> None:
+    def _take_graft(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
         refused: dict[str, None] = {}
         for item in control.graft[: self._over_control_limit(len(control.graft))]:
@@ -820,13 +686,13 @@ class Router:
                 self._add_prune(rpc.control, state, topic, options.prune_backoff, now)
             self._send(sends, state, rpc, priority=True)
 
-    def _penalize_graft(self, state: _Peer, count: int) -> None:
+    def _penalize_graft(self, state: PeerState, count: int) -> None:
         count = min(count, self._options.max_graft_penalties - state.graft_penalties)
         if count > 0:
             state.graft_penalties += count
             state.score.penalize(count)
 
-    def _take_prune(self, state: _Peer, control: ControlMessage, now: float) -> None:
+    def _take_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
         for item in control.prune[: self._over_control_limit(len(control.prune))]:
             topic = self._topic_of(state, item)
@@ -842,9 +708,9 @@ class Router:
             if item.peers:
                 self._counters["px_ignored"] += 1
 
-    def _take_idontwant(self, state: _Peer, control: ControlMessage) -> None:
+    def _take_idontwant(self, state: PeerState, control: ControlMessage) -> None:
         options = self._options
-        if state.version < _IDONTWANT_VERSION:
+        if state.version < IDONTWANT_VERSION:
             self._counters["idontwant_wrong_version"] += 1
             return
         until = self._ticks + options.idontwant_ttl
@@ -858,7 +724,9 @@ class Router:
 
     # ---------------------------------------------------------------- upkeep
 
-    def _keep_mesh(self, topic: str, mesh: dict[PeerID, _Peer], out: dict[PeerID, ControlMessage], now: float) -> None:
+    def _keep_mesh(
+        self, topic: str, mesh: dict[PeerID, PeerState], out: dict[PeerID, ControlMessage], now: float
+    ) -> None:
         options = self._options
         for state in [state for state in mesh.values() if state.score.value < 0]:
             self._prune(topic, mesh, state, out, now)
@@ -882,7 +750,7 @@ class Router:
                 self._counters["opportunistic_graft"] += len(chosen)
                 self._graft(topic, mesh, chosen, out)
 
-    def _worth_keeping(self, mesh: dict[PeerID, _Peer]) -> dict[PeerID, None]:
+    def _worth_keeping(self, mesh: dict[PeerID, PeerState]) -> dict[PeerID, None]:
         """D peers of an overfull mesh: the D_score best, the rest by chance, at least D_out of them outbound."""
         options = self._options
         order = list(mesh.values())
@@ -900,7 +768,7 @@ class Router:
             kept[worst] = state
         return dict.fromkeys(state.peer for state in kept)
 
-    def _keep_fanout(self, topic: str, fanout: _Fanout) -> None:
+    def _keep_fanout(self, topic: str, fanout: Fanout) -> None:
         threshold = self._options.score.publish_threshold
         for peer in [peer for peer, state in fanout.peers.items() if state.score.value < threshold]:
             del fanout.peers[peer]
@@ -912,7 +780,7 @@ class Router:
         for state in self._sample(pool, self._options.D - len(fanout.peers)):
             fanout.peers[state.peer] = state
 
-    def _gossip(self, topic: str, exclude: Mapping[PeerID, _Peer], out: dict[PeerID, ControlMessage]) -> None:
+    def _gossip(self, topic: str, exclude: Mapping[PeerID, PeerState], out: dict[PeerID, ControlMessage]) -> None:
         options = self._options
         keys = self._cache.gossip_ids(topic)
         if not keys:
@@ -955,7 +823,7 @@ class Router:
         for peer in [peer for peer, (_, until) in self._retained.items() if until <= now]:
             del self._retained[peer]
 
-    def _may_graft(self, topic: str, state: _Peer, mesh: Mapping[PeerID, _Peer], now: float) -> bool:
+    def _may_graft(self, topic: str, state: PeerState, mesh: Mapping[PeerID, PeerState], now: float) -> bool:
         # an entry is held a little longer than the back-off, see _forget: mere presence counts here
         return (
             state.version > 0
@@ -964,12 +832,12 @@ class Router:
             and (topic, state.peer) not in self._backoff
         )
 
-    def _graftable(self, topic: str, mesh: Mapping[PeerID, _Peer], now: float) -> list[_Peer]:
+    def _graftable(self, topic: str, mesh: Mapping[PeerID, PeerState], now: float) -> list[PeerState]:
         subscribers = self._subscribers.get(topic, {})
         pool = [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
         return self._half_discovered(pool, mesh)
 
-    def _half_discovered(self, pool: list[_Peer], mesh: Mapping[PeerID, _Peer]) -> list[_Peer]:
+    def _half_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
         """The pool without those discovered peers for which a mesh has no room: they could all be one attacker's."""
         discovered = [state for state in pool if state.discovered]
         if not discovered:
@@ -977,31 +845,31 @@ class Router:
         room = self._options.D // 2 - sum(state.discovered for state in mesh.values())
         return [state for state in pool if not state.discovered] + self._sample(discovered, room)
 
-    def _enter(self, mesh: dict[PeerID, _Peer], state: _Peer) -> None:
+    def _enter(self, mesh: dict[PeerID, PeerState], state: PeerState) -> None:
         mesh[state.peer] = state
         state.meshes += 1
 
     def _graft(
-        self, topic: str, mesh: dict[PeerID, _Peer], chosen: list[_Peer], out: dict[PeerID, ControlMessage]
+        self, topic: str, mesh: dict[PeerID, PeerState], chosen: list[PeerState], out: dict[PeerID, ControlMessage]
     ) -> None:
         for state in chosen:
             self._enter(mesh, state)
             out.setdefault(state.peer, ControlMessage()).graft.add(topicID=topic)
 
     def _prune(
-        self, topic: str, mesh: dict[PeerID, _Peer], state: _Peer, out: dict[PeerID, ControlMessage], now: float
+        self, topic: str, mesh: dict[PeerID, PeerState], state: PeerState, out: dict[PeerID, ControlMessage], now: float
     ) -> None:
         del mesh[state.peer]
         state.meshes -= 1
         control = out.setdefault(state.peer, ControlMessage())
         self._add_prune(control, state, topic, self._options.prune_backoff, now)
 
-    def _add_prune(self, control: ControlMessage, state: _Peer, topic: str, seconds: float, now: float) -> None:
+    def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
         """A PRUNE with its seconds, where the peer's version has them; the back-off holds for us just as well."""
         self._counters["prune_sent"] += 1
         self._back_off(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)
-        if state.version >= _BACKOFF_VERSION:
+        if state.version >= BACKOFF_VERSION:
             prune.backoff = math.ceil(seconds)
 
     def _back_off(self, topic: str, peer: PeerID, seconds: float, now: float) -> None:
@@ -1018,86 +886,12 @@ class Router:
         if not subscribers:
             del self._subscribers[topic]
 
-    def _sample(self, pool: list[_Peer], count: int) -> list[_Peer]:
+    def _sample(self, pool: list[PeerState], count: int) -> list[PeerState]:
         return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
 
-    def _send(self, sends: list[Send], state: _Peer, rpc: RPC, priority: bool) -> None:
+    def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
         parts = split(rpc, self._options.max_rpc)
         sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in parts])
-
-
-def split(rpc: RPC, limit: int) -> list[RPC]:
-    """The RPC in parts of at most `limit` bytes each, in order; itself where it is small enough.
-
-    Only a part with a single item larger than that is longer. The first part holds the extensions, whose place is the
-    first RPC of a stream.
-    """
-    if rpc.ByteSize() <= limit:
-        return [rpc]
-    parts = _Parts(limit)
-    control = rpc.control
-    if control.HasField("extensions"):
-        parts.room(control.extensions.ByteSize()).control.extensions.CopyFrom(control.extensions)
-    for subscription in rpc.subscriptions:
-        parts.room(subscription.ByteSize()).subscriptions.append(subscription)
-    for message in rpc.publish:
-        parts.room(message.ByteSize()).publish.append(message)
-    for graft in control.graft:
-        parts.room(graft.ByteSize()).control.graft.append(graft)
-    for prune in control.prune:
-        parts.room(prune.ByteSize()).control.prune.append(prune)
-    for ihave in control.ihave:
-        named = len(ihave.topicID) * 4 + _OVERHEAD
-        for ids in _slices(ihave.messageIDs, limit - named):
-            part = ControlIHave(messageIDs=ids)
-            if ihave.HasField("topicID"):
-                part.topicID = ihave.topicID
-            if ihave.HasField("topicIndex"):
-                part.topicIndex = ihave.topicIndex
-            parts.room(part.ByteSize()).control.ihave.append(part)
-    for iwant in control.iwant:
-        for ids in _slices(iwant.messageIDs, limit):
-            parts.room(_ids_size(ids)).control.iwant.add(messageIDs=ids)
-    for idontwant in control.idontwant:
-        for ids in _slices(idontwant.messageIDs, limit):
-            parts.room(_ids_size(ids)).control.idontwant.add(messageIDs=ids)
-    return parts.done
-
-
-class _Parts:
-    """RPCs filled one after the other."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._size = limit
-        self.done: list[RPC] = []
-
-    def room(self, size: int) -> RPC:
-        """The RPC to put an item of this size into."""
-        size += _OVERHEAD
-        # 10: the lengths of the control message, which grow as it does
-        if not self.done or self._size + size + 10 > self._limit:
-            self.done.append(RPC())
-            self._size = 0
-        self._size += size
-        return self.done[-1]
-
-
-def _ids_size(ids: Iterable[bytes]) -> int:
-    return sum(len(each) + _OVERHEAD for each in ids)
-
-
-def _slices(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Ids in lists that fit in half a part, so that parts fill well; one list at least."""
-    taken: list[bytes] = []
-    size = 0
-    for each in ids:
-        if taken and size + len(each) + _OVERHEAD > limit // 2:
-            yield taken
-            taken, size = [], 0
-        taken.append(each)
-        size += len(each) + _OVERHEAD
-    yield taken
 
 
 def _mark(data: bytes, verdict: int) -> int:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal
 
+from bridge.status import SavingDirection, SavingStatus
 from schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
@@ -24,7 +25,6 @@ from schemas.reject import Rejected
 from schemas.topic_table import Bundles, TopicTable, agreement, hello_bytes, hello_extensions, read_hello
 
 SendMode = Literal["cautious", "eager", "off"]
-Direction = Literal["received", "sent"]
 Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 
 PROTOCOL: Final = "/meshsub/1.3.0"
@@ -44,21 +44,7 @@ NOT_NAMED: Final = "topic_missing"
 INDEX_LEFT_OUT: Final = "index_left_out"
 
 
-class Saving:
-    """What references by index took on the wire, and what they would have taken as names.
-
-    Bytes of the field alone: tag, length and value.
-    """
-
-    __slots__ = ("as_indices", "as_names", "references")
-
-    def __init__(self) -> None:
-        self.references = 0
-        self.as_names = 0
-        self.as_indices = 0
-
-
-Savings = dict[tuple[Direction, str], Saving]
+Savings = dict[tuple[SavingDirection, str], SavingStatus]
 """By direction and topic. Only topics of agreed bundles occur, so a peer cannot make it grow."""
 
 
@@ -285,7 +271,7 @@ class TableSide:
         """By kind: hellos taken, refused (by reason), ignored; indices read, written, not resolved (by reason)."""
         return MappingProxyType(self._counters)
 
-    def savings(self) -> dict[tuple[Direction, str], Saving]:
+    def savings(self) -> Savings:
         """By direction and topic, over all peers there were."""
         total: Savings = {}
         _fold(total, self._gone)
@@ -293,17 +279,17 @@ class TableSide:
             _fold(total, state.savings)
         return total
 
-    def savings_of(self, peer: bytes) -> Mapping[tuple[Direction, str], Saving]:
+    def savings_of(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """The same of one peer, since its stream opened; empty for one that is not there."""
         state = self._peers.get(peer)
         return MappingProxyType(state.savings if state is not None else {})
 
 
-def _account(state: _Peer, direction: Direction, topic: str, index: int) -> None:
+def _account(state: _Peer, direction: SavingDirection, topic: str, index: int) -> None:
     key = (direction, topic)
     saving = state.savings.get(key)
     if saving is None:
-        saving = state.savings[key] = Saving()
+        saving = state.savings[key] = SavingStatus(topic, direction)
     saving.references += 1
     saving.as_names += _name_field(topic)
     saving.as_indices += _index_field(index)
@@ -311,10 +297,7 @@ def _account(state: _Peer, direction: Direction, topic: str, index: int) -> None
 
 def _fold(total: Savings, more: Savings) -> None:
     for key, saving in more.items():
-        sum_ = total.setdefault(key, Saving())
-        sum_.references += saving.references
-        sum_.as_names += saving.as_names
-        sum_.as_indices += saving.as_indices
+        total.setdefault(key, SavingStatus(saving.topic, saving.direction)).add(saving)
 
 
 def _name(item: Item) -> str | bytes | None:

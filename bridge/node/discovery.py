@@ -26,7 +26,8 @@ from libp2p.network.stream.net_stream import NetStream
 from multiaddr import Multiaddr
 
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
-from bridge.node.host import ADDRESS_ERRORS, BROKEN, Node, NodeError
+from bridge.node.addresses import ADDRESS_ERRORS, NodeError
+from bridge.node.host import BROKEN, Node
 from bridge.node.kademlia import (
     MAX_MESSAGE,
     MAX_PROVIDERS,

@@ -11,12 +11,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
-import socket
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from copy import copy
 from itertools import chain
 from typing import Final
 
@@ -33,30 +32,27 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
-from multiaddr.exceptions import BinaryParseError, ProtocolLookupError, StringParseError
 from trio_typing import TaskStatus
 
 from bridge.capture.sink import Sink
 from bridge.capture.tap import Connection
-from bridge.gossip.router import Deliver, Options, PeerID, Router, Send, verifier
-from bridge.gossip.table_side import Direction as TableDirection
-from bridge.gossip.table_side import Saving, SendMode, TableSide
+from bridge.gossip.outcomes import Deliver, PeerID, Send
+from bridge.gossip.protocols import VERSIONS
+from bridge.gossip.router import Router, verifier
+from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
+from bridge.node.addresses import BootstrapPeer, NodeError, bootstrap_peers, free_to_listen, socket_address, tcp_address
+from bridge.node.closing import hang_up, reset, shielded
+from bridge.node.links import Inbound, Link, Session
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
+from bridge.node.view import BootstrapInfo, NodeView
+from bridge.status import PeerStatus, SavingStatus
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.reject import Rejected
-from schemas.topic_table import Bundles
-
-PROTOCOLS: Final = (
-    "/meshsub/1.3.0",
-    "/meshsub/1.2.0",
-    "/meshsub/1.1.0",
-    "/meshsub/1.0.0",
-    "/floodsub/1.0.0",
-)
 
 # What a stream or a connection does when the other side, or the network between, lets it down.
 BROKEN: Final = (
@@ -67,186 +63,9 @@ BROKEN: Final = (
     trio.ClosedResourceError,
     trio.TooSlowError,
 )
-ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, ProtocolLookupError)
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail, until the peer opens one to us
-
-
-class NodeError(Exception):
-    """The node cannot run as it was told to: says what, and what to do."""
-
-
-@dataclass(frozen=True)
-class NodeOptions:
-    """What a node is told. Sizes in bytes, times in seconds."""
-
-    network: str
-    listen: Sequence[str] = ()  # multiaddrs; none: it only dials
-    bootstrap: Sequence[str] = ()  # multiaddrs that end in /p2p/<peer id>
-    gossip: Options = field(default_factory=Options)
-    bundles: Bundles = field(default_factory=Bundles)  # of topics that may go by index; none: no topic does
-    send_indices: SendMode = "cautious"
-    agent: str = "kiln"
-    max_connections: int = 300
-    dial_timeout: float = 15.0
-    redial_first: float = 1.0  # after the first failure; doubles with each
-    redial_most: float = 60.0
-    negotiate_timeout: float = 10.0
-    # What waits for one peer is bounded: our own messages and those of others, each by queue_bytes, are dropped and
-    # counted over it; subscriptions and mesh upkeep have control_bytes more, then the peer is disconnected.
-    queue_bytes: int = 4 * 1024 * 1024
-    control_bytes: int = 1024 * 1024
-    stuck_after: float = 30.0  # a peer that takes nothing for so long is disconnected
-
-
-@dataclass(frozen=True)
-class TopicSaving:
-    """References to a topic by index, one way: how many, and bytes on the wire as they went and as names."""
-
-    topic: str
-    direction: TableDirection
-    references: int
-    as_names: int
-    as_indices: int
-
-
-@dataclass(frozen=True)
-class PeerInfo:
-    """A peer with which pubsub is spoken, for the screen."""
-
-    peer: str
-    agent: str
-    protocol: str
-    address: str
-    outbound: bool  # we dialled
-    score: float
-    topics: int
-    queued: int  # bytes that wait to be sent to it
-    frames_in: int
-    frames_out: int
-    dropped: int
-    savings: tuple[TopicSaving, ...]  # since the stream opened
-
-
-@dataclass(frozen=True)
-class BootstrapInfo:
-    """A peer that we were told to dial."""
-
-    peer: str
-    addresses: tuple[str, ...]
-    connected: bool
-    attempts: int
-    error: str  # of the last attempt; empty if it was well
-
-
-@dataclass(frozen=True)
-class NodeView:
-    """The state of a node at one moment, plain data."""
-
-    peer: str
-    addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
-    peers: tuple[PeerInfo, ...]
-    bootstrap: tuple[BootstrapInfo, ...]
-    connections: int
-    mesh: Mapping[str, tuple[str, ...]]
-    topics: tuple[str, ...]
-    frames_in: int
-    frames_out: int
-    bytes_in: int
-    bytes_out: int
-    dropped: int
-    paused: bool  # reading has stopped: the sink is full
-    counters: Mapping[str, int]  # the node's and the router's
-    savings: tuple[TopicSaving, ...]  # over all peers there were
-
-
-class _Queue:
-    """What waits to be written to one peer: serialized RPCs in two lanes, what has priority first."""
-
-    def __init__(self) -> None:
-        self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
-        self._bytes = {False: 0, True: 0}
-        self.filled = trio.Event()
-
-    @property
-    def held_bytes(self) -> int:
-        return self._bytes[False] + self._bytes[True]
-
-    def put(self, payload: bytes, priority: bool, most: int) -> bool:
-        """Whether there was room: at most that many bytes in a lane, or one RPC of any size."""
-        size = self._bytes[priority] + len(payload)
-        if size > most and self._lanes[priority]:
-            return False
-        self._bytes[priority] = size
-        self._lanes[priority].append(payload)
-        self.filled.set()
-        return True
-
-    def take(self, most: int) -> list[bytes]:
-        """At least one RPC if there is any, and no more than `most` bytes of others."""
-        taken: list[bytes] = []
-        room = most
-        for priority in (True, False):
-            lane = self._lanes[priority]
-            while lane and (not taken or len(lane[0]) <= room):
-                payload = lane.popleft()
-                room -= len(payload)
-                self._bytes[priority] -= len(payload)
-                taken.append(payload)
-            if lane:
-                return taken
-        self.filled = trio.Event()
-        return taken
-
-
-class _Inbound:
-    """A pubsub stream that a peer opened to us. libp2p's handler waits until `done`."""
-
-    def __init__(self, stream: NetStream) -> None:
-        self.stream = stream
-        self.done = trio.Event()
-
-
-class _Session:
-    """One stream pair: ours to the peer, and theirs to us once they opened it."""
-
-    def __init__(self, outbound: NetStream, connection: Connection, protocol: str) -> None:
-        self.outbound = outbound
-        self.connection = connection
-        self.id = connection.id
-        self.protocol = protocol
-        self.inbound: _Inbound | None = None
-        self.queue = _Queue()
-        self.scope = trio.CancelScope()
-        self.dialled = False
-        self.address = ""
-        self.ip = ""
-        self.agent = ""  # as far as the router was told
-        self.frames_in = self.frames_out = self.dropped = 0
-
-
-class _Link:
-    """A connected peer, whether or not pubsub is spoken."""
-
-    def __init__(self, peer: bytes) -> None:
-        self.peer = peer
-        self.id = ID(peer)
-        self.gone = trio.Event()  # no connection is left
-        self.scope = trio.CancelScope()
-        self.session: _Session | None = None
-        self.offered: _Inbound | None = None  # not read yet
-        self.offer = trio.Event()
-
-
-class _Target:
-    """A bootstrap peer."""
-
-    def __init__(self, peer: bytes) -> None:
-        self.id = ID(peer)
-        self.addresses: list[Multiaddr] = []
-        self.attempts = 0
-        self.error = ""
 
 
 class Node:
@@ -277,18 +96,18 @@ class Node:
         self._sink = sink
         self._on_message = on_message
         self._clock_ns = clock_ns
-        self._listen = [_address(text, "listen") for text in options.listen]
-        self._targets = _targets(options.bootstrap, self.peer)
+        self._listen = [tcp_address(text, "listen") for text in options.listen]
+        self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
         table = TableSide(options.bundles, options.send_indices)
         self.router = router or Router(
             self.peer, options.gossip, random.Random(), verifier(options.gossip.policy), table
         )
-        self._links: dict[bytes, _Link] = {}
+        self._links: dict[bytes, Link] = {}
         self._room = trio.Event()
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
         self._closing = False
-        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(PROTOCOLS, self._accept)
+        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(VERSIONS, self._accept)
         self.addresses: tuple[str, ...] = ()
         """Where it listens, with the ports in use, each ending in /p2p/<peer id>: what others take as bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
@@ -302,7 +121,7 @@ class Node:
         NodeError: it cannot listen where it was told to.
         """
         for address in self._listen:
-            _free_to_listen(address)
+            free_to_listen(address)
         self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
         self._swarm = swarm_of(host)
         self._swarm.register_notifee(_Notifee(self))
@@ -319,7 +138,7 @@ class Node:
                         own, listeners = f"/p2p/{peer_text(self.peer)}", self._swarm.listeners.values()
                         self.addresses = tuple(f"{a}{own}" for listener in listeners for a in listener.get_addrs())
                         self._nursery.start_soon(self._heartbeat)
-                        for target in self._targets:
+                        for target in self.bootstrap_peers:
                             self._nursery.start_soon(self._keep_dialled, target)
                         task_status.started()
                         await trio.sleep_forever()
@@ -331,12 +150,12 @@ class Node:
     async def _part(self) -> None:
         """Stop listening, hang up on all. libp2p, cancelled, leaves its listeners be; else it does all in turn."""
         self._closing = True
-        with _shielded(2):
+        with shielded(2):
             async with trio.open_nursery() as nursery:
                 for listener in self._swarm.listeners.values():
                     nursery.start_soon(listener.close)
                 for conn in self._swarm.get_connections():
-                    nursery.start_soon(_hang_up, conn)
+                    nursery.start_soon(hang_up, conn)
 
     def close(self) -> None:
         """End `run`, which returns within about 2 s; every open stream pair gets its closing frames."""
@@ -381,7 +200,7 @@ class Node:
     @property
     def bootstrap(self) -> dict[bytes, int]:
         """The peers we were told to dial, connected or not, and how often that was tried."""
-        return {target.id.to_bytes(): target.attempts for target in self._targets}
+        return {target.id.to_bytes(): target.attempts for target in self.bootstrap_peers}
 
     def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
         """Before `run`: streams of one more protocol go to a handler. A stream lives as long as its handler runs."""
@@ -453,7 +272,7 @@ class Node:
                 continue
             known = views.get(link.peer)
             peers.append(
-                PeerInfo(
+                PeerStatus(
                     peer=peer_text(link.peer),
                     agent=session.agent,
                     protocol=session.protocol,
@@ -465,7 +284,7 @@ class Node:
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
-                    savings=_savings(self.router.savings_of(link.peer)),
+                    savings=_savings(self.router.savings_of(link.peer).values()),
                 )
             )
         counters = Counter(self.router.counters)
@@ -482,7 +301,7 @@ class Node:
                     attempts=t.attempts,
                     error=t.error,
                 )
-                for t in self._targets
+                for t in self.bootstrap_peers
             ),
             connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
             mesh={topic: tuple(map(peer_text, sorted(peers))) for topic, peers in self.router.mesh.items()},
@@ -494,15 +313,15 @@ class Node:
             dropped=self.counters["dropped"],
             paused=self._sink.full,
             counters=dict(counters),
-            savings=_savings(self.router.savings),
+            savings=_savings(self.router.savings.values()),
         )
 
     # ------------------------------------------------------------------ connections
 
-    def _connected(self, peer: bytes) -> _Link:
+    def _connected(self, peer: bytes) -> Link:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = _Link(peer)
+            link = self._links[peer] = Link(peer)
             self._nursery.start_soon(self._serve, link)
         return link
 
@@ -520,7 +339,7 @@ class Node:
     def _open_connections(self, peer: ID) -> list[INetConn]:
         return [conn for conn in self._swarm.get_connections(peer) if not conn.is_closed]
 
-    async def _keep_dialled(self, target: _Target) -> None:
+    async def _keep_dialled(self, target: BootstrapPeer) -> None:
         delay = self._options.redial_first
         while True:
             began = trio.current_time()
@@ -536,7 +355,7 @@ class Node:
             await trio.sleep(delay * random.uniform(0.75, 1.25))
             delay = min(delay * 2, self._options.redial_most)
 
-    async def _dial(self, target: _Target) -> str:
+    async def _dial(self, target: BootstrapPeer) -> str:
         """ "" or why no address answered."""
         error = ""
         for address in target.addresses:
@@ -559,7 +378,7 @@ class Node:
 
     async def _disconnect(self, peer: ID) -> None:
         for conn in self._swarm.get_connections(peer):
-            await _hang_up(conn)
+            await hang_up(conn)
 
     async def _accept(self, stream: INetStream) -> None:
         """libp2p's handler of a new inbound pubsub stream; the stream lives as long as this runs."""
@@ -567,7 +386,7 @@ class Node:
         if self._closing:
             return
         link = self._connected(stream.muxed_conn.peer_id.to_bytes())
-        inbound = _Inbound(stream)
+        inbound = Inbound(stream)
         if link.offered is not None:
             await self._drop_inbound(link.offered)
         link.offered = inbound
@@ -578,13 +397,13 @@ class Node:
             link.session.scope.cancel()
         await inbound.done.wait()
 
-    async def _drop_inbound(self, inbound: _Inbound) -> None:
-        await _reset(inbound.stream)
+    async def _drop_inbound(self, inbound: Inbound) -> None:
+        await reset(inbound.stream)
         inbound.done.set()
 
     # ------------------------------------------------------------------ one peer
 
-    async def _serve(self, link: _Link) -> None:
+    async def _serve(self, link: Link) -> None:
         """Hold a stream pair with a connected peer; a new one when it broke while the connection did not."""
         delay, failures = 0.05, 0
         try:
@@ -607,7 +426,7 @@ class Node:
             if link.offered is not None:
                 await self._drop_inbound(link.offered)
 
-    async def _converse(self, link: _Link) -> bool:
+    async def _converse(self, link: Link) -> bool:
         """Open our stream, exchange frames until either stream ends. Whether it could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
@@ -639,26 +458,26 @@ class Node:
             self._count_neighbours(session.ip)
             if not self._closing:
                 self._dispatch(sends)
-                await _reset(outbound)
+                await reset(outbound)
             if session.inbound is not None:
                 await self._drop_inbound(session.inbound)
         return False
 
-    async def _open(self, link: _Link) -> tuple[NetStream, str]:
+    async def _open(self, link: Link) -> tuple[NetStream, str]:
         # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
         offered = link.offered.stream.swarm_conn if link.offered is not None else None
         connections = self._open_connections(link.id)
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
             raise trio.ClosedResourceError("no connection")
-        stream = await self._negotiate(conn, PROTOCOLS)
+        stream = await self._negotiate(conn, VERSIONS)
         return stream, str(stream.get_protocol())
 
     async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
         stream = await conn.new_stream()
         assert isinstance(stream, NetStream)
         async with AsyncExitStack() as half_open:  # which is the peer's memory as well: failed or cancelled, it ends
-            half_open.push_async_callback(_reset, stream)
+            half_open.push_async_callback(reset, stream)
             protocol = await self._host.multiselect_client.select_one_of(
                 [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
             )
@@ -666,11 +485,11 @@ class Node:
         stream.set_protocol(protocol)
         return stream
 
-    def _session(self, link: _Link, outbound: NetStream, protocol: str) -> _Session:
+    def _session(self, link: Link, outbound: NetStream, protocol: str) -> Session:
         conn = outbound.swarm_conn
         assert conn is not None
         remote = outbound.get_remote_address()
-        address = _socket_address(remote)
+        address = socket_address(remote)
         tap = Connection(
             self._options.network,
             os.urandom(CONNECTION_BYTES),
@@ -679,7 +498,7 @@ class Node:
             protocol,
             address.to_bytes() if address else b"",
         )
-        session = _Session(outbound, tap, protocol)
+        session = Session(outbound, tap, protocol)
         session.dialled = conn.direction == Direction.OUTBOUND
         session.address = str(address) if address else ""
         session.ip = remote[0] if remote else ""
@@ -693,7 +512,7 @@ class Node:
         for peer in there:
             self.router.colocated(peer, len(there))
 
-    async def _watch(self, session: _Session) -> None:
+    async def _watch(self, session: Session) -> None:
         """Notice that the peer reset our stream, though there be nothing to write. What it says there is not pubsub."""
         try:
             while True:
@@ -703,7 +522,7 @@ class Node:
         except BROKEN:
             session.scope.cancel()
 
-    async def _read(self, link: _Link, session: _Session) -> None:
+    async def _read(self, link: Link, session: Session) -> None:
         while link.offered is None:
             link.offer = trio.Event()
             await link.offer.wait()
@@ -737,13 +556,13 @@ class Node:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
 
-    def _take_in(self, link: _Link, session: _Session, payload: bytes | Cut) -> None:
+    def _take_in(self, link: Link, session: Session, payload: bytes | Cut) -> None:
         if isinstance(payload, Cut):
             self._incoming(link, session, payload.head, payload.declared_length)
         else:
             self._incoming(link, session, payload, 0)
 
-    def _incoming(self, link: _Link, session: _Session, payload: bytes, declared: int) -> None:
+    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int) -> None:
         counters = self.counters
         if not payload:
             # an RPC of nothing: captured, it would read as the end of this direction
@@ -770,7 +589,7 @@ class Node:
             for deliver in delivers:
                 self._on_message(deliver)
 
-    async def _write(self, link: _Link, session: _Session) -> None:
+    async def _write(self, link: Link, session: Session) -> None:
         queue, stream = session.queue, session.outbound.muxed_stream
         while True:
             await queue.filled.wait()
@@ -845,7 +664,7 @@ class Node:
         self._room.set()
         self._room = trio.Event()
 
-    def _identify(self, link: _Link, session: _Session) -> None:
+    def _identify(self, link: Link, session: Session) -> None:
         """Tell the router what the peer is, once libp2p has asked it."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet
@@ -872,87 +691,9 @@ class _Notifee(INotifee):
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
 
-async def _hang_up(conn: INetConn) -> None:
-    """Close a connection, also one in which writes are stuck."""
-    muxed = conn.muxed_conn
-    if isinstance(muxed, Yamux):
-        with _shielded(1):
-            # the socket first: yamux says good-bye under the lock that a stuck write holds
-            await muxed.secured_conn.close()
-    with _shielded(1):
-        await conn.close()
-
-
-async def _reset(stream: INetStream) -> None:
-    with _shielded(1):
-        await stream.reset()
-
-
-def _shielded(seconds: float) -> trio.CancelScope:
-    """A scope for tidying up that outside cancellation does not reach, and time does."""
-    scope = trio.CancelScope(deadline=trio.current_time() + seconds)
-    scope.shield = True
-    return scope
-
-
-def _savings(savings: Mapping[tuple[TableDirection, str], Saving]) -> tuple[TopicSaving, ...]:
-    return tuple(
-        TopicSaving(topic, direction, saving.references, saving.as_names, saving.as_indices)
-        for (direction, topic), saving in savings.items()
-    )
-
-
-def _address(text: str, use: str) -> Multiaddr:
-    try:
-        address = Multiaddr(text)
-        names = [protocol.name for protocol in address.protocols()]
-    except ADDRESS_ERRORS as error:
-        raise NodeError(f"{use} address {text!r}: not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {error}") from error
-    if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
-        raise NodeError(f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001")
-    return address
-
-
-def _targets(bootstrap: Iterable[str], own: bytes) -> list[_Target]:
-    """Addresses by peer: all of one peer's are tried in turn, and one connection is enough."""
-    targets: dict[str, _Target] = {}
-    for text in bootstrap:
-        address = _address(text, "bootstrap")
-        try:
-            peer = ID.from_base58(address.value_for_protocol("p2p"))
-        except ADDRESS_ERRORS as error:
-            raise NodeError(
-                f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that we know who answers"
-            ) from error
-        if peer.to_bytes() != own:
-            targets.setdefault(str(peer), _Target(peer.to_bytes())).addresses.append(address)
-    return list(targets.values())
-
-
-def _free_to_listen(address: Multiaddr) -> None:
-    """NodeError if somebody listens there. libp2p sets SO_REUSEPORT: two nodes would share a port, and not notice."""
-    host, port = _host_port(address)
-    if not port or host is None:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise NodeError(f"cannot listen on {address}: {error.strerror}") from error
-
-
-def _host_port(address: Multiaddr) -> tuple[str | None, int]:
-    values = {protocol.name: value for protocol, value in address.items()}
-    return values.get("ip4") or values.get("ip6"), int(values["tcp"])
-
-
-def _socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:
-    if remote is None:
-        return None
-    host, port = remote
-    return Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}")
+def _savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """Copies: the router counts on in its own."""
+    return tuple(map(copy, savings))
 
 
 def _from_any_thread(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:

@@ -53,7 +53,7 @@ class PublishError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Options:
+class PublishingOptions:
     """Times in µs."""
 
     network: str
@@ -162,7 +162,7 @@ class Outbox:
     Take records in, step again and again, write what comes out, say `done` of what the broker has.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PublishingOptions) -> None:
         self._options = options
         self._not_before: dict[int, int] = {}
         self._next: dict[int, int] = {}

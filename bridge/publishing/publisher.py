@@ -34,9 +34,10 @@ from kafka.structs import OffsetAndMetadata
 from bridge.ipfs import BlocksAwayError
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
-from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Options, Outbox, Output, Place
+from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Outbox, Output, Place, PublishingOptions
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
+from bridge.status import PublisherStatus
 
 _LET_GO_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
 
@@ -56,7 +57,7 @@ class Publisher(KafkaThread):
         bootstrap_servers: str | Sequence[str],
         client_options: Mapping[str, object],
         prefix: str,
-        options: Options,
+        options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
         keeper: Keeper,
@@ -100,6 +101,10 @@ class Publisher(KafkaThread):
     def quarantined(self) -> int:
         """Records that were no batch, since the start."""
         return self._counted[2]
+
+    def status(self) -> PublisherStatus:
+        """How it goes."""
+        return PublisherStatus(self.state, self.published, self.failed)
 
     def _ended(self) -> None:
         self._keeper.close()

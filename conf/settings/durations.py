@@ -6,10 +6,7 @@ import re
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import (
-    BeforeValidator,
-    PlainSerializer,
-)
+from pydantic import BeforeValidator, PlainSerializer
 
 _UNITS = {
     "us": timedelta(microseconds=1),
@@ -19,8 +16,6 @@ _UNITS = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
-
-
 _DURATION = re.compile(r"(\d+)(us|ms|s|m|h|d)")
 
 

@@ -45,8 +45,8 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """What is needed to name the place of a value."""
+class Places:
+    """Where values came from: the settings file and its text, the variables that are set, the command line."""
 
     path: Path
     text: str
@@ -54,6 +54,7 @@ class _Places:
     command_line: frozenset[Keys]
 
     def name(self, keys: Keys) -> str:
+        """Where the value of a key came from: an option, a variable, or a file with the line."""
         if any(key[: len(keys)] == keys for key in self.command_line):
             return f"--{keys[0]}"
         for depth in range(len(keys), 0, -1):
@@ -63,7 +64,7 @@ class _Places:
         return f"{self.path}:{line}" if line else str(self.path)
 
 
-def problem(details: ErrorDetails, places: _Places) -> str:
+def problem(details: ErrorDetails, places: Places) -> str:
     """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
@@ -73,7 +74,9 @@ def problem(details: ErrorDetails, places: _Places) -> str:
         return f"{places.name(keys)}: {dotted(keys)}: no such setting{near}"
     if details["type"] == "missing":
         return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
-    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if details["type"] == "item":
+        return f"{places.name(keys)}: {dotted(keys)}: {details['msg']}"
+    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("expected ")
     if details["type"] == "model_type":
         expected = f"a table: [{dotted(keys)}]"
     if details["type"] == "value_error" and not isinstance(details["input"], str | int | float):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from pydantic import (
-    BaseModel,
-)
+from pydantic import BaseModel
 
 from conf.settings.model import Settings
 
 ENV_PREFIX = "KILN_"
-
-
 CONFIG_VARIABLE = "KILN_CONFIG"
 
-
 Keys = tuple[str, ...]
+"""A key as a path from the top: `("batch", "window")`."""
 
 
 def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
@@ -30,6 +26,14 @@ def known_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys
         else:
             found[(*above, name)] = str(kind).startswith("dict[")
     return found
+
+
+def value_at(model: BaseModel, keys: Keys) -> object:
+    """The value of a key."""
+    value: object = model
+    for key in keys:
+        value = getattr(value, key)
+    return value
 
 
 def variable(keys: Keys) -> str:

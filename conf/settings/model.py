@@ -1,18 +1,19 @@
-"""The settings of Kiln: one TOML file (`conf/kiln.toml`, where each key is explained), overridable by environment.
+"""The settings of Kiln as a model: keys, types, defaults, and what values may be. `conf/kiln.toml` explains each key.
 
-Constructing `Settings` reads nothing; `load_settings` reads the file and the environment. In falling order of weight:
-command line, environment (`KILN_<SECTION>__<KEY>`, for keys above the sections `KILN_<KEY>`), file, defaults.
-An unknown key is an error wherever it stands: a misspelt setting that is silently ignored costs an afternoon.
+To construct `Settings` reads nothing: `conf.settings.reading` reads the file, the environment and the command line. An
+unknown key is an error wherever it stands, because a misspelt setting that is silently ignored costs an afternoon.
 """
 
 import json
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -21,8 +22,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
+from conf.settings.addresses import check_interest, check_peer, check_tcp, check_tcp_at_ip, check_tcp_of_peer
 from conf.settings.durations import Duration
 from schemas.log import MAX_OTHER_PARTITIONS, Partitions
 from schemas.queries import QUERIES
@@ -35,16 +38,41 @@ else:
 Policy = Literal["strict", "none", "either"]
 
 
-# ---------------------------------------------------------------- durations
-
-
-# ---------------------------------------------------------------- the model
-
-
 class Section(BaseModel):
     """A table of the settings file: frozen, and no key beside those named here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def _check_each(cls, value: tuple[str, ...], info: ValidationInfo, check: Callable[[str], object]) -> None:
+        """Checks each item of a list, and names the item at fault. `check` raises ValueError.
+
+        The default is good, and not checked: what most checks import would slow every start.
+        """
+        if value == cls.model_fields[str(info.field_name)].default:
+            return
+        for text in value:
+            try:
+                check(text)
+            except ValueError as error:
+                said = {"item": json.dumps(text, ensure_ascii=False), "problem": str(error)}
+                raise PydanticCustomError("item", "{item}: {problem}", said) from error
+
+
+def _items(value: object) -> object:
+    """An environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same."""
+    if isinstance(value, str):
+        if value.startswith("["):
+            try:
+                return json.loads(value)
+            except json.JSONDecodeError:
+                pass
+        return [item for item in re.split(r'[\[\]",\s]+', value) if item]
+    return value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+"""A list of names or addresses."""
 
 
 class Kafka(Section):
@@ -203,18 +231,6 @@ class Spark(Section):
     conf: dict[str, str] = {}
 
 
-def _names(value: object) -> object:
-    """An environment variable has no lists: "archive, batch" and '["archive", "batch"]' are the same."""
-    if isinstance(value, str):
-        if value.startswith("["):
-            try:
-                return json.loads(value)
-            except json.JSONDecodeError:
-                pass
-        return [item for item in re.split(r'[\[\]",\s]+', value) if item]
-    return value
-
-
 class Job(Section):
     """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
 
@@ -225,13 +241,8 @@ class Job(Section):
 class _Jobs(Section):
     """Which queries `kiln run` starts, and, under the name of each query, the pace of that query."""
 
-    run: Annotated[tuple[JobName, ...], NoDecode] = tuple(QUERIES)
+    run: Annotated[tuple[JobName, ...], NoDecode, BeforeValidator(_items)] = tuple(QUERIES)
     restarts: int = Field(default=5, ge=0)
-
-    @field_validator("run", mode="before")
-    @classmethod
-    def _from_text(cls, value: object) -> object:
-        return _names(value)
 
     @field_validator("run")
     @classmethod
@@ -290,24 +301,17 @@ class Traffic(Section):
 class Bridge(Section):
     """The gossipsub node: where it listens, whom it dials, which topics it is on."""
 
-    listen: Annotated[tuple[str, ...], NoDecode] = ("/ip4/127.0.0.1/tcp/4811",)
-    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
-    interests: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    listen: Names = ("/ip4/127.0.0.1/tcp/4811",)
+    bootstrap: Names = ()
+    interests: Names = ("*",)
     spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
 
-    @field_validator("listen", "bootstrap", "interests", mode="before")
+    @field_validator("listen", "bootstrap", "interests")
     @classmethod
-    def _from_text(cls, value: object) -> object:
-        return _names(value)
-
-    @field_validator("interests")
-    @classmethod
-    def _separators(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from schemas.topics import parse_interest  # not at the top: its codecs slow every start
-
-        for text in value:
-            parse_interest(text)
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        checks = {"listen": check_tcp, "bootstrap": check_tcp_of_peer, "interests": check_interest}
+        cls._check_each(value, info, checks[str(info.field_name)])
         return value
 
 
@@ -317,14 +321,15 @@ class Discovery(Section):
     enabled: bool = True
     serve: bool = True
     prefix: str = Field(default="/ipfs", pattern=r"^(/[^/\s]+)+$")
-    announce: Annotated[tuple[str, ...], NoDecode] = ()
+    announce: Names = ()
     renew: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
     every: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
 
-    @field_validator("announce", mode="before")
+    @field_validator("announce")
     @classmethod
-    def _from_text(cls, value: object) -> object:
-        return _names(value)
+    def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        cls._check_each(value, info, check_tcp_at_ip)
+        return value
 
 
 class Publish(Section):
@@ -399,17 +404,25 @@ class Ipfs(Section):
     api: str = ""
     api_auth: SecretStr = SecretStr("")
     listen: str = "/ip4/127.0.0.1/tcp/4812"
-    peers: Annotated[tuple[str, ...], NoDecode] = ()
+    peers: Names = ()
     timeout: Duration = Field(default=timedelta(seconds=30), gt=timedelta())
     at_most: int = Field(default=16, ge=1)
     give_up: Duration = Field(default=timedelta(hours=1), gt=timedelta())
     forget: Duration = Field(default=timedelta(minutes=10), gt=timedelta())
     pin_for: Duration = Field(default=timedelta(hours=24), gt=timedelta())
 
-    @field_validator("peers", mode="before")
+    @field_validator("listen")
     @classmethod
-    def _from_text(cls, value: object) -> object:
-        return _names(value)
+    def _tcp(cls, value: str) -> str:
+        if value not in ("", cls.model_fields["listen"].default):
+            check_tcp(value)
+        return value
+
+    @field_validator("peers")
+    @classmethod
+    def _peers(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        cls._check_each(value, info, check_peer)
+        return value
 
     @field_validator("api")
     @classmethod
@@ -432,37 +445,27 @@ class Bep50(Section):
     """Batches over the BitTorrent DHT: where the overlay listens, whom it knows, what it follows."""
 
     enabled: bool = False
-    listen: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1:4813",)
-    bootstrap: Annotated[tuple[str, ...], NoDecode] = ()
-    contacts: Annotated[tuple[str, ...], NoDecode] = ()
-    follow: Annotated[tuple[str, ...], NoDecode] = ()
+    listen: Names = ("127.0.0.1:4813",)
+    bootstrap: Names = ()
+    contacts: Names = ()
+    follow: Names = ()
     publish: bool | Literal["auto"] = "auto"
     topics: int = Field(default=500, ge=1)
 
-    @field_validator("listen", "bootstrap", "contacts", "follow", mode="before")
-    @classmethod
-    def _from_text(cls, value: object) -> object:
-        return _names(value)
-
-    @field_validator("listen")
-    @classmethod
-    def _one_of_a_family(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        from schemas.dht.krpc import Address  # not at the top: its codecs slow every start
-
-        families = [Address.from_text(text).family for text in value]
-        if not value or len(set(families)) < len(families):
-            raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
-        return value
-
-    @field_validator("bootstrap", "contacts", "follow")
+    @field_validator("listen", "bootstrap", "contacts", "follow")
     @classmethod
     def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if value == cls.model_fields[str(info.field_name)].default:
+            return value
         from schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
         from schemas.dht.krpc import Address, host_and_port
 
-        read = {"bootstrap": host_and_port, "contacts": Address.from_text, "follow": parse_source}
-        for text in value:
-            read[str(info.field_name)](text)
+        checks: dict[str, Callable[[str], object]] = {"bootstrap": host_and_port, "follow": parse_source}
+        cls._check_each(value, info, checks.get(str(info.field_name), Address.from_text))
+        if info.field_name == "listen":
+            families = {Address.from_text(text).family for text in value}
+            if not value or len(families) < len(value):
+                raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
         return value
 
 
@@ -523,9 +526,3 @@ class Settings(Section):
     def broker_dir(self) -> Path:
         """The folder of the embedded broker's data."""
         return self.state / "broker"
-
-
-# ---------------------------------------------------------------- keys
-
-
-# ---------------------------------------------------------------- reading

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
-from pydantic import (
-    SecretStr,
-)
+from pydantic import SecretStr
 
 from conf.settings.durations import duration_text
-from conf.settings.keys import Keys, dotted, known_keys
+from conf.settings.keys import Keys, dotted, known_keys, value_at
 from conf.settings.model import Settings
-from conf.settings.reading import Loaded, _value_at
+from conf.settings.reading import Loaded
 
 
 def shown(loaded: Loaded) -> str:
@@ -24,9 +22,9 @@ def shown(loaded: Loaded) -> str:
         if keys[:-1] != table:
             table = keys[:-1]
             lines += ["", f"[{dotted(table)}]"]
-        value = _value_at(loaded.settings, keys)
+        value = value_at(loaded.settings, keys)
         # a file that repeats a default says nothing new
-        same = value == _value_at(defaults, keys)
+        same = value == value_at(defaults, keys)
         lines.append(f"{keys[-1]} = {_value_text(value)}" + ("" if same else f"  # {loaded.source(keys)}"))
     return "\n".join(
         [f"# settings file: {loaded.file}; where a value is not the default, its place is named", *lines, ""]

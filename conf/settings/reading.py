@@ -11,17 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import (
-    BaseModel,
-    SecretStr,
-    ValidationError,
-)
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from conf.errors import SettingsError
 from conf.settings.durations import duration_text
-from conf.settings.faults import _Places, problem, unknown_variables, unreadable_tables
-from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, variable
+from conf.settings.faults import Places, problem, unknown_variables, unreadable_tables
+from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
 from conf.settings.model import Settings
 
 DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
@@ -76,7 +72,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        places = _Places(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
+        places = Places(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
         raise SettingsError(problem(details, places) for details in error.errors()) from None
     resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
     return Loaded(
@@ -95,7 +91,7 @@ def load_settings(config: Path | None = None, *, state: Path | None = None, netw
 
 def environment(settings: Settings) -> dict[str, str]:
     """The variables that give another process just these settings. Holds passwords in clear: never print it."""
-    return {variable(keys): _variable_text(_value_at(settings, keys)) for keys in known_keys()}
+    return {variable(keys): _variable_text(value_at(settings, keys)) for keys in known_keys()}
 
 
 def _variable_text(value: object) -> str:
@@ -135,10 +131,3 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
         else:
             found.add((*above, key))
     return frozenset(found)
-
-
-def _value_at(model: BaseModel, keys: Keys) -> object:
-    value: object = model
-    for key in keys:
-        value = getattr(value, key)
-    return value

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_LONGEST_PAUSE = 30.0  # s
+from conf.backoff import pause_after
+
+_SHORTEST_PAUSE = 1.0  # s
+_LONGEST_PAUSE = 30.0
 
 
 class Backoff:
@@ -21,7 +24,7 @@ class Backoff:
     def died(self) -> None:
         """It is not to be started before the pause is over."""
         self.deaths += 1
-        self._at = self._now() + min(2.0 ** (self.deaths - 1), _LONGEST_PAUSE)
+        self._at = self._now() + pause_after(self.deaths, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def well(self) -> None:
         """It does what it is for: the next pause is the shortest again."""

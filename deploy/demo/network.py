@@ -43,9 +43,11 @@ from typing import Final, TypeVar
 import trio
 
 from bridge.bep50.carrier import CarrierError
-from bridge.gossip.router import Deliver
-from bridge.node.host import Node, NodeError, NodeOptions
+from bridge.gossip.outcomes import Deliver
+from bridge.node.addresses import NodeError
+from bridge.node.host import Node
 from bridge.node.keys import KeyFileError, load_or_create
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno, SeqnoError
 from conf.locks import StateInUseError, locked
 from deploy.children.spawn import tied_to_parent

@@ -15,6 +15,7 @@ from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
 from conf.settings.model import Kafka, Settings
 from pipelines.lake.lake import Lake, LakeError
+from schemas.log import lag
 from schemas.queries import QUERIES
 from schemas.tables import TABLES
 
@@ -170,15 +171,14 @@ def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
 
     A partition not yet read counts from its oldest record; records that retention removed are not counted.
     """
-    total = 0
-    for topic, partitions in committed.items():
-        known = topics.get(topic)
-        if known is None:
-            return None
-        for partition, end in known.end.items():
-            oldest = known.begin.get(partition, 0)
-            total += max(0, end - max(partitions.get(partition, 0), oldest))
-    return total if committed else None
+    if not committed or not committed.keys() <= topics.keys():
+        return None
+    read = {name: topics[name] for name in committed}
+    return lag(
+        committed,
+        {name: topic.end for name, topic in read.items()},
+        {name: topic.begin for name, topic in read.items()},
+    )
 
 
 def query_status(name: str, folder: Path, topics: Mapping[str, TopicStatus]) -> QueryStatus:
@@ -187,8 +187,8 @@ def query_status(name: str, folder: Path, topics: Mapping[str, TopicStatus]) -> 
         checkpoint = read_checkpoint(folder)
     except (CheckpointError, OSError) as error:
         return QueryStatus(name, None, None, {}, None, str(error))
-    lag = lag_of(checkpoint.offsets, topics)
-    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, lag, "")
+    behind = lag_of(checkpoint.offsets, topics)
+    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, behind, "")
 
 
 # ---------------------------------------------------------------- broker

@@ -1,1 +1,1 @@
-""""""
+"""Pure functions and state machines of the queries: no Spark, no socket, no clock."""

@@ -5,16 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
-from pyspark.accumulators import AccumulatorParam
-from pyspark.sql import DataFrame, Row, Window
-from pyspark.sql import functions as F
-
-from schemas.frames import DIRECTIONS
-
 Ranges = list[tuple[int, int]]
 """Sequences as ascending closed ranges that do not touch: a connection with no loss is one range."""
 
-Held = dict[bytes, Ranges]
+HeldFrames = dict[bytes, Ranges]
 """By connection and direction, as `side()` writes them."""
 
 
@@ -22,7 +16,7 @@ _LAST = 2**63
 
 
 def side(connection: bytes, direction: int) -> bytes:
-    """One direction of one connection, as the key of `Held`."""
+    """One direction of one connection, as the key of `HeldFrames`."""
     return connection + bytes((direction,))
 
 
@@ -55,7 +49,7 @@ class Sieve:
 
     def __init__(self, held: Mapping[bytes, Ranges]) -> None:
         self._held = held
-        self.taken: Held = {}
+        self.taken: HeldFrames = {}
 
     def passes(self, connection: bytes, direction: int, sequence: int) -> bool:
         key = side(connection, direction)
@@ -68,47 +62,10 @@ class Sieve:
         return insert(taken, sequence, sequence)
 
 
-def merge(into: Held, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> Held:
+def merge(into: HeldFrames, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> HeldFrames:
     """Adds `taken` to `into`, in place."""
     for key, ranges in taken.items():
         kept = into.setdefault(key, [])
         for low, high in ranges:
             insert(kept, low, high)
     return into
-
-
-class HeldFramesParam(AccumulatorParam[Held]):
-    """Brings `Sieve.taken` of the tasks to the driver. A union, so a task that runs twice does no harm."""
-
-    def zero(self, value: Held) -> Held:
-        return {}
-
-    def addInPlace(self, value1: Held, value2: Held) -> Held:
-        return merge(value1, value2)
-
-
-def read_held_frames(frames: DataFrame) -> Held:
-    """What rows of the table `frames` say is held."""
-    connections = frames.groupBy("connection", "direction").agg(
-        F.min("sequence").alias("low"), F.max("sequence").alias("high"), F.count("sequence").alias("frames")
-    )
-    whole = F.col("frames") == F.col("high") - F.col("low") + 1
-    held: Held = {}
-    for row in connections.where(whole).collect():
-        held[_row_side(row)] = [(row.low, row.high)]
-    broken = frames.join(connections.where(~whole).select("connection", "direction"), ["connection", "direction"])
-    order = Window.partitionBy("connection", "direction").orderBy("sequence")
-    islands = (
-        broken.select("connection", "direction", "sequence")
-        .distinct()
-        .withColumn("island", F.col("sequence") - F.row_number().over(order))
-        .groupBy("connection", "direction", "island")
-        .agg(F.min("sequence").alias("low"), F.max("sequence").alias("high"))
-    )
-    for row in islands.collect():
-        merge(held, {_row_side(row): [(row.low, row.high)]})
-    return held
-
-
-def _row_side(row: Row) -> bytes:
-    return side(bytes(row.connection), DIRECTIONS.index(row.direction))

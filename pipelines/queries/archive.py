@@ -7,8 +7,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.lake.append import Write, append_once, read_table, written
-from pipelines.logic.held_frames import Held, HeldFramesParam, merge, read_held_frames
+from pipelines.logic.held_frames import HeldFrames, merge
 from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.held_frames import HeldFramesParam, read_held_frames
 from pipelines.spark.kafka import stream_topics
 from pipelines.transforms.archive import copies, frames
 from schemas.queries import QUERIES
@@ -16,7 +17,7 @@ from schemas.queries import QUERIES
 
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query."""
-    session = plan.session()
+    session = plan.new_session()
     plan.lake.create(QUERIES["archive"].tables)
     archive = _Archive(plan)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
@@ -29,7 +30,7 @@ class _Archive:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._bundles = plan.decoding.bundles
-        self._held: Held | None = None
+        self._held: HeldFrames | None = None
 
     def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:
         """One micro-batch. Run again after a crash, it makes the same rows, and Delta skips those it has."""
@@ -39,13 +40,13 @@ class _Archive:
             self._held = self._held_before(spark, records, write)
         context = spark.sparkContext
         held = context.broadcast(self._held)
-        taken = context.accumulator(Held(), HeldFramesParam())
+        taken = context.accumulator(HeldFrames(), HeldFramesParam())
         append_once(frames(records, held, taken), self._plan.lake, "frames", write)
         append_once(copies(records, held, self._bundles), self._plan.lake, "copies", write)
         merge(self._held, taken.value)
         held.destroy()
 
-    def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> Held:
+    def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> HeldFrames:
         """What the lake held before this micro-batch: if it is a repeat, its own frames do not count."""
         kept = read_table(spark, self._plan.lake, "frames")
         if written(self._plan.lake, "frames", write):

@@ -17,7 +17,7 @@ from schemas.queries import QUERIES
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
     check_samples()
-    session = plan.session()
+    session = plan.new_session()
     plan.lake.create(QUERIES["messages"].tables)
     records = stream_topics(session, plan.broker, QUERIES["messages"].reads, plan.at_most)
     rows = first_copies(decoded(records, plan.decoding), plan.remembered)

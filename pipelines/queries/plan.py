@@ -18,29 +18,29 @@ from pipelines.spark.kafka import Broker
 from pipelines.transforms.updates import Separating
 
 Report = Callable[[str, Mapping[str, int]], None]
-"""Takes (query, counts by name) after each micro-batch of a query that counts what it sees."""
+"""Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
 
 
 def unheard(query: str, counts: Mapping[str, int]) -> None:
-    """For a query whose counts nobody asks for."""
+    """The `Report` where nobody asks for counts."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a query may be started with, as plain values; each query takes what it needs.
-
-    `trigger`, `remembered`: Spark intervals; `at_most`: records a micro-batch, 0 for no bound.
-    """
+    """All that a query may be started with, as plain values. Each query takes what the query needs."""
 
     spark: SparkSession
     broker: Broker
     lake: Lake
     checkpoints: str
+    """the folder in which each query has its checkpoint"""
     trigger: str
+    """the pause between the starts of two micro-batches, as a Spark interval"""
     at_most: int
+    """records of one micro-batch; 0: no bound"""
     state_partitions: int
     remembered: str
-    """how long a digest is remembered, by which copies are known (decision 10)"""
+    """for how long a query remembers the digests by which it knows copies, as a Spark interval (decision 10)"""
     decoding: Decoding
     separating: Separating
     batching: Batching
@@ -48,17 +48,20 @@ class Plan:
     report: Report = field(default=unheard)
     listener: StreamingQueryListener | None = None
 
-    def session(self) -> SparkSession:
-        """A session of the query's own: the number of state partitions is a session's, and for life in a checkpoint."""
+    def new_session(self) -> SparkSession:
+        """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
-        if self.listener is not None:  # heard only of queries of the session it is added to
+        if self.listener is not None:  # Spark tells a listener only of the queries of its session
             session.streams.addListener(self.listener)
         return session
 
 
 def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQuery:
-    """Starts a query under its name, with its checkpoint, in a FAIR pool of its own so that none waits for another."""
+    """Starts a query under its name, with its checkpoint.
+
+    Each query has a FAIR pool of its own, so that no query waits for another.
+    """
     plan.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     return (
         writer.queryName(name)
@@ -69,7 +72,7 @@ def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQue
 
 
 def each_batch(frame: DataFrame, write: Callable[[DataFrame, int, str], None]) -> DataStreamWriter:
-    """A `foreachBatch` that also hands on the query's id, by which writes are known to be repeats."""
+    """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known."""
 
     def call(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")

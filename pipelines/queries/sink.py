@@ -31,7 +31,7 @@ _HELD_AGAINST = ("publications", "streams")
 
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query."""
-    session = plan.session()
+    session = plan.new_session()
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
     rows = once_each(table_rows(records), plan.remembered)

@@ -15,7 +15,7 @@ from schemas.queries import QUERIES
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query. A crash may write a micro-batch twice, under the same epoch."""
     check_samples()
-    records = stream_topics(plan.session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
+    records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 from uuid import UUID
@@ -20,6 +19,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
     StreamingQueryProgress,
 )
+
+from schemas import log
 
 Offsets = dict[str, dict[int, int]]
 """Topic to partition to the offset after the last record."""
@@ -42,15 +43,9 @@ class QueryProgress:
     idle: bool = False
     """Whether its last look found nothing to read. One that starts with nothing to read says no offsets, only this."""
 
-    def lag(self, ends: Mapping[str, Mapping[int, int]]) -> int:
-        """Records that are in the topics this query reads and not yet behind it; `ends`: those topics' end offsets."""
-        if self.idle and not self.read:
-            return 0
-        return sum(
-            max(0, end - self.read.get(topic, {}).get(partition, 0))
-            for topic, partitions in ends.items()
-            for partition, end in partitions.items()
-        )
+    def lag(self, ends: log.Offsets) -> int:
+        """Records that this query has not read yet; `ends`: the end offsets of the topics that the query reads."""
+        return 0 if self.idle and not self.read else log.lag(self.read, ends)
 
 
 class _ByOneCall(JStreamingQueryListener):

@@ -53,7 +53,7 @@ _STREAMING = {
     # other's out again and again.
     "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
-    "spark.python.daemon.module": "pipelines.spark.worker_daemon",
+    "spark.python.daemon.module": "pipelines.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }

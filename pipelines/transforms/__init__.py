@@ -1,0 +1,1 @@
+"""DataFrame in, DataFrame out: what the queries do with records."""

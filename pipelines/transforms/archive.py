@@ -9,7 +9,7 @@ from pyspark.accumulators import Accumulator
 from pyspark.core.broadcast import Broadcast
 from pyspark.sql import DataFrame
 
-from pipelines.logic.held_frames import Held, Sieve
+from pipelines.logic.held_frames import HeldFrames, Sieve
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from schemas.frames import BEP50, DIRECTIONS, ORIGINS, gossip_messages, read_frame
 from schemas.identity import Verdict, message_id, peer_text
@@ -25,7 +25,7 @@ FRAMES = columns_of(TABLES["frames"])
 COPIES = columns_of(TABLES["copies"])
 
 
-def frames(records: DataFrame, held: Broadcast[Held], taken: Accumulator[Held]) -> DataFrame:
+def frames(records: DataFrame, held: Broadcast[HeldFrames], taken: Accumulator[HeldFrames]) -> DataFrame:
     """Columns partition, offset, stamp, value in; rows of the table `frames` out: those not in `held`, each once.
 
     What is not a Frame has no row: the query `messages` puts it into quarantine. `taken` hears which frames have one.
@@ -34,7 +34,7 @@ def frames(records: DataFrame, held: Broadcast[Held], taken: Accumulator[Held]) 
     return source.mapInArrow(_frame_rows(held, taken), ddl(FRAMES)).select(*(column.name for column in FRAMES))
 
 
-def copies(records: DataFrame, held: Broadcast[Held], bundles: Bundles) -> DataFrame:
+def copies(records: DataFrame, held: Broadcast[HeldFrames], bundles: Bundles) -> DataFrame:
     """The same records in; rows of the table `copies` out: a row for each message in the same frames that came IN."""
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_copy_rows(held, bundles), ddl(COPIES)).select(*(column.name for column in COPIES))
@@ -48,7 +48,7 @@ def _new_frames(batch: pa.RecordBatch, sieve: Sieve) -> Iterator[tuple[int, int,
             yield partition, offset, stamp, frame
 
 
-def _frame_rows(held: Broadcast[Held], taken: Accumulator[Held]) -> Callable[[_Batches], _Batches]:
+def _frame_rows(held: Broadcast[HeldFrames], taken: Accumulator[HeldFrames]) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         sieve = Sieve(held.value)
         buffer = RowBuffer(arrow_schema(FRAMES))
@@ -62,7 +62,7 @@ def _frame_rows(held: Broadcast[Held], taken: Accumulator[Held]) -> Callable[[_B
     return rows
 
 
-def _copy_rows(held: Broadcast[Held], bundles: Bundles) -> Callable[[_Batches], _Batches]:
+def _copy_rows(held: Broadcast[HeldFrames], bundles: Bundles) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         sieve = Sieve(held.value)
         buffer = RowBuffer(arrow_schema(COPIES))

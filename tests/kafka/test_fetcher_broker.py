@@ -18,7 +18,7 @@ from kit.awaiting import awaited
 
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.offsets import Ledger
-from bridge.fetching.pending import Options
+from bridge.fetching.pending import FetchingOptions
 from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.kafka
 
 S = 1_000_000
 MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
-OPTIONS = Options("local-test", at_most=4, timeout=S, give_up=600 * S, check_for=2 * S)
+OPTIONS = FetchingOptions("local-test", at_most=4, timeout=S, give_up=600 * S, check_for=2 * S)
 
 
 def genesis(number: int) -> bytes:
@@ -154,7 +154,7 @@ class Kiln:
         return [u.message for u in self.updates() if not windows.repeats(u.epoch.query, u.epoch.batch, u.message)]
 
     def start(
-        self, options: Options = OPTIONS, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000
+        self, options: FetchingOptions = OPTIONS, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000
     ) -> Fetcher:
         fetcher = Fetcher([self.address], {}, self.prefix, options, self.ipfs, lambda: self.interests, clock_us)
         fetcher.start()
@@ -233,7 +233,7 @@ def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln:
     kiln.ipfs.add(genesis(1))
     records = [wanted(0, 0), wanted(1, 1), wanted(0, 2)]
     kiln.write(*records)
-    fetcher = kiln.start(Options("local-test", timeout=S, give_up=2 * S))
+    fetcher = kiln.start(FetchingOptions("local-test", timeout=S, give_up=2 * S))
     assert awaited(lambda: fetcher.counts["released"] == 1)
     assert awaited(lambda: fetcher.counts["genesis_unavailable"] == 2)
     faults = [decode_quarantine(value) for value in kiln.read("quarantine")]

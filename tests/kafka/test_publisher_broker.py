@@ -12,7 +12,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kit.awaiting import awaited
 
 from bridge.ipfs import BlocksAwayError
-from bridge.publishing.outbox import TOO_OLD, Options
+from bridge.publishing.outbox import TOO_OLD, PublishingOptions
 from bridge.publishing.publisher import Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
@@ -95,7 +95,7 @@ class Kiln:
     def close(self) -> None: ...
 
     def start(self) -> Publisher:
-        options = Options("local-test", publish_timeout=S, retry_every=S // 5)
+        options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher([self.address], {}, self.prefix, options, self.publish, lambda: self.held, self)
         publisher.start()
         self.running.append(publisher)
@@ -184,7 +184,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
-    options = Options("local-test")
+    options = PublishingOptions("local-test")
     publisher = Publisher(f"127.0.0.1:{free_port}", {}, "kiln.", options, kiln.publish, lambda: None, kiln)
     kiln.running.append(publisher)
     publisher.start()

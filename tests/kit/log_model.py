@@ -20,6 +20,7 @@ class Update(NamedTuple):
     owner: Owner
     stream: str
     tip: str
+    heard: int
     epoch: tuple[str, int] = ("", 0)
     message: str = ""
 
@@ -31,17 +32,20 @@ class Window(NamedTuple):
 
 
 def windows_of(log: Iterable[tuple[int, Update | None]], length: int) -> list[Window]:
-    """The windows that a partition's records (stamp, update or tick), in offset order, close. Times as the stamps'."""
+    """The windows that a partition's records (stamp, update or tick), in offset order, close (decision 1, with G = 0).
+    Times as the stamps'."""
     records = list(log)
-    times = list(accumulate((stamp for stamp, _ in records), max))
-    open_: dict[Owner, tuple[int, set[tuple[str, str]]]] = {}
+    clock = list(accumulate((stamp for stamp, _ in records), max))
+    open_: dict[Owner, tuple[int, int, set[tuple[str, str]]]] = {}
     closed: list[Window] = []
-    for now, (_, update) in zip(times, records, strict=True):
-        for owner in [owner for owner, (opened, _) in open_.items() if opened + length <= now]:
-            opened, tips = open_.pop(owner)
-            closed.append(Window(owner, opened, frozenset(tips)))
+    for now, (stamp, update) in zip(clock, records, strict=True):
+        heard = min(update.heard, stamp) if update else 0
+        for owner, (t0, c0, tips) in list(open_.items()):
+            if now >= c0 + length or (update and update.owner == owner and heard >= t0 + length):
+                closed.append(Window(owner, t0, frozenset(tips)))
+                del open_[owner]
         if update is not None:
-            open_.setdefault(update.owner, (now, set()))[1].add((update.stream, update.tip))
+            open_.setdefault(update.owner, (heard, now, set()))[2].add((update.stream, update.tip))
     return closed
 
 
@@ -116,7 +120,7 @@ def _update(value: bytes) -> Update | None:
         return None
     owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
     epoch = (record["epoch"]["query"], record["epoch"]["batch"])
-    return Update(owner, record["stream"], record["tip"], epoch, record["message"])
+    return Update(owner, record["stream"], record["tip"], record["observed_at"], epoch, record["message"])
 
 
 def read_batches(servers: str, topic: str) -> list[Emitted]:

@@ -16,8 +16,10 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
-from bridge.gossip.router import Deliver
-from bridge.node.host import PROTOCOLS, Node, NodeOptions
+from bridge.gossip.outcomes import Deliver
+from bridge.gossip.protocols import VERSIONS
+from bridge.node.host import Node
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import make_host
 from kit.chance import new_key
@@ -196,13 +198,13 @@ async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
             while True:
                 await stream.read(65536)
 
-    for protocol in PROTOCOLS:
+    for protocol in VERSIONS:
         host.set_stream_handler(TProtocol(protocol), handler)
     async with host.run([]):
         yield host
 
 
-async def call(host: BasicHost, node: Running, protocol: str = PROTOCOLS[0]) -> INetStream:
+async def call(host: BasicHost, node: Running, protocol: str = "/meshsub/1.3.0") -> INetStream:
     info = info_from_p2p_addr(Multiaddr(node.address))
     await host.connect(info)
     return await host.new_stream(info.peer_id, [TProtocol(protocol)])

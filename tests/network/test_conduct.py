@@ -34,16 +34,16 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 
 from bridge.gossip.cache import gossip_id
-from bridge.gossip.router import Options
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.protocols import VERSIONS
 from bridge.gossip.wire import Splitter, encode
-from bridge.node.host import PROTOCOLS
 from bridge.node.streams import swarm_of
 from schemas.identity import peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from schemas.proto.kiln.frame_pb2 import Frame
 
 BEAT = 0.1  # seconds
-QUICK = Options(heartbeat=BEAT)
+QUICK = RouterOptions(heartbeat=BEAT)
 TALK = 150  # messages from each of the two that behave
 MIB = 1 << 20
 PAGE = resource.getpagesize()
@@ -84,7 +84,7 @@ async def odd(one: Running, bell: Bell, *, reads: bool = True) -> AsyncIterator[
                 bell.ring()
 
     async with raw_peer() as host:
-        for protocol in PROTOCOLS:
+        for protocol in VERSIONS:
             host.set_stream_handler(TProtocol(protocol), listen)
         stream = await call(host, one, "/meshsub/1.2.0")
         peer = Odd(host.get_id().to_bytes(), stream, heard)
@@ -253,13 +253,13 @@ def test_a_peer_we_left_is_refused_until_the_back_off_that_we_said_is_over(tmp_p
 @pytest.mark.parametrize(
     ("limits", "answers"),
     [
-        (Options(heartbeat=60), 150),  # thrice each
-        (Options(heartbeat=60, max_iwant_length=100), 50),  # half of what is asked for is not there
-        (Options(heartbeat=60, max_iwant_bytes=200_000), 20),
+        (RouterOptions(heartbeat=60), 150),  # thrice each
+        (RouterOptions(heartbeat=60, max_iwant_length=100), 50),  # half of what is asked for is not there
+        (RouterOptions(heartbeat=60, max_iwant_bytes=200_000), 20),
     ],
     ids=["copies", "ids", "bytes"],
 )
-def test_a_peer_that_wants_everything_again_and_again(tmp_path: Path, limits: Options, answers: int) -> None:
+def test_a_peer_that_wants_everything_again_and_again(tmp_path: Path, limits: RouterOptions, answers: int) -> None:
     """Each message is sent three times at most; so many ids and so many bytes are answered of a heartbeat."""
 
     async def test(town: Town) -> None:
@@ -326,7 +326,7 @@ def test_a_flood_of_ihave_with_ids_of_nothing(tmp_path: Path) -> None:
     """Asked for once and up to a limit; what it does not bring then counts against it, and is forgotten."""
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=Options(heartbeat=0.5, iwant_followup=0.5)))
+        a, b = await town.pair(replace(OPTIONS, gossip=RouterOptions(heartbeat=0.5, iwant_followup=0.5)))
         limits = a.node._options.gossip
         most = 0
         async with odd(a, town.bell) as liar:

@@ -19,7 +19,8 @@ import trio
 from kit.awaiting import PATIENCE, until, wait_until
 from kit.chance import new_key
 
-from bridge.node.host import Node, NodeOptions
+from bridge.node.host import Node
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from deploy.traffic.content import topics
 from deploy.traffic.options import TrafficOptions

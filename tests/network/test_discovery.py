@@ -22,8 +22,9 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
 from bridge.gossip.wire import encode
+from bridge.node.addresses import NodeError
 from bridge.node.discovery import Discovery, DiscoveryOptions
-from bridge.node.host import Node, NodeError
+from bridge.node.host import Node
 from bridge.node.kademlia import Address, announcement, topic_key
 from bridge.node.streams import make_host
 from schemas.identity import peer_bytes

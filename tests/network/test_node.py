@@ -31,9 +31,12 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.net_stream import NetStream
 from multiaddr import Multiaddr
 
-from bridge.gossip.router import Options
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.protocols import VERSIONS
 from bridge.gossip.wire import encode
-from bridge.node.host import PROTOCOLS, Node, NodeError, NodeOptions
+from bridge.node.addresses import NodeError
+from bridge.node.host import Node
+from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import GossipStream, swarm_of
 from schemas.identity import Verdict, peer_of, peer_text
@@ -46,7 +49,9 @@ from schemas.proto.kiln.frame_pb2 import Frame
 @pytest.mark.parametrize("policy", ["strict", "none"])
 def test_all_messages_are_delivered_once_and_every_frame_is_captured_byte_for_byte(tmp_path: Path, policy: str) -> None:
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=Options(policy="strict" if policy == "strict" else "none")))
+        a, b = await town.pair(
+            replace(OPTIONS, gossip=RouterOptions(policy="strict" if policy == "strict" else "none"))
+        )
         from_a = [b"a%d" % i * 60 for i in range(300)]
         from_b = [b"b%d" % i * 60 for i in range(300)]
         for i in range(300):
@@ -154,18 +159,18 @@ def test_what_is_malformed_or_too_long_is_captured_and_the_rest_still_read(tmp_p
         counters = a.node.view().counters
         assert (counters["rpc_malformed"], counters["rpc_oversized"], counters["rpc_empty"]) == (1, 1, 1)
         assert frames[0].remote_peer == host.get_id().to_bytes()
-        assert frames[0].protocol == PROTOCOLS[0]
+        assert frames[0].protocol == "/meshsub/1.3.0"
 
     in_town(tmp_path, test)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", VERSIONS)
 def test_every_version_is_spoken(tmp_path: Path, protocol: str) -> None:
     async def test(town: Town) -> None:
         a = await town.node()
         a.node.join(TOPIC)
         async with raw_peer() as host:
-            for other in PROTOCOLS:
+            for other in VERSIONS:
                 if other != protocol:
                     host.remove_stream_handler(TProtocol(other))
             stream = await call(host, a, protocol)

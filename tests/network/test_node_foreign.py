@@ -30,7 +30,7 @@ from kit.node_town import (
     subscription,
 )
 
-from bridge.gossip.router import Options
+from bridge.gossip.options import RouterOptions
 from bridge.gossip.wire import encode
 from schemas.identity import Verdict, message_id, peer_bytes
 from schemas.proto.gossipsub.rpc_pb2 import RPC
@@ -42,7 +42,7 @@ COUNT = int(os.environ.get("KILN_TEST_NETWORK_MESSAGES", "200"))
 RATE = 200
 SIZE = 300
 CATCH_UP = 16  # messages at once after a delay: Go drops what comes in a burst of more than 32
-UNSIGNED = replace(OPTIONS, gossip=Options(policy="none"))
+UNSIGNED = replace(OPTIONS, gossip=RouterOptions(policy="none"))
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bridge.fetching.attempts import Answer, Ask, Away, Batch, Failed, Origin, fetch
 from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, Ledger
-from bridge.fetching.pending import Desk, Memory, Options, Output, Place
+from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
 from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.folder import FolderBlocks
 from pipelines.logic.windows import PartitionWindows
@@ -46,7 +46,7 @@ S = 1_000_000
 START = 1_000 * S
 MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
 OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
-OPTIONS = Options(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
+OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
 EVERYTHING = [parse_interest("*")]
 UNAVAILABLE = Failed("genesis_unavailable", "nobody gave it", final=False)
 
@@ -96,7 +96,7 @@ def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m
 class Run:
     """A desk of one partition, begun at offset 0, and a broker that takes everything at once."""
 
-    def __init__(self, options: Options = OPTIONS, memory: Memory | None = None) -> None:
+    def __init__(self, options: FetchingOptions = OPTIONS, memory: Memory | None = None) -> None:
         self.desk = Desk(options, memory or Memory())
         self.ledger = Ledger(0, "", 1_000)
         self.desk.start(0, self.ledger)
@@ -239,7 +239,7 @@ def test_one_that_does_not_come_holds_up_no_other() -> None:
 
 
 def test_retries_leave_half_of_the_fetches_to_what_is_new() -> None:
-    run = Run(Options(NETWORK, at_most=4, give_up=100 * S))
+    run = Run(FetchingOptions(NETWORK, at_most=4, give_up=100 * S))
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
         run.answer(ask, UNAVAILABLE)
@@ -425,7 +425,7 @@ def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after
 
 
 def test_without_the_check_the_block_goes_on_at_once() -> None:
-    run = Run(Options(NETWORK, check_genesis=False))
+    run = Run(FetchingOptions(NETWORK, check_genesis=False))
     cid, data = block_of(1)
     run.take(wanted_batch(cid))
     (ask,) = run.next()
@@ -445,7 +445,7 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
 
 
 def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
-    run = Run(Options(NETWORK, check_genesis=False))
+    run = Run(FetchingOptions(NETWORK, check_genesis=False))
     cid, data = block_of(1)
     run.take(wanted_batch(cid), wanted_batch(cid, OTHER), wanted_batch(cid, message="of another peer"))
     (ask,) = run.next()
@@ -473,7 +473,7 @@ def test_block_that_cannot_be_had_is_told_with_its_reason_and_quarantined() -> N
 
 
 def test_blocks_that_wait_for_their_streams_are_few() -> None:
-    run = Run(Options(NETWORK, at_most=100, check_for=5 * S))
+    run = Run(FetchingOptions(NETWORK, at_most=100, check_for=5 * S))
     for number in range(50):
         cid, _ = block_of(number)
         run.take(wanted_batch(cid))
@@ -742,7 +742,7 @@ def _live(
     memory = Memory()
     for stream, value in told.items():
         memory.knows(stream, decode_stream(value).separator)
-    desk = Desk(Options(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
+    desk = Desk(FetchingOptions(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
     ledger = Ledger(*committed, fresh_generation)
     desk.start(0, ledger)
     at, now = committed[0], START

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
-from bridge.publishing.outbox import TOO_OLD, Options, Outbox, Output, Place, PublishError
+from bridge.publishing.outbox import TOO_OLD, Outbox, Output, Place, PublishError, PublishingOptions
 from bridge.publishing.pins import Pins
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
@@ -29,7 +29,7 @@ from schemas.topics import Separator, separator_value, topic_name
 NETWORK = "local-test"
 S = 1_000_000
 START = 1_000 * S
-OPTIONS = Options(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
+OPTIONS = PublishingOptions(NETWORK, publish_timeout=10 * S, retry_every=S, max_age=60 * S)
 
 
 def batch(

@@ -7,12 +7,13 @@ from random import Random
 
 import pytest
 
-from bridge.gossip.router import Options, Router
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.router import Router
 from schemas.identity import Verdict
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 T = "/ceramic/mainnet"
-HALF = Options().D // 2
+HALF = RouterOptions().D // 2
 
 
 def peer(number: int) -> bytes:
@@ -29,7 +30,7 @@ def says(*, subscribe: bool = True, graft: bool = False) -> RPC:
 
 
 def router(topics: Iterable[str] = (T,)) -> Router:
-    made = Router(b"\x00\x24own", Options(), Random(1), lambda message: Verdict.GOOD)
+    made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Verdict.GOOD)
     for topic in topics:
         made.join(topic, 0.0)
     return made
@@ -55,7 +56,7 @@ def test_by_subscribing_and_grafting(graft: bool) -> None:
     assert len(made.mesh[T]) == HALF
     meet(made, range(20, 40), discovered=False)
     beat(made)
-    assert len(made.mesh[T]) >= Options().D_low
+    assert len(made.mesh[T]) >= RouterOptions().D_low
     assert sum(number in made.mesh[T] for number in map(peer, range(20))) <= HALF
 
 

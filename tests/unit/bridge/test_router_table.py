@@ -6,7 +6,9 @@ from random import Random
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.gossip.router import Options, PeerID, Router, Send, verifier
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.outcomes import PeerID, Send
+from bridge.gossip.router import Router, verifier
 from bridge.gossip.table_side import SendMode, TableSide
 from schemas.identity import Verdict, peer_of, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -25,7 +27,7 @@ def peer(number: int) -> PeerID:
 
 
 def node(send: SendMode = "eager", bundles: Bundles = ONE, topics: tuple[str, ...] = (A, B, C)) -> Router:
-    router = Router(OWN, Options(), Random(1), verifier("strict"), TableSide(bundles, send))
+    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"), TableSide(bundles, send))
     for topic in topics:
         router.join(topic, 0.0)
     return router
@@ -147,7 +149,7 @@ def test_a_name_wins_over_the_index_beside_it() -> None:
 
 
 def test_without_bundles_an_index_beside_a_name_is_not_passed_on() -> None:
-    router = Router(OWN, Options(), Random(1), verifier("strict"))
+    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"))
     router.join(A, 0.0)
     greet(router, 1)
     greet(router, 2)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bridge.node.host import TopicSaving
-from bridge.process.wiring import _savings
+from bridge.process.reporting import greatest
 from bridge.status import (
     BridgeStatus,
     PeerStatus,
@@ -91,7 +90,7 @@ def test_where_no_topic_went_by_index_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_only_the_greatest_savings_are_in_the_status() -> None:
-    many = [TopicSaving(f"/ceramic/{number}", "sent", 1, number, 2) for number in range(1000)]
-    told = _savings(many)
+    many = [SavingStatus(f"/ceramic/{number}", "sent", 1, number, 2) for number in range(1000)]
+    told = greatest(many)
     assert len(told) == 50
     assert told[0] == SavingStatus("/ceramic/999", "sent", 1, 999, 2)

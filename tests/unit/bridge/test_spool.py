@@ -208,7 +208,7 @@ def test_kafka_away_and_back(kafka: Kafka, new_sink: Callable[..., FrameSink], t
     assert kafka.firsts() == frames(800)
     assert sink.error is None
     assert awaited(lambda: files(tmp_path) == [])
-    assert sink.status().spooled_bytes == 0
+    assert sink.status().disk_bytes == 0
 
 
 def test_no_broker_at_the_start(kafka: Kafka, new_sink: Callable[..., FrameSink]) -> None:

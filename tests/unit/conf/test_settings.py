@@ -118,6 +118,9 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
             "follow": f"{'ab' * 32}/model/kabc",
             "publish": "false",
         }
+    peer = "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"
+    if keys[0] in ("bridge", "ipfs"):
+        values |= {"listen": "/ip4/127.0.0.1/tcp/77", "bootstrap": peer, "peers": peer if keys[0] == "ipfs" else "77"}
     if keys[0] == "discovery":
         values |= {"serve": "false", "prefix": "/kiln", "announce": "/ip4/192.0.2.1/tcp/4811"}
     values |= {"api": "helia", "api_auth": "bearer:token"}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic.held_frames import Held, HeldFramesParam, Ranges, Sieve, contains, insert, merge, side
+from pipelines.logic.held_frames import HeldFrames, Ranges, Sieve, contains, insert, merge, side
+from pipelines.spark.held_frames import HeldFramesParam
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
@@ -89,7 +90,7 @@ held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st
 
 
 @given(st.lists(held, max_size=5))
-def test_what_tasks_took_is_brought_together_as_a_union(parts: list[Held]) -> None:
+def test_what_tasks_took_is_brought_together_as_a_union(parts: list[HeldFrames]) -> None:
     param = HeldFramesParam()
     total = param.zero({})
     for part in (*parts, *parts[:1]):  # a task may run twice
@@ -99,7 +100,7 @@ def test_what_tasks_took_is_brought_together_as_a_union(parts: list[Held]) -> No
 
 
 @given(held, held)
-def test_merging_leaves_what_is_merged_alone(into: Held, taken: Held) -> None:
+def test_merging_leaves_what_is_merged_alone(into: HeldFrames, taken: HeldFrames) -> None:
     before = {key: list(ranges) for key, ranges in taken.items()}
     merged = merge(into, taken)
     assert merged is into

@@ -1,4 +1,4 @@
-"""pipelines.spark.ticks: when the log's clock is moved on, over a log that is played (decision 1)."""
+"""pipelines.logic.tick_schedule: when the log's clock is moved on, over a log that is played (decision 1)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.logic.tick_schedule import TickSchedule
 from pipelines.logic.windows import PartitionWindows, WindowKey
-from pipelines.spark.ticks import TickSchedule
 
 KEY = WindowKey("mainnet", "LIVE", "model", "ka")
 REST = 6_000  # ms

@@ -1,0 +1,23 @@
+"""The pubsub protocols that the router speaks, the newest first, and what each gossipsub version brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "/meshsub/1.3.0": 13,
+        "/meshsub/1.2.0": 12,
+        "/meshsub/1.1.0": 11,
+        "/meshsub/1.0.0": 10,
+        "/floodsub/1.0.0": 0,
+    }
+)
+"""The gossipsub version of each protocol, times ten; 0 is floodsub."""
+
+BACKOFF_VERSION: Final = 11
+"""PRUNE carries seconds."""
+IDONTWANT_VERSION: Final = 12
+EXTENSIONS_VERSION: Final = 13

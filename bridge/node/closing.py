@@ -1,0 +1,30 @@
+"""Closing connections and streams, also those in which writes are stuck."""
+
+from __future__ import annotations
+
+import trio
+from libp2p.abc import INetConn, INetStream
+from libp2p.stream_muxer.yamux.yamux import Yamux
+
+
+async def hang_up(conn: INetConn) -> None:
+    """Close a connection, also one in which writes are stuck."""
+    muxed = conn.muxed_conn
+    if isinstance(muxed, Yamux):
+        with shielded(1):
+            # the socket first: yamux says good-bye under the lock that a stuck write holds
+            await muxed.secured_conn.close()
+    with shielded(1):
+        await conn.close()
+
+
+async def reset(stream: INetStream) -> None:
+    with shielded(1):
+        await stream.reset()
+
+
+def shielded(seconds: float) -> trio.CancelScope:
+    """A scope for tidying up that outside cancellation does not reach, and time does."""
+    scope = trio.CancelScope(deadline=trio.current_time() + seconds)
+    scope.shield = True
+    return scope

@@ -1,0 +1,89 @@
+"""A connected peer: the stream pair with the peer, and what waits to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+
+from bridge.capture.tap import Connection
+
+
+class SendQueue:
+    """What waits to be written to one peer: serialized RPCs in two lanes, what has priority first."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
+        self._bytes = {False: 0, True: 0}
+        self.filled = trio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes[False] + self._bytes[True]
+
+    def put(self, payload: bytes, priority: bool, most: int) -> bool:
+        """Whether there was room: at most that many bytes in a lane, or one RPC of any size."""
+        size = self._bytes[priority] + len(payload)
+        if size > most and self._lanes[priority]:
+            return False
+        self._bytes[priority] = size
+        self._lanes[priority].append(payload)
+        self.filled.set()
+        return True
+
+    def take(self, most: int) -> list[bytes]:
+        """At least one RPC if there is any, and no more than `most` bytes of others."""
+        taken: list[bytes] = []
+        room = most
+        for priority in (True, False):
+            lane = self._lanes[priority]
+            while lane and (not taken or len(lane[0]) <= room):
+                payload = lane.popleft()
+                room -= len(payload)
+                self._bytes[priority] -= len(payload)
+                taken.append(payload)
+            if lane:
+                return taken
+        self.filled = trio.Event()
+        return taken
+
+
+class Inbound:
+    """A pubsub stream that a peer opened to us. libp2p's handler waits until `done`."""
+
+    def __init__(self, stream: NetStream) -> None:
+        self.stream = stream
+        self.done = trio.Event()
+
+
+class Session:
+    """One stream pair: ours to the peer, and theirs to us once they opened it."""
+
+    def __init__(self, outbound: NetStream, connection: Connection, protocol: str) -> None:
+        self.outbound = outbound
+        self.connection = connection
+        self.id = connection.id
+        self.protocol = protocol
+        self.inbound: Inbound | None = None
+        self.queue = SendQueue()
+        self.scope = trio.CancelScope()
+        self.dialled = False
+        self.address = ""
+        self.ip = ""
+        self.agent = ""  # as far as the router was told
+        self.frames_in = self.frames_out = self.dropped = 0
+
+
+class Link:
+    """A connected peer, whether or not pubsub is spoken."""
+
+    def __init__(self, peer: bytes) -> None:
+        self.peer = peer
+        self.id = ID(peer)
+        self.gone = trio.Event()  # no connection is left
+        self.scope = trio.CancelScope()
+        self.session: Session | None = None
+        self.offered: Inbound | None = None  # not read yet
+        self.offer = trio.Event()

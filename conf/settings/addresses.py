@@ -1,0 +1,109 @@
+"""Multiaddrs, peer ids and separators, checked where the settings are read.
+
+Each check raises ValueError, which says what is expected. The packages that read these formats take tenths of a second
+to import, so each check imports what the check uses: a start with nothing to check is quick.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def check_tcp(text: str) -> None:
+    """A multiaddr of TCP, as `bridge/node/host.py` takes it: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
+    expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
+    names = _protocols(text, expected)
+    if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
+        raise ValueError(f"expected {expected}: only TCP is spoken")
+
+
+def check_tcp_at_ip(text: str) -> None:
+    """A multiaddr of TCP at an IP address, which others can dial without looking a name up."""
+    check_tcp(text)
+    if not re.match(r"/ip[46]/[^/]+/tcp/0*[1-9]", text):
+        raise ValueError('expected TCP at an IP address and with a port, such as "/ip4/192.0.2.1/tcp/4811"')
+
+
+def check_tcp_of_peer(text: str) -> None:
+    """A multiaddr of TCP that ends in a peer id."""
+    check_tcp(text)
+    check_peer(text)
+
+
+def check_peer(text: str) -> None:
+    """A multiaddr of any transport that ends in `/p2p/<peer id>`."""
+    expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
+    if _protocols(text, expected)[-1:] != ["p2p"]:
+        raise ValueError(f"expected {expected}: the peer id says who must answer")
+
+
+def check_interest(text: str) -> None:
+    """`*`, a separator key, or `key/value` (CIP-120). The value is base36 multibase, as in the name of a topic.
+
+    A key may hold slashes, so `model/` before a StreamID or CID in another base would be a key that no topic has.
+    """
+    from schemas.topics import parse_interest
+
+    interest = parse_interest(text)
+    key, _, value = text.rpartition("/")
+    # an identifier has more characters than the words of a key
+    if interest.value is None and key and re.fullmatch(r"[A-Za-z0-9]{40,}", value):
+        base36 = _in_base36(value)
+        if base36 is not None:
+            raise ValueError(f'expected the value of the separator in base36: "{key}/{base36}"')
+
+
+def _protocols(text: str, expected: str) -> list[str]:
+    """The names of a multiaddr's protocols in order. `multiformats` knows no p2p and no dns, py-multiaddr all."""
+    from multiaddr import Multiaddr
+    from multiaddr.exceptions import ParseError, ProtocolLookupError
+
+    # first, as py-multiaddr says of a bad peer id only that it is no CID
+    for peer in re.findall(r"/p2p/([^/]*)", text):
+        _check_peer_id(peer)
+    try:
+        return [protocol.name for protocol in Multiaddr(text).protocols()]
+    except (ParseError, ProtocolLookupError, ValueError) as error:
+        raise ValueError(f"expected {expected}: {_reason(text, error)}") from error
+
+
+def _check_peer_id(text: str) -> None:
+    """A multihash in base58, or a CID of such a multihash (libp2p specifications, Peer Ids and Keys)."""
+    from multiformats import CID, multibase, multihash
+
+    try:
+        if text.startswith(("1", "Qm")):
+            digest = multibase.decode(f"z{text}")
+        else:
+            cid = CID.decode(text)
+            if cid.codec.name != "libp2p-key":
+                raise ValueError(f"{cid.codec.name} is no key")
+            digest = cid.digest
+        multihash.unwrap(digest)
+    except (ValueError, LookupError) as error:
+        raise ValueError(f'expected a peer id after /p2p/, such as 12D3KooW… or Qm…; "{text}" is none') from error
+
+
+def _in_base36(text: str) -> str | None:
+    """A StreamID or CID that is written in any base, in base36; None for what is neither."""
+    from multiformats import CID, multibase
+
+    try:
+        raw = bytes(CID.decode(text))
+    except (ValueError, LookupError):
+        try:
+            raw = multibase.decode(text)
+        except (ValueError, LookupError):
+            return None
+        if not raw.startswith(_STREAMID):
+            return None
+    return str(multibase.encode(raw, "base36"))
+
+
+_STREAMID = b"\xce\x01"  # the multicodec `streamid` as a varint (CIP-59)
+
+
+def _reason(text: str, error: Exception) -> str:
+    """What a package says, without the text that it repeats."""
+    said = str(error).split(" (string: ")[0]
+    return said.removeprefix(f"Invalid MultiAddr {text!r}: ")

@@ -1,0 +1,20 @@
+"""Spark's daemon for Python workers: a process that Spark starts, with what every worker of Kiln needs imported.
+
+Spark forks workers from this process. Each worker would otherwise spend a second or two of CPU on the same imports.
+"""
+
+# ruff: noqa: F401 - imported for the workers
+
+import pandas
+import pyarrow
+import pyspark.worker
+from pyspark.daemon import manager
+
+import pipelines.spark.batcher
+import pipelines.transforms.archive
+import pipelines.transforms.messages
+import pipelines.transforms.sink
+import pipelines.transforms.updates
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Makes the state folder that tests/kafka/test_upgrade.py goes on with: make.sh CHECKOUT FOLDER
+# CHECKOUT is the code that is to have written it, with its .venv and .jars; FOLDER must not exist. README.md says more.
+set -euo pipefail
+checkout=$(realpath "$1") folder=$(realpath -m "$2")
+test ! -e "$folder"
+mkdir -p "$folder"
+cd "$checkout"
+export PYTHONPATH=$PWD KILN_STATE=$folder/state
+export KILN_KAFKA__EMBEDDED_PORT=${KILN_KAFKA__EMBEDDED_PORT:-29392}
+export KILN_KAFKA__EMBEDDED_CONTROLLER_PORT=${KILN_KAFKA__EMBEDDED_CONTROLLER_PORT:-29393}
+export KILN_BRIDGE__LISTEN='["/ip4/127.0.0.1/tcp/0"]'
+# the broker must not remove what grows old in the repository
+export KILN_KAFKA__RETENTION=36500d
+export KILN_TRAFFIC__RATE=2 KILN_TRAFFIC__SEPARATORS=4 KILN_TRAFFIC__STREAMS=16
+kiln() { .venv/bin/python -m deploy.cli "$@"; }
+
+echo "== 1. live: a bridge with its key, its numbers, its interests, what it published and how far it had come"
+kiln interests --add controller --add model
+kiln run --for "${LIVE_FOR:-60s}"
+
+echo "== 2. a capture, all of it processed"
+export KILN_TRAFFIC__PEERS=3 KILN_TRAFFIC__COPIES=2 KILN_TRAFFIC__GARBAGE=0.05 KILN_TRAFFIC__FORGED=0.04
+for seconds in 3 6 9; do # of the same traffic: a longer one holds the messages of a shorter one again
+  kiln generate "$folder/$seconds.rpc.gz" --for ${seconds}s --rate 8 --seed 11
+done
+kiln replay "$folder/3.rpc.gz"
+kiln run --catch-up
+
+echo "== 3. another, whose windows are still open"
+kiln replay "$folder/6.rpc.gz"
+KILN_BATCH__WINDOW=5m kiln run --no-network --for "${OPEN_FOR:-100s}"
+
+echo "== 4. another, which is in Kafka and not read yet"
+kiln replay "$folder/9.rpc.gz"
+
+echo "== 5. frames on the bridge's disk, as when Kafka was away"
+.venv/bin/python - "$KILN_STATE/bridge/spool" <<'PYTHON'
+import sys
+import time
+from pathlib import Path
+
+from bridge.capture.spool import FrameSink
+from bridge.frames_producer import FramesProducerError
+from bridge.traffic import Traffic, TrafficOptions
+
+
+def away():
+    raise FramesProducerError("there is no broker")
+
+
+options = TrafficOptions(seed=12, peers=2, copies=2, separators=4, streams=16, garbage=0.0, network="local-demo")
+sink = FrameSink(away, "kiln.frames", Path(sys.argv[1]), 1 << 20, 1 << 20)
+for frame in Traffic(options, time.time_ns(), 20.0).frames(messages=20):
+    sink.put(frame.key, frame.value)
+while not sink.status().spooled:
+    time.sleep(0.1)
+sink.close(1.0)
+print(sink.status())
+PYTHON
+
+echo "== 6. packed without what can be made again, and without the name of the folder"
+cd "$folder"
+rm -rf state/logs state/demo state/scratch state/locks
+grep -rlIF "$folder" state | while read -r file; do
+  sed -i "s|$folder|/kept|g" "$file"
+  rm -f "$(dirname "$file")/.$(basename "$file").crc" # Hadoop's checksum of what was there before
+done
+tar --sort=name --owner=0 --group=0 --numeric-owner --sparse -cf - state | xz -9e >state.tar.xz
+ls -l state.tar.xz

@@ -1,0 +1,202 @@
+"""Messages through the router: judged, delivered, forwarded, published."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.scripted_peers import (
+    OWN,
+    T,
+    check,
+    message,
+    node,
+    peer,
+    receivers,
+    rpc_of,
+    with_peers,
+)
+
+from bridge.gossip.cache import gossip_id
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.outcomes import Deliver
+from bridge.gossip.router import Router, verifier
+from schemas.identity import Policy, Verdict, peer_of, sign
+from schemas.proto.gossipsub.rpc_pb2 import Message
+
+# ---------------------------------------------------------------- messages
+
+
+def test_a_message_is_handed_on_once_and_forwarded_to_the_mesh_but_not_back() -> None:
+    router = with_peers(node(), 4)
+    with_peers(router, 1, "/floodsub/1.0.0", first=10)
+    sent = message(1, author=peer(2))
+    sends, delivered, verdicts = router.receive(peer(0), rpc_of(sent), 1.0)
+    assert delivered == [Deliver(sent, T, peer(0))]
+    assert verdicts == bytes([Verdict.GOOD])
+    assert receivers(sends) == {peer(1), peer(3), peer(10)}
+    assert all(send.rpc.publish[0] == sent for send in sends)
+    assert router.receive(peer(1), rpc_of(sent), 1.1) == ([], [], bytes([Verdict.GOOD]))
+    assert router.counters["duplicate"] == 1
+
+
+def test_a_forged_copy_first_masks_nothing() -> None:
+    router = with_peers(node(), 3)
+    forged, true = message(1, sig=b"bad", size=2000), message(1, size=2000)
+    assert gossip_id(forged) == gossip_id(true)
+    assert router.receive(peer(0), rpc_of(forged), 1.0) == ([], [], bytes([Verdict.BAD]))
+    sends, delivered, verdicts = router.receive(peer(1), rpc_of(true), 1.0)
+    assert (len(delivered), verdicts) == (1, bytes([Verdict.GOOD]))
+    assert receivers(sends) == router.mesh[T] - {peer(1)}
+    # nor does a forged copy pass for the true one afterwards
+    assert router.receive(peer(2), rpc_of(forged), 1.0)[2] == bytes([Verdict.BAD])
+    assert router.counters["bad_signature"] == 2
+    assert router.peers[peer(0)].score < 0
+
+
+def test_signatures_are_checked_once_per_message_and_only_on_our_topics() -> None:
+    calls: list[Message] = []
+
+    def counting(each: Message) -> Verdict:
+        calls.append(each)
+        return check(each)
+
+    router = Router(OWN, RouterOptions(), Random(1), counting)
+    router.join(T, 0.0)
+    with_peers(router, 3)
+    for number in range(3):
+        router.receive(peer(number), rpc_of(message(1), message(2, topic="/other")), 1.0)
+    assert len(calls) == 1
+    assert router.counters["unknown_topic"] == 3
+
+
+def test_messages_of_other_topics_are_not_checked_not_delivered_not_forwarded() -> None:
+    router = with_peers(node(), 3)
+    assert router.receive(peer(0), rpc_of(message(1, topic="/other")), 1.0) == ([], [], b"\0")
+    nameless = message(2)
+    nameless.ClearField("topic")
+    nameless.topicIndex = 1
+    assert router.receive(peer(0), rpc_of(nameless), 1.0) == ([], [], b"\0")
+    assert router.sizes["seen"] == 0
+
+
+def test_one_verdict_for_each_message_of_an_rpc() -> None:
+    router = with_peers(node(), 2)
+    unsigned = Message(data=b"x", topic=T)
+    batch = rpc_of(message(1), message(1), message(2, sig=b"bad"), message(3, topic="/other"), unsigned, unsigned)
+    sends, delivered, verdicts = router.receive(peer(0), batch, 1.0)
+    assert list(verdicts) == [1, 1, 2, 0, 3, 3]
+    assert [each.message for each in delivered] == [message(1), unsigned]
+    (send,) = sends
+    assert list(send.rpc.publish) == [message(1), unsigned]
+
+
+def test_our_own_messages_coming_back_are_left_alone_even_after_a_restart() -> None:
+    router = with_peers(node(), 3)
+    ours = message(1, author=OWN)
+    assert receivers(router.publish(ours, 0.0)) == {peer(0), peer(1), peer(2)}
+    assert router.receive(peer(0), rpc_of(ours), 1.0) == ([], [], b"\1")
+    before_restart = message(2, author=OWN)
+    assert router.receive(peer(0), rpc_of(before_restart), 1.0) == ([], [], b"\1")
+    assert router.counters["own_message"] == 2
+
+
+def test_garbage_stops_buying_our_time() -> None:
+    calls = 0
+
+    def bad(_: Message) -> Verdict:
+        nonlocal calls
+        calls += 1
+        return Verdict.BAD
+
+    router = Router(OWN, RouterOptions(), Random(1), bad)
+    router.join(T, 0.0)
+    with_peers(router, 1)
+    _, _, verdicts = router.receive(peer(0), rpc_of(*(message(number) for number in range(5000))), 1.0)
+    assert len(verdicts) == 5000
+    assert calls < 50
+    assert verdicts[-1] == Verdict.NOT_CHECKED
+
+
+def test_a_hundred_thousand_messages_in_one_rpc_are_all_taken() -> None:
+    router = with_peers(node(), 2)
+    batch = rpc_of(*(message(number) for number in range(100_000)))
+    sends, delivered, verdicts = router.receive(peer(0), batch, 1.0)
+    assert len(delivered) == 100_000
+    assert verdicts == b"\1" * 100_000
+    assert {send.peer for send in sends} == {peer(1)}
+    assert sum(len(send.rpc.publish) for send in sends) == 100_000
+    assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
+
+
+def test_real_signatures_under_each_policy() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+    signed = Message(data=b"x", seqno=bytes(7) + b"\1", topic=T)
+    sign(signed, key)
+    tampered = Message()
+    tampered.CopyFrom(signed)
+    tampered.data = b"y"
+    plain = Message(data=b"x", topic=T)
+    expected: dict[Policy, list[int]] = {"strict": [1, 2, 4], "none": [4, 4, 3], "either": [1, 2, 3]}
+    for policy, verdicts in expected.items():
+        router = Router(peer_of(key), RouterOptions(), Random(1), verifier(policy))
+        router.join(T, 0.0)
+        with_peers(router, 1)
+        assert list(router.receive(peer(0), rpc_of(signed, tampered, plain), 1.0)[2]) == verdicts
+
+
+def test_an_rpc_of_a_stranger_is_counted_and_left() -> None:
+    router = node()
+    assert router.receive(peer(9), rpc_of(message(1)), 0.0) == ([], [], b"\0")
+    assert router.counters["unknown_peer"] == 1
+
+
+# ---------------------------------------------------------------- publishing
+
+
+def test_flood_publish_goes_to_all_on_the_topic_and_nobody_else() -> None:
+    router = with_peers(node(), 20)
+    with_peers(router, 2, "/floodsub/1.0.0", first=30)
+    with_peers(router, 3, first=40, topic="/other")
+    sends = router.publish(message(1, author=OWN), 1.0)
+    assert receivers(sends) == {peer(number) for number in [*range(20), 30, 31]}
+    assert all(send.priority for send in sends)
+
+
+def test_without_flood_publish_it_goes_to_the_mesh_and_floodsub_peers() -> None:
+    router = with_peers(node(RouterOptions(flood_publish=False)), 20)
+    with_peers(router, 2, "/floodsub/1.0.0", first=30)
+    router.heartbeat(1.0)
+    got = receivers(router.publish(message(1, author=OWN), 1.0))
+    assert router.mesh[T] | {peer(30), peer(31)} <= got
+    assert len(got) == max(6, len(router.mesh[T])) + 2
+
+
+def test_nobody_there_is_no_send_and_the_same_message_can_be_published_again() -> None:
+    router = node()
+    ours = message(1, author=OWN)
+    assert router.publish(ours, 0.0) == []
+    with_peers(router, 2)
+    assert len(router.publish(ours, 1.0)) == 2
+
+
+def test_fanout_serves_topics_we_are_not_on_and_ends() -> None:
+    router = with_peers(node(RouterOptions(flood_publish=False), topics=()), 20)
+    first = receivers(router.publish(message(1, author=OWN), 0.0))
+    assert len(first) == 6
+    assert receivers(router.publish(message(2, author=OWN), 1.0)) == first
+    told = router.heartbeat(2.0)
+    assert {send.peer for send in told if send.rpc.control.ihave}.isdisjoint(first)
+    assert any(send.rpc.control.ihave for send in told)
+    router.heartbeat(61.5)
+    assert router.sizes["fanout"] == 0
+    # who joins takes the fanout into the mesh
+    again = receivers(router.publish(message(3, author=OWN), 70.0))
+    router.join(T, 71.0)
+    assert router.mesh[T] == again
+
+
+def test_a_message_without_a_topic_is_not_published() -> None:
+    with pytest.raises(ValueError, match="topic"):
+        node().publish(Message(data=b"x"), 0.0)

@@ -1,0 +1,143 @@
+"""pipelines.supervisor: failed queries start again after a pause, and not for ever. Queries and clock are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from conf.settings.model import JobName, Settings
+from pipelines import supervisor
+from pipelines.lake.lake import Lake
+from pipelines.logic.breaker import DecodingBrokenError
+from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.supervisor import GaveUpError, Supervisor, failure_text
+
+NAME = "archive"
+
+
+class FakeQuery:
+    """A streaming query that runs until it is told to fail."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        return self.error is None
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+
+class World:
+    """A supervisor, its clock, and the queries that it started."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.queries: list[FakeQuery] = []
+        self.refusal: Exception | None = None
+        monkeypatch.setattr(supervisor, "launch", self._launch)
+        self.supervisor = Supervisor(cast(SparkSession, None), settings, [NAME], now=lambda: self.now)
+
+    def _launch(
+        self,
+        name: JobName,
+        spark: SparkSession,
+        settings: Settings,
+        listener: ProgressListener,
+        report: Callable[..., None],
+    ) -> StreamingQuery:
+        if self.refusal is not None:
+            raise self.refusal
+        self.queries.append(FakeQuery())
+        self.listener = listener
+        return cast(StreamingQuery, self.queries[-1])
+
+    def fail(self, error: Exception) -> None:
+        self.queries[-1].error = error
+        self.supervisor.check()
+
+    def finish_batch(self, number: int) -> None:
+        self.listener._queries[NAME] = QueryProgress(NAME, {}, batch_id=number)
+
+    def pause(self) -> float:
+        """Lets the time pass until the query starts again; the seconds."""
+        began, started = self.now, len(self.queries)
+        while len(self.queries) == started:
+            self.now += 0.5
+            self.supervisor.check()
+        return self.now - began
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    settings = Settings.model_validate({"state": tmp_path, "jobs": {"restarts": 3}})
+    made = World(settings, monkeypatch)
+    made.supervisor.start()
+    return made
+
+
+def test_a_query_that_fails_starts_again_after_a_pause_that_doubles(world: World) -> None:
+    pauses = []
+    for failures in (1, 2, 3):
+        world.fail(RuntimeError("the disk is full"))
+        assert world.supervisor.errors == {NAME: "the disk is full"}
+        assert world.supervisor.restarts == {NAME: failures}
+        pauses.append(world.pause())
+        assert world.supervisor.errors == {}
+    assert pauses == [1.0, 2.0, 4.0]
+    with pytest.raises(GaveUpError, match=r"^archive stopped: the disk is full$"):
+        world.fail(RuntimeError("the disk is full"))
+
+
+def test_a_micro_batch_in_between_makes_the_next_failure_the_first(world: World) -> None:
+    for number in range(6):  # twice as many as the settings allow in a row
+        world.finish_batch(number)
+        world.fail(RuntimeError("the disk is full"))
+        assert world.supervisor.restarts == {NAME: 1}
+        assert world.pause() == 1.0
+
+
+def test_broken_decoding_is_not_tried_again(world: World) -> None:
+    with pytest.raises(GaveUpError, match="their format is new"):
+        world.fail(RuntimeError("Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"))
+
+
+def test_broken_decoding_at_the_start_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Settings(state=tmp_path), monkeypatch)
+    world.refusal = DecodingBrokenError("a good UPDATE does not decode")
+    with pytest.raises(GaveUpError, match=r"^archive stopped: a good UPDATE does not decode$"):
+        world.supervisor.start()
+
+
+def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
+    monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
+    settings = Settings(state=tmp_path)
+    with pytest.raises(GaveUpError, match=r"^messages has no checkpoint in .*, yet the tables messages in "):
+        Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
+    (settings.checkpoints / "messages").mkdir(parents=True)
+    Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, "the query ended by itself"),
+        (ValueError(), "ValueError"),
+        (ValueError("[SOME_CODE] first\n at second"), "[SOME_CODE] first"),
+        (
+            ValueError('Traceback:\n  File "a.py"\nkafka.errors.NoBroker: gone\n\nat Java'),
+            "kafka.errors.NoBroker: gone",
+        ),
+        (ValueError("first\n=== Streaming Query ===\nOther: word"), "first"),
+        (ValueError("x" * 400), "x" * 299 + "…"),
+    ],
+)
+def test_what_ended_a_query_in_one_line(error: Exception | None, text: str) -> None:
+    assert failure_text(error) == text

@@ -1,0 +1,215 @@
+"""The law of imports, held by the code; the checker itself, on small made-up trees; the size and names of files.
+
+docs/design/overview.md states the law. The test reads the table there, so the table and the test cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from kit.import_law import LawError, breaches, circle, foreign_imports, imported_files, read_law
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("schemas", "conf", "bridge", "pipelines", "deploy", "bench")
+
+
+def python_files(*folders: str) -> dict[str, str]:
+    paths = (path for folder in folders for path in sorted((ROOT / folder).glob("**/*.py")))
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in paths
+        if "node_modules" not in path.parts
+    }
+
+
+CODE = python_files(*ROOMS)
+LAW = read_law((ROOT / "docs/design/overview.md").read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- Kiln's own code
+
+
+def test_the_code_keeps_the_law_of_imports() -> None:
+    assert breaches(CODE, LAW) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circle(CODE) == []
+
+
+def test_every_room_of_the_law_is_there() -> None:
+    assert [room for room in (*LAW.rooms, *LAW.free) if not (ROOT / room).exists()] == []
+
+
+def test_the_law_keeps_the_two_sides_apart_and_the_settings_at_the_entry_points() -> None:
+    """Sentences beside the table, which the table must not contradict."""
+    assert LAW.rooms["schemas"] == set()
+    for room, allowed in LAW.rooms.items():
+        side = room.split("/")[0]
+        apart = {"bridge": "pipelines", "pipelines": "bridge"}.get(side, "nothing")
+        assert not any(each.startswith(apart) for each in allowed), room
+    entry_points = {room for room, allowed in LAW.rooms.items() if "conf/settings" in allowed}
+    assert entry_points == {
+        "bridge/process",
+        "pipelines/launch.py",
+        "pipelines/supervisor.py",
+        "pipelines/submit.py",
+        "deploy",
+        "tests",
+        "bench",
+    }
+
+
+@pytest.mark.parametrize("folder", ["schemas", "conf", "bridge", "pipelines/logic"])
+def test_no_spark_outside_its_rooms(folder: str) -> None:
+    files = python_files(folder)
+    assert files
+    found = {path for path, text in files.items() if foreign_imports(path, text) & {"pyspark", "delta", "py4j"}}
+    assert found == set()
+
+
+# The router is one state machine, and its tests are one file. The host is to be cut.
+MAY_BE_LONG = {"bridge/gossip/router.py", "tests/unit/bridge/test_router.py", "bridge/node/host.py"}
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    files = {path: text.count("\n") for path, text in python_files(*ROOMS, "tests").items()}
+    long = {path for path, lines in files.items() if lines > 900 and not path.endswith("_pb2.py")}
+    assert long - MAY_BE_LONG == set()
+
+
+SAYS_NOTHING = (
+    *("desk", "held", "tied", "again", "alone", "asking", "stack"),
+    *("util", "utils", "helper", "helpers", "manager", "common", "misc"),
+)
+
+
+def test_a_module_is_named_after_what_it_holds() -> None:
+    names = {part.removesuffix(".py") for path in python_files(*ROOMS, "tests") for part in path.split("/")}
+    assert {name for name in names if re.sub("^test_", "", name) in SAYS_NOTHING} == set()
+
+
+# ---------------------------------------------------------------- the checker
+
+DOCUMENT = """
+**The law of imports.** A room may import itself and the rooms in its row.
+Every room may import `conf/errors.py` and `conf/locks.py`; the table leaves these two out. Words.
+
+| room | holds | may import |
+| --- | --- | --- |
+| `schemas` | shapes | none |
+| `bridge/kafka` | producers | `schemas` |
+| `bridge/gossip` | the router | `schemas`, `bridge/kafka` |
+| `bridge/process` | the entry point | `schemas`, all of `bridge` |
+| `pipelines/launch.py` | a start | `schemas` |
+| `pipelines/submit.py` | another | what `pipelines/launch.py` may, and `pipelines/launch.py` |
+| `deploy` | the command | everything but `tests`, `bench` |
+| `tests`, `bench` | tests | everything |
+
+| another | table |
+"""
+GOOD = {
+    "schemas/__init__.py": "",
+    "schemas/log.py": "import json",
+    "conf/errors.py": "",
+    "conf/locks.py": "from conf.errors import KilnError",
+    "bridge/__init__.py": "",
+    "bridge/kafka/producers.py": "from schemas.log import TOPICS\nfrom conf.errors import KilnError",
+    "bridge/gossip/router.py": "from bridge.kafka import producers\nfrom . import wire",
+    "bridge/gossip/wire.py": "import struct",
+    "bridge/process/main.py": "def main():\n    from bridge.gossip.router import Router",
+    "pipelines/launch.py": 'import schemas.log\nimport_module(f"schemas.{name}")',
+    "pipelines/submit.py": "import pipelines.launch",
+    "deploy/cli.py": "from bridge.process.main import main\nfrom pipelines.submit import main",
+}
+
+
+def test_the_law_is_read_from_the_document() -> None:
+    law = read_law(DOCUMENT)
+    assert law.free == {"conf/errors.py", "conf/locks.py"}
+    assert law.rooms["schemas"] == set()
+    assert law.rooms["bridge/process"] == {"schemas", "bridge/kafka", "bridge/gossip"}
+    assert law.rooms["pipelines/submit.py"] == {"schemas", "pipelines/launch.py"}
+    assert law.rooms["deploy"] == set(law.rooms) - {"deploy", "tests", "bench"}
+    assert law.rooms["bench"] == set(law.rooms) - {"bench"}
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ("all of `bridge`", "all of the `bridge`"),
+        ("| `schemas`, `bridge/kafka` |", "| `schemas`, `bridge/kafak` |"),
+        ("| none |", "| no other room |"),
+        ("everything but `tests`, `bench`", "nearly everything"),
+        ("what `pipelines/launch.py` may", "what `pipelines/lunch.py` may"),
+        ("Every room may import", "All may import"),
+        ("| room |", "| place |"),
+    ],
+)
+def test_words_that_the_checker_does_not_understand_are_refused(words: str, others: str) -> None:
+    assert words in DOCUMENT
+    with pytest.raises(LawError):
+        read_law(DOCUMENT.replace(words, others))
+
+
+def test_a_lawful_tree_is_lawful() -> None:
+    assert breaches(GOOD, read_law(DOCUMENT)) == []
+    assert circle(GOOD) == []
+    assert imported_files(GOOD)["bridge/gossip/router.py"] == {
+        "bridge/kafka/producers.py": "bridge.kafka.producers",
+        "bridge/gossip/wire.py": "bridge.gossip.wire",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("pipelines/launch.py", "import bridge.gossip.router", "may not import bridge.gossip.router"),
+        ("pipelines/launch.py", "from bridge.gossip import router", "may not import bridge.gossip.router"),
+        ("pipelines/launch.py", "def f():\n    from bridge.gossip.router import Router", "may not import bridge"),
+        ("pipelines/launch.py", "if TYPE_CHECKING:\n    from bridge.gossip.router import R", "may not import bridge"),
+        ("pipelines/launch.py", 'import_module("bridge.gossip.router")', "may not import bridge.gossip.router"),
+        ("pipelines/launch.py", "from pipelines.submit import main", "may not import pipelines.submit.main"),
+        ("bridge/gossip/wire.py", "from ..process import main", "may not import bridge.process.main"),
+        ("bridge/kafka/producers.py", "import bridge", "may not import bridge"),
+        ("conf/errors.py", "import schemas.log", "may not import schemas.log"),
+        ("schemas/log.py", "from bridge.kafka.producers import connect", "may not import bridge.kafka.producers"),
+        ("bridge/other/new.py", "import json", "stands in no room"),
+        ("bridge/__init__.py", "import schemas.log", "stands in no room"),
+    ],
+)
+def test_a_breach_is_named(path: str, text: str, says: str) -> None:
+    (said,) = breaches(GOOD | {path: text}, read_law(DOCUMENT))
+    assert said.startswith(f"{path} {says}")
+
+
+def test_a_name_that_is_computed_as_a_whole_is_refused() -> None:
+    with pytest.raises(LawError, match=r"pipelines/launch.py:2: nobody can read"):
+        breaches({"pipelines/launch.py": "\nimport_module(name)"}, read_law(DOCUMENT))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import a.two", "from a import two", "def f():\n    import a.two", "if TYPE_CHECKING:\n    from a.two import T"],
+)
+def test_a_circle_is_found_wherever_its_imports_stand(text: str) -> None:
+    assert circle({"a/one.py": text, "a/two.py": "from a.three import x", "a/three.py": "from . import one"})[:-1]
+    assert circle({"a/one.py": text, "a/two.py": "from a.three import x", "a/three.py": "import json"}) == []
+
+
+def test_a_circle_is_told_in_order() -> None:
+    found = circle({"a.py": "import b", "b.py": "import c", "c.py": "import a", "d.py": "import a"})
+    assert found[0] == found[-1]
+    assert "".join(path[0] for path in found) in ("abca", "bcab", "cabc")
+
+
+def test_a_package_that_imports_its_importer_is_a_circle() -> None:
+    package = {"p/__init__.py": "from p.inner import x", "p/inner.py": "import json"}
+    assert circle({**package, "a.py": "from p.inner import x"}) == []
+    assert set(circle({**package, "p/inner.py": "import a", "a.py": "import p.other", "p/other.py": ""})) == {
+        "a.py",
+        "p/__init__.py",
+        "p/inner.py",
+    }
