@@ -96,7 +96,7 @@ def estimate(
                 of.update_bytes += update.size
                 count(window, state.advance(update.updated_at))
                 if update.separator:
-                    state.add(WindowKey(update.network, update.origin, *update.separator), update.stream, update.tip)
+                    state.add(WindowKey(update.network, update.origin, *update.separator), update.stream, update.tip, update.updated_at)
         for window, state in open_.items():
             count(window, state.advance(state.clock + window))
     return list(found.values())

@@ -82,6 +82,13 @@ class Emitted(NamedTuple):
     cid: str
 
 
+def heard_when_stamped(log: Iterable[tuple[int, Update | None]]) -> list[tuple[int, Update | None]]:
+    """The log as Kiln read it before hearing time: an update counted from the log's clock."""
+    records = list(log)
+    clock = accumulate((stamp for stamp, _ in records), max)
+    return [(now, update and update._replace(heard=now)) for now, (_, update) in zip(clock, records, strict=True)]
+
+
 def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: int) -> set[Emitted]:
     """What the partitions of a log must have been batched to; no window may pass the block limit. Times in µs."""
     return {
