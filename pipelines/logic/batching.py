@@ -59,7 +59,7 @@ def batch_partition(windows: PartitionWindows, records: Iterator[LogRecord], lim
         key = WindowKey(update.network, update.origin, update.separator.key, update.separator.value)
         message = f"{update.network}\n{update.origin}\n{update.message}"
         if not windows.repeats(update.epoch.query, update.epoch.batch, message):
-            for closed in windows.add(key, stream, tip, min(update.observed_at, record.stamp)):
+            for closed in windows.add(key, stream, tip, min(update.observed_at, windows.clock)):
                 yield from batch_outputs(closed, limit)
 
 

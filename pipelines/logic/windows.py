@@ -3,7 +3,7 @@
 A plain object: no Spark, no clock, no I/O. The same records in the same order give the same windows, whatever the
 micro-batches, restarts or speed at which they are read.
 
-The clock C of the log is the greatest broker stamp so far. An update was heard at h, never after its own stamp. A
+The clock C of the log is the greatest broker stamp so far. An update was heard at h, never later than C. A
 separator's window opens at the h of its first update (t0), when the clock stands at c0. An update of the separator
 belongs to the window if h < t0 + T and C < c0 + T + G; else it opens the next window. The window comes out at the first
 record that ends it: an update of the separator with h >= t0 + T, or any record with C >= c0 + T + G.

@@ -38,8 +38,8 @@ def windows_of(log: Iterable[tuple[int, Update | None]], length: int) -> list[Wi
     clock = list(accumulate((stamp for stamp, _ in records), max))
     open_: dict[Owner, tuple[int, int, set[tuple[str, str]]]] = {}
     closed: list[Window] = []
-    for now, (stamp, update) in zip(clock, records, strict=True):
-        heard = min(update.heard, stamp) if update else 0
+    for now, (_, update) in zip(clock, records, strict=True):
+        heard = min(update.heard, now) if update else 0
         for owner, (t0, c0, tips) in list(open_.items()):
             if now >= c0 + length or (update and update.owner == owner and heard >= t0 + length):
                 closed.append(Window(owner, t0, frozenset(tips)))

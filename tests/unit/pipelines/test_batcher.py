@@ -361,7 +361,7 @@ def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
         closed = windows.advance(record.stamp)
         if step.kind == "update" and step.separator is not None:
             key = WindowKey("mainnet", "LIVE", step.separator.key, step.separator.value)
-            heard = min(record.stamp, record.stamp - step.ago)
+            heard = min(windows.clock, record.stamp - step.ago)
             closed += windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]), heard)
         for key, window in closed:
             tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
