@@ -92,8 +92,8 @@ WHERE source = 'genesis' AND separator_key IS NOT NULL
   AND (separator_key <> place.key OR separator_value <> place.value)
 """
 
-# A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap in
-# hearing time. No batch that closed before an update was heard has the update.
+# A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
+# in hearing time. No batch that closed before an update was heard has the update.
 _BATCH_SAVINGS = f"""
 WITH heard AS ({HEARD}),
 named AS (
