@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
@@ -44,6 +45,7 @@ from schemas.topics import MAX_KEY, Separator, separator_value, topic_name
 AT = datetime(2025, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
+SQL_PAGE = Path(__file__).resolve().parents[3] / "docs" / "SQL.md"
 
 MODEL = Separator("model", separator_value(b"one"))
 OTHER = Separator('a/"ключ"', separator_value(b"two"))
@@ -646,6 +648,33 @@ def test_batches_from_before_hearing_time_keep_their_updates(tmp_path: Path) -> 
     )
     found = rows_of(tmp_path, "SELECT messages_before, batches FROM batch_savings")
     assert found == [{"messages_before": 1, "batches": 1}]
+
+
+def question(title: str) -> str:
+    """The SQL of docs/SQL.md under a title."""
+    found = re.search(
+        rf"^\*\*{title}.*?```sh\nkiln sql \"(.+?)\"\n```", SQL_PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None, title
+    return found[1]
+
+
+@pytest.mark.parametrize("late", [0, SECOND // 3, 4 * SECOND])
+def test_the_questions_of_the_page_find_each_window_and_update_in_a_batch(late: int, tmp_path: Path) -> None:
+    ordered = sorted((each for each in random_run(5, late) if not each.again), key=lambda each: each.stamp)
+    end = [said_at(90, separator, 1, 999) for separator in (MODEL, OTHER)]  # whose windows stay open
+    rows = run_of([*ordered, *end], SECOND)
+    fill_all(tmp_path / "whole", rows)
+    windows, updates = question("The windows, made again from `updates`"), question("Updates that are in no batch")
+    for sql, column in ((windows, "opened_at"), (updates, "observed_at")):
+        found = {(row["separator_key"], row[column]) for row in rows_of(tmp_path / "whole", sql)}
+        assert found == {(key, time_of(90 * SECOND)) for key in (MODEL.key, OTHER.key)}
+    gone = rows["batches"].pop(len(rows["batches"]) // 2)
+    fill_all(tmp_path / "less", rows)
+    (window,) = (row for row in rows_of(tmp_path / "less", windows) if row["opened_at"] != time_of(90 * SECOND))
+    assert (window["separator_key"], window["opened_at"]) == (gone["separator_key"], gone["opened_at"])
+    tips = {row["tip"] for row in rows["batch_tips"] if row["cid"] == gone["cid"]}
+    assert {row["tip"] for row in rows_of(tmp_path / "less", updates)} == tips | {tip(999)}
 
 
 def test_an_update_whose_message_is_not_there_yet_counts_by_its_newest_form(tmp_path: Path) -> None:
