@@ -96,31 +96,33 @@ WHERE source = 'genesis' AND separator_key IS NOT NULL
 # in hearing time. No batch that closed before an update was heard has the update.
 _BATCH_SAVINGS = f"""
 WITH heard AS ({HEARD}),
+timed AS (
+    SELECT *, epoch_us(closed_at) - epoch_us(opened_at) AS length
+    FROM batches),
 named AS (
-    SELECT network, origin, separator_key, separator_value, stream, tip, opened_at, closed_at
-    FROM batches JOIN batch_tips USING (cid)),
+    SELECT network, origin, separator_key, separator_value, stream, tip, closed_at, length
+    FROM timed JOIN batch_tips USING (cid)),
 placed AS (
-    SELECT h.*, b.opened_at, b.closed_at
+    SELECT h.*, b.length
     FROM (FROM heard WHERE NOT again) AS h ASOF JOIN named AS b
       ON h.network = b.network AND h.origin = b.origin AND h.separator_key = b.separator_key
      AND h.separator_value = b.separator_value AND h.stream = b.stream AND h.tip = b.tip AND h.heard_at < b.closed_at
     UNION ALL
-    SELECT h.*, CASE WHEN h.heard_at < b.closed_at THEN b.opened_at END,
-           CASE WHEN h.heard_at < b.closed_at THEN b.closed_at END
-    FROM (FROM heard WHERE again) AS h ASOF LEFT JOIN batches AS b
+    SELECT h.*, CASE WHEN h.heard_at < b.closed_at THEN b.length END
+    FROM (FROM heard WHERE again) AS h ASOF LEFT JOIN timed AS b
       ON h.network = b.network AND h.origin = b.origin AND h.separator_key = b.separator_key
      AND h.separator_value = b.separator_value AND h.heard_at >= b.opened_at
     UNION ALL
-    SELECT *, NULL, NULL FROM heard WHERE NOT again AND separator_key IS NULL),
+    SELECT *, NULL FROM heard WHERE NOT again AND separator_key IS NULL),
 replaced AS (
-    SELECT network, origin, separator_key, separator_value, epoch_us(closed_at) - epoch_us(opened_at) AS length,
+    SELECT network, origin, separator_key, separator_value, length,
            count(*) AS updates, sum(update_bytes)::BIGINT AS update_bytes
     FROM placed
     GROUP BY ALL),
 made AS (
-    SELECT network, origin, separator_key, separator_value, epoch_us(closed_at) - epoch_us(opened_at) AS length,
+    SELECT network, origin, separator_key, separator_value, length,
            count(*) AS batches, sum({_BATCH_UPDATE_BYTES})::BIGINT AS batch_bytes, sum(bytes)::BIGINT AS block_bytes
-    FROM batches
+    FROM timed
     GROUP BY ALL),
 summed AS (
     SELECT r.*, coalesce(batches, 0) AS batches, coalesce(batch_bytes, 0) AS batch_bytes,
