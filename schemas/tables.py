@@ -185,8 +185,8 @@ _ALL: Final = (
     ),
     Table(
         "updates",
-        "Every update of a stream that Kiln heard, with the separator of the update and its place in the log that "
-        "decides the batches",
+        "Every new update of a stream that Kiln heard, with the separator of the update and its place in the log that "
+        "decides the batches. An update announced again is in messages and copies, and not here",
         (
             _NETWORK,
             _ORIGIN,
@@ -206,8 +206,8 @@ _ALL: Final = (
             _must(
                 "updated_at",
                 "timestamp",
-                "Time of the log, which decides the batch: the greatest stamp of the broker in the partition up to "
-                "this record",
+                "Clock of the log at this record: the greatest stamp of the broker in the partition so far (UTC). The "
+                "update was heard at observed_at, or at updated_at where that is earlier",
             ),
             _must("log_partition", "int", "Partition in kiln.updates"),
             _must("log_offset", "bigint", "Offset in kiln.updates"),
@@ -223,8 +223,8 @@ _ALL: Final = (
             _ORIGIN,
             _must("separator_key", "string", "Separator key, e.g. model"),
             _must("separator_value", "string", "Separator value, base36 text as in the topic name"),
-            _must("opened_at", "timestamp", "t0: time of the log at the first update of the window"),
-            _must("closed_at", "timestamp", "t0 + T"),
+            _must("opened_at", "timestamp", "t0, in hearing time: when the first update of the window was heard (UTC)"),
+            _must("closed_at", "timestamp", "t0 + T, in hearing time (UTC)"),
             _must("emitted_at", "timestamp", "When the broker took the batch into kiln.batches (UTC)"),
             _must("streams", "int", "How many streams the block has tips of"),
             _must("tips", "int", "How many tips the block has"),

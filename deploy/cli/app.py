@@ -402,14 +402,14 @@ def estimate(
     """
     settings = _settings(config, state)
     from deploy.sql.estimate import estimate as savings_of
-    from deploy.sql.estimate import parse_windows, print_estimate, read_log, write_estimate
+    from deploy.sql.estimate import parse_windows, print_estimate, read_heard, write_estimate
 
     try:
         windows = parse_windows(window)
     except ValueError as error:
         raise UsageError(f"--window {window}: expected {error}") from None
     batch = settings.batch
-    savings = savings_of(read_log(_lake(settings)), windows, typ=batch.typ, limit=batch.block_limit)
+    savings = savings_of(read_heard(_lake(settings)), windows, typ=batch.typ, limit=batch.block_limit)
     if as_json:
         write_estimate(savings, sys.stdout)
     else:

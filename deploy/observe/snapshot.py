@@ -12,7 +12,8 @@ QueryPhase = Literal["starting", "running", "idle", "restarting", "failed", "sto
 
 @dataclass(frozen=True)
 class BatchLine:
-    """A batch as the screen shows it. `late`: seconds from the end of its window until the broker had it."""
+    """A batch as the screen shows it. `late`: how many seconds later than T after its first update was heard the broker
+    had it; None: a replayed capture, which was heard before."""
 
     separator_key: str
     separator_value: str
@@ -117,7 +118,7 @@ class Snapshot:
     newest_batches: Sequence[BatchLine] = ()
     window: timedelta = timedelta(seconds=1)
     late_p50: float | None = None
-    """seconds beyond T"""
+    """seconds later than T after the first update was heard, of live batches"""
     late_p99: float | None = None
     quarantine: Mapping[str, int] = field(default_factory=dict)
     """by reason"""

@@ -33,7 +33,7 @@ class Summary:
     batches: int
     """of this run"""
     late_p50: float | None
-    """seconds from the end of a window until the broker had its batch"""
+    """seconds later than T after the first update was heard, until the broker had the batch; None: no live batches"""
     late_p99: float | None
     quarantine: Sequence[tuple[str, str, int]]
     """stage, reason, rows; of all that is in the table"""

@@ -20,12 +20,28 @@ _LATENESS = 20_000  # newest batches to take percentiles of
 
 @dataclass
 class Seen:
-    """What was seen since the watch began. Lateness in s beyond the end of the window."""
+    """What was seen since the watch began.
+
+    `late`: of live batches, how many s later than T after the first update was heard the broker had the batch. A
+    replayed capture was heard before Kiln had it, perhaps years before: its batches say nothing of how fast Kiln is.
+    """
 
     batches: int = 0
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_KEPT))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     quarantine: Counter[str] = field(default_factory=Counter)
+
+    def take(self, value: bytes, stamp: int) -> None:
+        """A record of `kiln.batches`; `stamp`: the broker's, in ms. UNREADABLE, BlockError: it cannot be read."""
+        batch = decode_batch(value)
+        tips = read_block(batch.block)
+        late = stamp / 1000 - batch.closed_at / 1_000_000 if batch.origin == "LIVE" else None
+        self.batches += 1
+        if late is not None:
+            self.late.append(late)
+        separator, streams = batch.separator, len(tips)
+        line = BatchLine(separator.key, separator.value, streams, sum(map(len, tips.values())), batch.cid, late)
+        self.newest.appendleft(line)
 
     def percentile(self, share: float) -> float | None:
         """The lateness that this share of batches keeps within."""
@@ -34,10 +50,11 @@ class Seen:
 
 
 class OpenWindows:
-    """How many windows are open, counted anew from the log: by key, from a first update until T after it."""
+    """How many windows are open, counted anew from the log without reading its values: one for each key, from an update
+    that finds none until T + G after it by the broker's stamps, when the log's clock ends the window (decision 1)."""
 
     def __init__(self, window: float) -> None:
-        """`window`: T in s."""
+        """`window`: T + G in s."""
         self._window = window * 1000
         self._closing: dict[int, dict[bytes, float]] = {}
 
@@ -60,6 +77,7 @@ class Watch:
     """Reads the topics from their ends on, in a thread of its own. While the broker is away it tries again."""
 
     def __init__(self, client_options: Mapping[str, object], prefix: str, window: float) -> None:
+        """`window`: T + G in s."""
         self._options = dict(client_options)
         self._topics = {prefix + name: name for name in ("updates", "batches", "quarantine")}
         self._stop = threading.Event()
@@ -108,21 +126,9 @@ class Watch:
             return
         try:
             if topic == "batches":
-                self._batch(value or b"", stamp)
+                self.seen.take(value or b"", stamp)
+                self.first_batch.set()
             else:
                 self.seen.quarantine[decode_quarantine(value or b"").reason] += 1
         except (*UNREADABLE, BlockError):
             self.seen.quarantine["record_malformed"] += 1
-
-    def _batch(self, value: bytes, stamp: int) -> None:
-        batch = decode_batch(value)
-        tips = read_block(batch.block)
-        late = stamp / 1000 - batch.closed_at / 1_000_000
-        self.seen.batches += 1
-        self.seen.late.append(late)
-        self.seen.newest.appendleft(
-            BatchLine(
-                batch.separator.key, batch.separator.value, len(tips), sum(map(len, tips.values())), batch.cid, late
-            )
-        )
-        self.first_batch.set()

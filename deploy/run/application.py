@@ -115,9 +115,8 @@ class _Run:
         self._started = started
         self._messages: dict[str, int] = {}
         self._counting = threading.Lock()
-        self._watch = Watch(
-            settings.kafka.client_options(), settings.kafka.prefix, settings.batch.window.total_seconds()
-        )
+        open_for = settings.batch.window + settings.batch.grace
+        self._watch = Watch(settings.kafka.client_options(), settings.kafka.prefix, open_for.total_seconds())
         self._application = Supervisor(spark, settings, names, self._count)
         self._broker = broker
         self._live = live

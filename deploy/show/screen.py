@@ -211,9 +211,9 @@ def _figures(snapshot: Snapshot, width: int) -> Table:
         ("copies each", "-" if copies is None else f"{copies:.1f}"),
         ("open windows", count(snapshot.open_separators)),
         ("batches", count(snapshot.batches)),
-        (f"late after {window}, p50/p99", late),
+        (f"later than {window} after heard, p50/p99", late),
     )
-    if width < 96:
+    if width < 104:
         figures = (*figures[:-1], ("late p50/p99", late))
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in figures:

@@ -60,7 +60,8 @@ def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableTyp
     )
     head = [f"ran {clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
     if summary.late_p50 is not None:
-        head.append(f"out {seconds(summary.late_p50)} after their window (p50), {seconds(summary.late_p99)} (p99)")
+        late = f"{seconds(summary.late_p50)} (p50), {seconds(summary.late_p99)} (p99)"
+        head.append(f"{late} later than T after the first update was heard")
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
     if summary.tables:
         table = _table(("table", False), ("rows", True), ("of this run", True))

@@ -1,9 +1,11 @@
-"""What batching would save with another T: the windows of the log, made again from the table `updates` (CIP-123)."""
+"""What batching would save with another T: windows by when each update was heard, out of the tables `updates` and
+`messages` (CIP-123; decision 1)."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TextIO
 
 import pyarrow as pa
@@ -12,9 +14,9 @@ from rich.console import Console
 from conf.settings.durations import micros, parse_duration
 from deploy.show.answer import print_table
 from deploy.sql.ask import Answer, ask
-from deploy.sql.views import UPDATE_BYTES, with_empty
+from deploy.sql.views import HEARD, HEARD_TABLES, with_empty
 from pipelines.lake.lake import Lake
-from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
+from pipelines.logic.windows import Window
 from schemas.batch import MAX_BLOCK, write_blocks
 from schemas.cid import cid_bytes
 from schemas.pubsub import BATCH_UPDATE, write_batch_update
@@ -22,23 +24,21 @@ from schemas.records import Origin
 from schemas.topics import Separator
 
 
-class LoggedUpdate(NamedTuple):
-    """An update in the log: its partition there, the log's clock in µs, and the length of its message."""
+class HeardUpdate(NamedTuple):
+    """An UPDATE message that was sent: when it was heard in µs, and its length in bytes."""
 
-    partition: int
-    updated_at: int
     network: str
     origin: Origin
     separator: Separator | None
-    stream: str
-    tip: bytes
+    heard_at: int
     size: int
+    new: tuple[str, bytes] | None
+    """StreamID and CID; None: the message said again what an earlier one had said, so no window opens with it"""
 
 
 @dataclass
 class Saving:
-    """Messages and bytes of one separator, or of None, with the T `window` (µs). An update without a separator is in no
-    batch, so it goes on in any case."""
+    """Messages and bytes of one separator, or of None, with the T `window` (µs)."""
 
     network: str
     origin: Origin
@@ -50,11 +50,14 @@ class Saving:
     batch_bytes: int = 0
     """of the BATCH_UPDATEs"""
     block_bytes: int = 0
+    others: int = 0
+    """of the updates, those in no window: they have no separator, or say again what was said, while none is open"""
+    other_bytes: int = 0
 
     @property
     def if_stopped(self) -> tuple[int, int]:
-        """Messages and bytes where no UPDATE is sent that is in a batch."""
-        return (self.batches, self.batch_bytes) if self.separator else (self.updates, self.update_bytes)
+        """Messages and bytes where no UPDATE is sent that was heard in a window."""
+        return self.batches + self.others, self.batch_bytes + self.other_bytes
 
     @property
     def if_kept(self) -> tuple[int, int]:
@@ -63,69 +66,71 @@ class Saving:
 
 
 def estimate(
-    log: Iterable[LoggedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
+    heard: Iterable[HeardUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
 ) -> list[Saving]:
-    """What each T of `windows` (µs) makes of a log, by network, origin and separator, in the order of first updates.
+    """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
 
-    `log`: partition by partition, each in its order. The windows are those of the query `batch`, had it read the log
-    from the start with that T; the last ones are closed as if time had passed.
+    `heard`: separator by separator, each in the order of hearing; of those heard at once, the new ones first. A window
+    takes all that was heard within T of its first update, however late the log had it: `kiln.batches` has the same
+    windows where the log's clock ended none of them early, and more where it did.
     """
-    found: dict[tuple[int, str, Origin, Separator | None], Saving] = {}
-
-    def saving(window: int, network: str, origin: Origin, separator: Separator | None) -> Saving:
-        key = (window, network, origin, separator)
-        if key not in found:
-            found[key] = Saving(network, origin, separator, window)
-        return found[key]
-
-    def count(window: int, closed: Iterable[ClosedWindow]) -> None:
-        for key, tips in ((each.key, each.window.tips) for each in closed):
-            separator = Separator(key.separator_key, key.separator_value)
-            of = saving(window, key.network, key.origin, separator)
-            for block in write_blocks(tips, limit):
-                of.batches += 1
-                of.batch_bytes += len(write_batch_update(separator, block.cid, typ))
-                of.block_bytes += len(block.data)
-
-    for _, partition in groupby(log, key=lambda update: update.partition):
-        open_ = {window: PartitionWindows(window) for window in windows}
-        for update in partition:
-            for window, state in open_.items():
-                of = saving(window, update.network, update.origin, update.separator)
-                of.updates += 1
-                of.update_bytes += update.size
-                count(window, state.advance(update.updated_at))
-                if update.separator:
-                    state.add(WindowKey(update.network, update.origin, *update.separator), update.stream, update.tip, update.updated_at)
-        for window, state in open_.items():
-            count(window, state.advance(state.clock + window))
-    return list(found.values())
+    found: list[Saving] = []
+    for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):
+        open_ = [(Saving(network, origin, separator, window), Window(0, 0, {})) for window in windows]
+        for update in updates:
+            for number, (saving, window) in enumerate(open_):
+                saving.updates += 1
+                saving.update_bytes += update.size
+                inside = update.heard_at < window.closes_at and bool(window.tips)
+                if separator and update.new:
+                    if not inside:
+                        _count(saving, separator, window, typ, limit)
+                        window = Window(update.heard_at, update.heard_at + saving.window, {})
+                        open_[number] = saving, window
+                    window.add(*update.new)
+                elif not inside:
+                    saving.others += 1
+                    saving.other_bytes += update.size
+        for saving, window in open_:
+            if separator:
+                _count(saving, separator, window, typ, limit)
+            found.append(saving)
+    return found
 
 
-def read_log(lake: Lake) -> Iterator[LoggedUpdate]:
-    """The table `updates` as the log it was written from. SqlError, LakeError: it cannot be read."""
+def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit: int) -> None:
+    """Adds what the window comes to: nothing where it holds no tips."""
+    for block in write_blocks(window.tips, limit):
+        saving.batches += 1
+        saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
+        saving.block_bytes += len(block.data)
+
+
+def read_heard(lake: Lake) -> Iterator[HeardUpdate]:
+    """The UPDATEs of the tables `updates` and `messages`, as `estimate` takes them. SqlError, LakeError: they cannot be
+    read."""
     sql = f"""
-        SELECT u.log_partition, epoch_us(u.updated_at), u.network, u.origin, u.separator_key, u.separator_value,
-               u.stream, u.tip, {UPDATE_BYTES}
-        FROM updates AS u LEFT JOIN messages AS m USING (network, message)
-        ORDER BY u.log_partition, u.log_offset"""
-    for row in ask(lake, with_empty(sql, ("updates", "messages"), lake.tables())).rows():
+        SELECT network, origin, separator_key, separator_value, epoch_us(heard_at), update_bytes, again, stream, tip
+        FROM ({HEARD})
+        ORDER BY network, origin, separator_key, separator_value, heard_at, again"""
+    for row in ask(lake, with_empty(sql, HEARD_TABLES, lake.tables())).rows():
         match row:
             case (
-                int(partition),
-                int(updated_at),
                 str(network),
                 "LIVE" | "REPLAY" as origin,
                 key,
                 value,
+                int(heard_at),
+                int(size),
+                bool(again),
                 str(stream),
                 str(tip),
-                int(size),
             ):
                 separator = Separator(key, value) if isinstance(key, str) and isinstance(value, str) else None
-                yield LoggedUpdate(partition, updated_at, network, origin, separator, stream, cid_bytes(tip), size)
+                new = None if again else (stream, cid_bytes(tip))
+                yield HeardUpdate(network, origin, separator, heard_at, size, new)
             case _:
-                raise TypeError(f"a row of updates has values of other types than its columns: {row!r}")
+                raise TypeError(f"a row of updates or messages has other types than its columns: {row!r}")
 
 
 def parse_windows(text: str) -> tuple[int, ...]:

@@ -9,9 +9,28 @@ from typing import Final, NamedTuple
 from schemas.tables import TABLES
 from schemas.topics import MAX_KEY, MAX_VALUE
 
-UPDATE_BYTES: Final = "coalesce(octet_length(m.data), 30 + strlen(u.stream) + strlen(u.tip))"
+_UPDATE_BYTES: Final = "coalesce(octet_length(m.data), 30 + strlen(u.stream) + strlen(u.tip))"
 """Length of the UPDATE of `updates` u and `messages` m; where the table `messages` has not got so far, of one of the
 newest form with no `model`."""
+
+HEARD_TABLES: Final = ("updates", "messages")
+HEARD: Final = f"""
+SELECT u.network, u.origin, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
+       least(u.observed_at, u.updated_at) AS heard_at, {_UPDATE_BYTES} AS update_bytes
+FROM updates AS u LEFT JOIN messages AS m USING (network, message)
+UNION ALL
+SELECT m.network, m.origin, u.separator_key, u.separator_value, m.stream, m.tip, true AS again,
+       m.observed_at AS heard_at, octet_length(m.data) AS update_bytes
+FROM (FROM messages ANTI JOIN updates USING (network, origin, message) WHERE type = 'UPDATE') AS m
+     LEFT JOIN updates AS u ON u.network = m.network AND u.stream = m.stream AND u.tip = m.tip
+QUALIFY row_number() OVER (
+    PARTITION BY m.network, m.message
+    ORDER BY u.message = m.message DESC NULLS LAST, u.origin = m.origin DESC, u.separator_source = 'genesis' DESC,
+             u.separator_key IS NULL, u.log_partition, u.log_offset) = 1
+"""
+"""Every UPDATE that was sent, once for each origin: those in the table `updates`, and those in `messages` alone, which
+said `again` what an earlier one had said (decision 1). The latter have the separator of the update that they repeat;
+none where `updates` holds no such update (yet)."""
 
 _BATCH_UPDATE_BYTES: Final = "27 + strlen(to_json(separator_key || '/' || separator_value)) + strlen(cid)"
 """Length of {"typ":3,"sep":"…","batch":"…"}; to_json escapes what JSON must, and brings the quotes of `sep`."""
@@ -73,35 +92,42 @@ WHERE source = 'genesis' AND separator_key IS NOT NULL
   AND (separator_key <> place.key OR separator_value <> place.value)
 """
 
+# A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
+# in hearing time. No batch that closed before an update was heard has the update.
 _BATCH_SAVINGS = f"""
-WITH made AS (
-    SELECT network, origin, separator_key, separator_value, opened_at, closed_at, count(*) AS batches,
-           sum({_BATCH_UPDATE_BYTES}) AS batch_bytes, sum(bytes) AS block_bytes
-    FROM batches
-    GROUP BY ALL),
-heard AS (
-    SELECT u.network, u.origin, u.separator_key, u.separator_value, u.updated_at, {UPDATE_BYTES} AS update_bytes
-    FROM updates AS u LEFT JOIN messages AS m USING (network, message)),
+WITH heard AS ({HEARD}),
+timed AS (
+    SELECT *, epoch_us(closed_at) - epoch_us(opened_at) AS length
+    FROM batches),
+named AS (
+    SELECT network, origin, separator_key, separator_value, stream, tip, closed_at, length
+    FROM timed JOIN batch_tips USING (cid)),
 placed AS (
-    SELECT h.*, w.opened_at, w.closed_at
-    FROM heard AS h ASOF LEFT JOIN made AS w
-      ON h.network = w.network AND h.origin = w.origin AND h.separator_key = w.separator_key
-     AND h.separator_value = w.separator_value AND h.updated_at >= w.opened_at
-    WHERE h.updated_at < w.closed_at OR h.separator_key IS NULL),
+    SELECT h.*, b.length
+    FROM (FROM heard WHERE NOT again) AS h ASOF JOIN named AS b
+      ON h.network = b.network AND h.origin = b.origin AND h.separator_key = b.separator_key
+     AND h.separator_value = b.separator_value AND h.stream = b.stream AND h.tip = b.tip AND h.heard_at < b.closed_at
+    UNION ALL
+    SELECT h.*, CASE WHEN h.heard_at < b.closed_at THEN b.length END
+    FROM (FROM heard WHERE again) AS h ASOF LEFT JOIN timed AS b
+      ON h.network = b.network AND h.origin = b.origin AND h.separator_key = b.separator_key
+     AND h.separator_value = b.separator_value AND h.heard_at >= b.opened_at
+    UNION ALL
+    SELECT *, NULL FROM heard WHERE NOT again AND separator_key IS NULL),
 replaced AS (
-    SELECT network, origin, separator_key, separator_value, opened_at, closed_at, count(*) AS updates,
-           sum(update_bytes) AS update_bytes
+    SELECT network, origin, separator_key, separator_value, length,
+           count(*) AS updates, sum(update_bytes)::BIGINT AS update_bytes
     FROM placed
     GROUP BY ALL),
+made AS (
+    SELECT network, origin, separator_key, separator_value, length,
+           count(*) AS batches, sum({_BATCH_UPDATE_BYTES})::BIGINT AS batch_bytes, sum(bytes)::BIGINT AS block_bytes
+    FROM timed
+    GROUP BY ALL),
 summed AS (
-    SELECT r.network, r.origin, r.separator_key, r.separator_value,
-           epoch_us(closed_at) - epoch_us(opened_at) AS length,
-           sum(updates)::BIGINT AS updates, sum(update_bytes)::BIGINT AS update_bytes,
-           coalesce(sum(batches), 0)::BIGINT AS batches, coalesce(sum(batch_bytes), 0)::BIGINT AS batch_bytes,
-           coalesce(sum(block_bytes), 0)::BIGINT AS block_bytes
-    FROM replaced AS r LEFT JOIN made AS w
-      USING (network, origin, separator_key, separator_value, opened_at, closed_at)
-    GROUP BY ALL)
+    SELECT r.*, coalesce(batches, 0) AS batches, coalesce(batch_bytes, 0) AS batch_bytes,
+           coalesce(block_bytes, 0) AS block_bytes
+    FROM replaced AS r LEFT JOIN made USING (network, origin, separator_key, separator_value, length))
 SELECT network, origin, separator_key, separator_value, length / 1e6 AS window_seconds, batches, block_bytes,
        updates AS messages_before, update_bytes AS bytes_before,
        CASE WHEN length IS NULL THEN updates ELSE batches END AS messages_if_stopped,
@@ -115,7 +141,7 @@ VIEWS: Final[dict[str, View]] = {
     for view in (
         View("latest_tips", ("tips", "updates"), _LATEST_TIPS),
         View("misplaced", ("messages", "streams"), _MISPLACED),
-        View("batch_savings", ("updates", "messages", "batches"), _BATCH_SAVINGS),
+        View("batch_savings", (*HEARD_TABLES, "batches", "batch_tips"), _BATCH_SAVINGS),
     )
 }
 

@@ -117,6 +117,16 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
         assert expected in text, expected
 
 
+def test_lateness_is_said_to_be_from_hearing_where_there_is_room() -> None:
+    assert "later than 1 s after heard, p50/p99" in "".join(picture(FULL, 120, 30))
+
+
+def test_a_batch_of_a_replayed_capture_is_not_late() -> None:
+    replayed = BatchLine("model", VALUE, 3, 9, CID, None)
+    (shown,) = [text for text in picture(replace(FULL, newest_batches=[replayed]), 120, 30) if "bafyr" in text]
+    assert shown.split()[3] == "-"
+
+
 def test_bep_50_has_a_line_where_it_runs() -> None:
     peers = [PeerLine(f"12D3KooW{number}", "kubo", "/meshsub/1.1.0", True) for number in range(3)]
     bridge = BridgeLine("listening", peers=peers, overlay=OverlayLine(12, 24, 211, 242, 3, "waiting for batches"))
@@ -292,7 +302,7 @@ def summary_text(lake: Path, before: dict[str, int], errors: list[str] | None = 
 def test_the_summary_tells_totals_what_came_in_this_run_and_how_late_batches_were(lake: Path) -> None:
     text = summary_text(lake, {"batches": 1}, ["sink: disk is full"])
     assert "first batch after 14 s" in text
-    assert "400 ms after their window (p50), 800 ms (p99)" in text
+    assert "400 ms (p50), 800 ms (p99) later than T after the first update was heard" in text
     assert [row.split() for row in text.splitlines() if row.startswith("batches ")] == [["batches", "│", "3", "│", "2"]]
     assert "error: sink: disk is full" in text
     assert row_counts(Lake(str(lake)))["quarantine"] == 3

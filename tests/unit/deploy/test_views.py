@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.log_model import Update, block_of, windows_of
+from kit.log_model import block_of
 
 from deploy.cli.app import run_command
 from deploy.sql.ask import SqlError, ask
-from deploy.sql.estimate import LoggedUpdate, estimate, parse_windows, read_log
+from deploy.sql.estimate import HeardUpdate, estimate, parse_windows, read_heard
 from deploy.sql.views import LATEST_WITHIN, VIEWS
 from pipelines.lake.lake import Lake
 from pipelines.logic.batching import LogRecord, batch_partition
@@ -25,7 +28,16 @@ from pipelines.logic.windows import PartitionWindows
 from schemas.batch import read_block
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.pubsub import write_batch_update, write_update
-from schemas.records import Coordinates, Epoch, SeparatorRecord, SeparatorSource, UpdateRecord, decode_batch, encode
+from schemas.records import (
+    BatchRecord,
+    Coordinates,
+    Epoch,
+    Origin,
+    SeparatorRecord,
+    UpdateRecord,
+    decode_batch,
+    encode,
+)
 from schemas.streamid import StreamID
 from schemas.tables import TABLES
 from schemas.topics import MAX_KEY, Separator, separator_value, topic_name
@@ -33,6 +45,7 @@ from schemas.topics import MAX_KEY, Separator, separator_value, topic_name
 AT = datetime(2025, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
+SQL_PAGE = Path(__file__).resolve().parents[3] / "docs" / "SQL.md"
 
 MODEL = Separator("model", separator_value(b"one"))
 OTHER = Separator('a/"ключ"', separator_value(b"two"))
@@ -268,64 +281,96 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
 
 # ---------------------------------------------------------------- savings
 
-Logged = tuple[int, Separator | None, int, int]
-"""time in µs, separator, stream and tip"""
+
+class Logged(NamedTuple):
+    """An UPDATE: when it was heard and its stamp in µs, and what it says. `again`: it is in `messages` alone."""
+
+    heard: int
+    stamp: int
+    separator: Separator | None
+    of: int
+    number: int
+    again: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(write_update(stream(self.of), tip(self.number)))
 
 
-def model_log(records: Sequence[Logged]) -> list[tuple[int, Update | None]]:
+def said_at(heard: float, separator: Separator | None, of: int, number: int, again: bool = False) -> Logged:
+    """Heard at s, in the log at once."""
+    return Logged(round(heard * SECOND), round(heard * SECOND), separator, of, number, again)
+
+
+def as_heard(records: Iterable[Logged]) -> list[HeardUpdate]:
+    """As `read_heard` gives them."""
+    ordered = sorted(records, key=lambda each: (each.separator or ("~", ""), each.heard, each.again))
     return [
-        (at, Update(("clay", "LIVE", *separator), stream(of), tip(number)) if separator else None)
-        for at, separator, of, number in records
+        HeardUpdate(
+            "clay",
+            "LIVE",
+            each.separator,
+            each.heard,
+            each.size,
+            None if each.again else (stream(each.of), cid_bytes(tip(each.number))),
+        )
+        for each in ordered
     ]
 
 
-def logged(records: Sequence[Logged], partition: int = 0) -> list[LoggedUpdate]:
-    clock = 0
-    out = []
-    for at, separator, of, number in records:
-        clock = max(clock, at)
-        size = len(write_update(stream(of), tip(number)))
-        out.append(LoggedUpdate(partition, clock, "clay", "LIVE", separator, stream(of), cid_bytes(tip(number)), size))
-    return out
+Made = tuple[list[set[tuple[str, str]]], list[Logged]]
+"""the (stream, tip) of each window; what was heard in none"""
 
 
-def expected_batches(records: Sequence[Logged], window: int) -> dict[Separator, list[bytes]]:
-    """By separator, the blocks that the model of the log makes."""
-    log = [*model_log(records), (10**12, None)]
-    blocks: dict[Separator, list[bytes]] = {}
-    for made in windows_of(log, window):
-        blocks.setdefault(Separator(*made.owner[2:]), []).append(block_of(made.tips))
-    return blocks
+def ideal(records: Iterable[Logged], window: int) -> Made:
+    """The windows of one separator in hearing time alone."""
+    tips: list[set[tuple[str, str]]] = []
+    outside: list[Logged] = []
+    opened = -window
+    for each in sorted(records, key=lambda each: (each.heard, each.again)):
+        inside = each.heard < opened + window and each.separator is not None
+        if each.again or each.separator is None:
+            outside += [] if inside else [each]
+            continue
+        if not inside:
+            opened = each.heard
+            tips.append(set())
+        tips[-1].add((stream(each.of), tip(each.number)))
+    return tips, outside
 
 
-logs = st.lists(
-    st.tuples(st.integers(0, 8 * SECOND), st.sampled_from([MODEL, OTHER, None]), st.integers(0, 3), st.integers(0, 3)),
-    max_size=25,
+def announced(separator: Separator | None) -> int:
+    """Bytes of the BATCH_UPDATE of a batch."""
+    return len(write_batch_update(separator, cid_text(block_cid(b"")))) if separator else 0
+
+
+separators = st.sampled_from([MODEL, OTHER, None])
+small = st.integers(0, 3)
+heard_updates = st.lists(
+    st.builds(Logged, st.integers(0, 8 * SECOND), st.just(0), separators, small, small, st.booleans()), max_size=25
 )
 
 
-@given(logs, st.sampled_from([1, SECOND // 2, SECOND, 3 * SECOND]))
-def test_an_estimate_is_what_the_model_of_the_log_makes(records: list[Logged], window: int) -> None:
-    found = {saving.separator: saving for saving in estimate(logged(records), [window])}
-    assert found.keys() == {separator for _, separator, _, _ in records}
-    blocks = expected_batches(records, window)
+@given(heard_updates, st.sampled_from([1, SECOND // 2, SECOND, 3 * SECOND]))
+def test_an_estimate_is_what_windows_in_hearing_time_make(records: list[Logged], window: int) -> None:
+    found = {saving.separator: saving for saving in estimate(as_heard(records), [window])}
+    assert found.keys() == {each.separator for each in records}
     for separator, saving in found.items():
-        of = [record for record in records if record[1] == separator]
-        made = blocks[separator] if separator else []
-        size = len(write_batch_update(separator, cid_text(block_cid(b"")))) if separator else 0
-        before = len(of), sum(len(write_update(stream(each), tip(number))) for _, _, each, number in of)
+        of = [each for each in records if each.separator == separator]
+        tips, outside = ideal(of, window)
+        before = len(of), sum(each.size for each in of)
+        batches = len(tips), len(tips) * announced(separator)
         assert (saving.updates, saving.update_bytes) == before
-        assert saving.batches == len(made)
-        assert saving.block_bytes == sum(map(len, made))
-        assert saving.batch_bytes == len(made) * size
-        assert saving.if_kept == (before[0] + len(made), before[1] + len(made) * size)
-        assert saving.if_stopped == ((len(made), len(made) * size) if separator else before)
+        assert (saving.batches, saving.batch_bytes) == batches
+        assert saving.block_bytes == sum(len(block_of(each)) for each in tips)
+        assert saving.if_kept == (before[0] + batches[0], before[1] + batches[1])
+        assert saving.if_stopped == (batches[0] + len(outside), batches[1] + sum(each.size for each in outside))
 
 
-def test_every_window_and_partition_has_its_own_estimate() -> None:
-    one = [(0, MODEL, 1, 1), (SECOND, MODEL, 1, 2), (5 * SECOND, MODEL, 1, 3)]
-    two = [(2 * SECOND, OTHER, 2, 1), (2 * SECOND, None, 3, 1)]
-    found = estimate([*logged(one), *logged(two, 1)], [SECOND, 5 * SECOND, 60 * SECOND])
+def test_every_window_has_its_own_estimate() -> None:
+    records = [said_at(at, MODEL, 1, number) for number, at in enumerate((0, 1, 5))]
+    records += [said_at(2, OTHER, 2, 1), said_at(2, None, 3, 1)]
+    found = estimate(as_heard(records), [SECOND, 5 * SECOND, 60 * SECOND])
     assert {(each.separator, each.window // SECOND): each.batches for each in found} == {
         (MODEL, 1): 3,
         (MODEL, 5): 2,
@@ -340,104 +385,192 @@ def test_every_window_and_partition_has_its_own_estimate() -> None:
 
 
 def test_blocks_that_are_cut_are_messages_each() -> None:
-    records: list[Logged] = [(0, MODEL, number, number) for number in range(40)]
-    (whole,) = estimate(logged(records), [SECOND])
-    (cut,) = estimate(logged(records), [SECOND], limit=1_000)
+    records = [said_at(0, MODEL, number, number) for number in range(40)]
+    (whole,) = estimate(as_heard(records), [SECOND])
+    (cut,) = estimate(as_heard(records), [SECOND], limit=1_000)
     assert whole.batches == 1
     assert cut.batches >= whole.block_bytes // 1_000
     assert cut.batch_bytes == cut.batches * whole.batch_bytes
 
 
-def run_of(records: Sequence[Logged], window: int) -> tuple[list[Row], list[Row], list[Row]]:
-    """Rows of updates, messages and batches as the queries would write them, the last windows being open still."""
-    log: list[LogRecord] = []
-    updates: list[Row] = []
-    messages: list[Row] = []
-    batches: list[Row] = []
-    for offset, (at, separator, of, number) in enumerate(records):
-        named = SeparatorRecord(*separator) if separator else None
-        source: SeparatorSource | None = "topic" if separator else None
-        message = f"m{offset}"
-        log.append(
-            LogRecord(
-                0,
-                offset,
-                at,
-                encode(
-                    UpdateRecord(
-                        network="clay",
-                        origin="LIVE",
-                        separator=named,
-                        separator_source=source,
-                        stream=stream(of),
-                        tip=tip(number),
-                        from_=None,
-                        message=message,
-                        epoch=Epoch("q", 1),
-                        frame=Coordinates(0, offset, 0),
-                        observed_at=at,
-                    )
-                ),
-            )
+def log_of(records: Iterable[Logged], origin: Origin = "LIVE") -> list[LogRecord]:
+    """The new updates as records of one partition, in the order given."""
+    return [
+        LogRecord(
+            0,
+            offset,
+            each.stamp,
+            encode(
+                UpdateRecord(
+                    network="clay",
+                    origin=origin,
+                    separator=SeparatorRecord(*each.separator) if each.separator else None,
+                    separator_source="topic" if each.separator else None,
+                    stream=stream(each.of),
+                    tip=tip(each.number),
+                    from_=None,
+                    message=f"m{offset}",
+                    epoch=Epoch("q", 1),
+                    frame=Coordinates(0, offset, 0),
+                    observed_at=each.heard,
+                )
+            ),
         )
-        row = {"message": message, "stream": stream(of), "tip": tip(number)}
-        place = {"separator_key": named and named.key, "separator_value": named and named.value}
-        stamp = EPOCH + timedelta(microseconds=max(each.stamp for each in log))
-        updates.append({**row, **place, "updated_at": stamp, "log_offset": offset})
-        messages.append({**row, "type": "UPDATE", "data": write_update(stream(of), tip(number))})
-    for output in batch_partition(PartitionWindows(window), iter(log), 256_000):
-        made = decode_batch(output.value)
+        for offset, each in enumerate(records)
+        if not each.again
+    ]
+
+
+def batches_of(log: Iterable[LogRecord], window: int) -> list[BatchRecord]:
+    made = batch_partition(PartitionWindows(window), iter(log), 256_000)
+    return [decode_batch(output.value) for output in made if output.topic == "batches"]
+
+
+END = LogRecord(0, 10**6, 10**12, None)
+"""a tick that ends all windows"""
+
+
+@st.composite
+def live_logs(draw: st.DrawFn) -> list[Logged]:
+    """Updates in the order in which they were heard, each in the log up to 1 s later."""
+    at, out = 10 * SECOND, []
+    for number in range(draw(st.integers(0, 20))):
+        at += draw(st.integers(0, SECOND))
+        late = draw(st.one_of(st.just(0), st.integers(0, SECOND)))
+        out.append(Logged(at, at + late, draw(st.sampled_from([MODEL, OTHER])), draw(small), number))
+    return out
+
+
+@given(live_logs(), st.sampled_from([SECOND // 2, SECOND, 3 * SECOND]))
+def test_batches_are_those_of_the_estimate_unless_the_clock_of_the_log_ends_a_window(
+    records: list[Logged], window: int
+) -> None:
+    clocks = dict(zip(records, accumulate((each.stamp for each in records), max), strict=True))
+    made = batches_of([*log_of(records), END], window)
+    for saving in estimate(as_heard(records), [window]):
+        blocks = [len(each.block) for each in made if each.separator.value == (saving.separator or MODEL).value]
+        opened = ended = -window
+        in_time = True
+        for each in (each for each in records if each.separator == saving.separator):
+            if each.heard >= opened + window:
+                opened, ended = each.heard, clocks[each] + window
+            in_time &= clocks[each] < ended
+        assert len(blocks) >= saving.batches
+        if in_time:
+            assert (len(blocks), sum(blocks)) == (saving.batches, saving.block_bytes)
+
+
+def time_of(micros: int) -> datetime:
+    return EPOCH + timedelta(microseconds=micros)
+
+
+def run_of(
+    records: Sequence[Logged], window: int, origin: Origin = "LIVE", name: str = "m"
+) -> dict[str, list[dict[str, object]]]:
+    """Rows by table as the queries would write them, the last windows being open still."""
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in ("updates", "messages", "batches", "batch_tips")}
+    clock = 0
+    for offset, each in enumerate(records):
+        key, value = each.separator or (None, None)
+        said: dict[str, object] = {"message": f"{name}{offset}", "stream": stream(each.of), "tip": tip(each.number)}
+        said |= {"origin": origin, "observed_at": time_of(each.heard)}
+        data = write_update(stream(each.of), tip(each.number))
+        rows["messages"].append({**said, "type": "UPDATE", "data": data})
+        if not each.again:
+            clock = max(clock, each.stamp)
+            place = {"separator_key": key, "separator_value": value, "log_offset": offset}
+            rows["updates"].append({**said, **place, "updated_at": time_of(clock)})
+    for made in batches_of(log_of(records, origin), window):
         tips = read_block(made.block)
-        batches.append(
+        rows["batches"].append(
             {
                 "cid": made.cid,
+                "origin": made.origin,
                 "separator_key": made.separator.key,
                 "separator_value": made.separator.value,
-                "opened_at": EPOCH + timedelta(microseconds=made.opened_at),
-                "closed_at": EPOCH + timedelta(microseconds=made.closed_at),
+                "opened_at": time_of(made.opened_at),
+                "closed_at": time_of(made.closed_at),
                 "streams": len(tips),
                 "bytes": len(made.block),
             }
         )
-    return updates, messages, batches
+        rows["batch_tips"] += [
+            {"cid": made.cid, "stream": of, "tip": each} for of, links in tips.items() for each in links
+        ]
+    return rows
+
+
+def fill_all(lake: Path, rows: Mapping[str, Sequence[Row]]) -> None:
+    for name, of in rows.items():
+        fill(lake, name, [{column: row[column] for column in row if column in columns_of(name)} for row in of])
+
+
+def columns_of(name: str) -> set[str]:
+    return {column.name for column in TABLES[name].columns}
 
 
 def by_separator(rows: Iterable[Mapping[str, object]]) -> dict[tuple[object, object], Mapping[str, object]]:
     return {(row["separator_key"], row["window_seconds"]): row for row in rows}
 
 
+def random_run(seed: int, late: int) -> list[Logged]:
+    """30 s of updates, each new once, in the log at times up to `late` µs later, with some announced again."""
+    choose = random.Random(seed)
+    times = sorted(choose.randrange(10 * SECOND, 40 * SECOND) for _ in range(300))
+    records: list[Logged] = []
+    for number, at in enumerate(times):
+        separator = choose.choice([MODEL, OTHER, None])
+        records.append(Logged(at, at + choose.randrange(late + 1), separator, choose.randrange(9), number))
+        if choose.random() < 0.3:
+            earlier = choose.choice(records)
+            records.append(earlier._replace(heard=at, stamp=at, again=True))
+    return records
+
+
 def test_savings_of_the_batches_that_were_made_are_those_of_the_estimate(tmp_path: Path) -> None:
-    choose = random.Random(7)
-    records = [
-        (choose.randrange(30 * SECOND), choose.choice([MODEL, OTHER, None]), choose.randrange(9), choose.randrange(99))
-        for _ in range(300)
-    ]
-    records.sort(key=lambda record: record[0])
-    end: list[Logged] = [(90 * SECOND, Separator("end", "k1"), 1, 1)]  # whose window stays open
-    updates, messages, batches = run_of([*records, *end], 2 * SECOND)
-    fill(tmp_path, "updates", updates)
-    fill(tmp_path, "messages", messages)
-    fill(tmp_path, "batches", batches)
+    records = random_run(7, 0)
+    end = said_at(90, Separator("end", "k1"), 1, 999)  # whose window stays open
+    fill_all(tmp_path, run_of([*records, end], SECOND // 2))
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
-    savings = estimate(read_log(Lake(str(tmp_path))), [2 * SECOND])
-    assert savings == [*estimate(logged(records), [2 * SECOND]), *estimate(logged(end), [2 * SECOND])]
-    for saving in savings[:-1]:
-        row = found.pop((saving.separator and saving.separator.key, 2.0 if saving.separator else None))
-        assert (row["messages_before"], row["bytes_before"]) == (saving.updates, saving.update_bytes)
-        assert (row["batches"], row["block_bytes"]) == (saving.batches, saving.block_bytes)
-        assert (row["messages_if_stopped"], row["bytes_if_stopped"]) == saving.if_stopped
-        assert (row["messages_if_kept"], row["bytes_if_kept"]) == saving.if_kept
+    savings = estimate(read_heard(Lake(str(tmp_path))), [SECOND // 2])
+    expected = estimate(as_heard([*records, end]), [SECOND // 2])
+    assert {each.separator: each for each in savings} == {each.separator: each for each in expected}
+    for saving in savings:
+        if saving.separator == end.separator:
+            continue
+        row = found.pop((saving.separator and saving.separator.key, 0.5 if saving.separator else None))
+        other = found.pop((saving.separator.key, None)) if saving.separator else dict.fromkeys(row, 0)
+
+        def total(name: str, of: tuple[Mapping[str, object], ...] = (row, other)) -> int:
+            return sum(number for each in of if isinstance(number := each[name], int))
+
+        assert other["messages_before"] == (saving.others if saving.separator else 0)
+        assert (total("messages_before"), total("bytes_before")) == (saving.updates, saving.update_bytes)
+        assert (total("batches"), total("block_bytes")) == (saving.batches, saving.block_bytes)
+        assert (total("messages_if_stopped"), total("bytes_if_stopped")) == saving.if_stopped
+        assert (total("messages_if_kept"), total("bytes_if_kept")) == saving.if_kept
     assert found == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_savings_count_each_update_of_a_batch_however_late_the_log_had_it(seed: int, tmp_path: Path) -> None:
+    records = [each for each in random_run(seed, 3 * SECOND) if not each.again]
+    end = said_at(90, Separator("end", "k1"), 1, 999)
+    fill_all(tmp_path, run_of([*records, end], SECOND))
+    found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
+    for separator in (MODEL, OTHER):
+        made = rows_of(tmp_path, f"SELECT count(*) AS n FROM batches WHERE separator_key = '{separator.key}'")
+        row = found[separator.key, 1.0]
+        assert row["messages_before"] == sum(each.separator == separator for each in records)
+        assert row["batches"] == row["messages_if_stopped"] == made[0]["n"]
 
 
 def test_savings_are_told_apart_by_the_window_that_was_in_force(tmp_path: Path) -> None:
     # the third, when the first window has just ended, is in one that stays open
-    early: list[Logged] = [(0, MODEL, 1, 1), (SECOND - 1, MODEL, 2, 2), (SECOND, MODEL, 1, 1)]
-    late: list[Logged] = [(100 * SECOND, MODEL, 1, 3), (104 * SECOND, MODEL, 1, 4), (200 * SECOND, MODEL, 9, 9)]
+    early = [said_at(0, MODEL, 1, 1), said_at(0.9, MODEL, 2, 2), said_at(1, MODEL, 1, 3)]
+    late = [said_at(100, MODEL, 1, 4), said_at(104, MODEL, 1, 5), said_at(200, MODEL, 9, 9)]
     for records, window, name in ((early, SECOND, "a"), (late, 5 * SECOND, "b")):
-        updates, _, batches = run_of(records, window)
-        fill(tmp_path, "updates", [{**row, "message": f"{name}{row['message']}"} for row in updates])
-        fill(tmp_path, "batches", batches)
+        fill_all(tmp_path, {**run_of(records, window, name=name), "messages": []})
     found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
     assert {place: (row["messages_before"], row["messages_if_stopped"]) for place, row in found.items()} == {
         ("model", 1.0): (2, 1),
@@ -445,13 +578,118 @@ def test_savings_are_told_apart_by_the_window_that_was_in_force(tmp_path: Path) 
     }
 
 
+def test_a_capture_of_years_ago_is_estimated_by_when_it_was_heard(tmp_path: Path) -> None:
+    # all in the log at once, in 2025; the live updates that were heard between them are another origin
+    ago = [Logged(at * SECOND, 10**9 * SECOND, MODEL, 1, at) for at in (1, 2, 3, 60)]
+    live = [Logged((10**9 + at) * SECOND, (10**9 + at) * SECOND, MODEL, 1, at) for at in (1, 60)]
+    fill_all(tmp_path, run_of([*ago, Logged(0, 2 * 10**9 * SECOND, None, 1, 1)], 5 * SECOND, "REPLAY", "r"))
+    fill_all(tmp_path, run_of(live, 5 * SECOND))
+    savings = estimate(read_heard(Lake(str(tmp_path))), [5 * SECOND])
+    assert {(each.origin, each.separator): (each.updates, each.batches) for each in savings} == {
+        ("LIVE", MODEL): (2, 2),
+        ("REPLAY", MODEL): (4, 2),
+        ("REPLAY", None): (1, 0),
+    }
+    found = rows_of(tmp_path, "SELECT messages_before, batches FROM batch_savings WHERE origin = 'REPLAY' ORDER BY ALL")
+    assert found == [{"messages_before": 1, "batches": 0}, {"messages_before": 4, "batches": 2}]
+
+
+def test_an_update_never_counts_as_heard_in_the_future_of_the_broker(tmp_path: Path) -> None:
+    fill_all(tmp_path, run_of([Logged(99 * SECOND, SECOND, MODEL, 1, 1), Logged(SECOND, SECOND, MODEL, 1, 2)], SECOND))
+    assert [each.heard_at for each in read_heard(Lake(str(tmp_path)))] == [SECOND, SECOND]
+
+
+def heard_by_separator(lake: Path) -> list[tuple[str | None, int]]:
+    """Separator key and updates, of the LIVE ones."""
+    savings = estimate(read_heard(Lake(str(lake))), [SECOND])
+    return [(each.separator and each.separator.key, each.updates) for each in savings if each.origin == "LIVE"]
+
+
+def test_what_was_announced_again_was_sent_before_under_the_separator_of_what_it_repeats(tmp_path: Path) -> None:
+    first = {"stream": stream(1), "tip": tip(1), "observed_at": AT, "updated_at": AT}
+    claimed = {"separator_key": OTHER.key, "separator_value": OTHER.value, "separator_source": "topic"}
+    verified = {"separator_key": MODEL.key, "separator_value": MODEL.value, "separator_source": "genesis"}
+    fill(
+        tmp_path,
+        "updates",
+        [
+            {**first, **claimed, "message": "false", "log_offset": 1},
+            {**first, **verified, "message": "true", "log_offset": 2},
+            {**first, **verified, "message": "true", "origin": "REPLAY", "log_offset": 3},
+            {**first, **verified, "message": "elsewhere", "network": "mainnet", "log_offset": 4},
+            {
+                **first,
+                **claimed,
+                "message": "again",
+                "origin": "REPLAY",
+                "log_offset": 5,
+            },  # heard live, and no news there
+        ],
+    )
+    update = {"type": "UPDATE", "stream": stream(1), "tip": tip(1), "observed_at": AT, "data": b"x" * 50}
+    fill(tmp_path, "messages", [{**update, "message": message} for message in ("false", "true", "again", "once more")])
+    fill(tmp_path, "messages", [{**update, "message": "unknown", "tip": tip(2)}])
+    fill(tmp_path, "messages", [{**update, "message": "no update", "type": "QUERY"}])
+    # each message once, however many separators its tip has; of what nothing is known the separator is not known
+    assert heard_by_separator(tmp_path) == [(OTHER.key, 2), (MODEL.key, 2), (None, 1), (MODEL.key, 1)]
+    found = rows_of(tmp_path, "SELECT network, origin, sum(bytes_before) AS n FROM batch_savings GROUP BY ALL")
+    assert found == [{"network": "clay", "origin": "LIVE", "n": 150}]  # those in no window; no window has ended
+
+
+def test_an_announcement_again_is_replaced_by_the_batch_of_the_window_in_which_it_was_heard(tmp_path: Path) -> None:
+    records = [said_at(10, MODEL, 1, 1), said_at(10.5, MODEL, 1, 1, again=True), said_at(12, MODEL, 1, 1, again=True)]
+    fill_all(tmp_path, run_of([*records, said_at(13, MODEL, 1, 2)], SECOND))
+    found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
+    assert {place: (row["messages_before"], row["messages_if_stopped"]) for place, row in found.items()} == {
+        ("model", 1.0): (2, 1),
+        ("model", None): (1, 1),
+    }
+
+
+def test_batches_from_before_hearing_time_keep_their_updates(tmp_path: Path) -> None:
+    # their windows are in the time of the log, in which the first update came after the broker stamped it
+    rows = run_of([Logged(SECOND, 5 * SECOND, MODEL, 1, 1), said_at(90, OTHER, 1, 2)], SECOND)
+    (batch,) = rows["batches"]
+    fill_all(
+        tmp_path, {**rows, "batches": [{**batch, "opened_at": time_of(5 * SECOND), "closed_at": time_of(6 * SECOND)}]}
+    )
+    found = rows_of(tmp_path, "SELECT messages_before, batches FROM batch_savings")
+    assert found == [{"messages_before": 1, "batches": 1}]
+
+
+def question(title: str) -> str:
+    """The SQL of docs/SQL.md under a title."""
+    found = re.search(
+        rf"^\*\*{title}.*?```sh\nkiln sql \"(.+?)\"\n```", SQL_PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None, title
+    return found[1]
+
+
+@pytest.mark.parametrize("late", [0, SECOND // 3, 4 * SECOND])
+def test_the_questions_of_the_page_find_each_window_and_update_in_a_batch(late: int, tmp_path: Path) -> None:
+    ordered = sorted((each for each in random_run(5, late) if not each.again), key=lambda each: each.stamp)
+    end = [said_at(90, separator, 1, 999) for separator in (MODEL, OTHER)]  # whose windows stay open
+    rows = run_of([*ordered, *end], SECOND)
+    fill_all(tmp_path / "whole", rows)
+    windows, updates = question("The windows, made again from `updates`"), question("Updates that are in no batch")
+    for sql, column in ((windows, "opened_at"), (updates, "observed_at")):
+        found = {(row["separator_key"], row[column]) for row in rows_of(tmp_path / "whole", sql)}
+        assert found == {(key, time_of(90 * SECOND)) for key in (MODEL.key, OTHER.key)}
+    gone = rows["batches"].pop(len(rows["batches"]) // 2)
+    fill_all(tmp_path / "less", rows)
+    (window,) = (row for row in rows_of(tmp_path / "less", windows) if row["opened_at"] != time_of(90 * SECOND))
+    assert (window["separator_key"], window["opened_at"]) == (gone["separator_key"], gone["opened_at"])
+    tips = {row["tip"] for row in rows["batch_tips"] if row["cid"] == gone["cid"]}
+    assert {row["tip"] for row in rows_of(tmp_path / "less", updates)} == tips | {tip(999)}
+
+
 def test_an_update_whose_message_is_not_there_yet_counts_by_its_newest_form(tmp_path: Path) -> None:
-    updates, _, batches = run_of([(0, MODEL, 1, 1), (5 * SECOND, MODEL, 1, 2)], SECOND)
-    fill(tmp_path, "updates", updates)
-    fill(tmp_path, "batches", batches)
+    rows = run_of([said_at(0, MODEL, 1, 1), said_at(5, MODEL, 1, 2)], SECOND)
+    fill_all(tmp_path, {**rows, "messages": []})
     size = len(write_update(stream(1), tip(1)))
     assert rows_of(tmp_path, "SELECT bytes_before FROM batch_savings") == [{"bytes_before": size}]
-    assert [each.size for each in read_log(Lake(str(tmp_path)))] == [size, size]
+    assert [each.size for each in read_heard(Lake(str(tmp_path)))] == [size, size]
 
 
 def test_windows_of_the_command_line() -> None:
@@ -467,8 +705,8 @@ def test_estimate_on_the_command_line(
     monkeypatch.setenv("KILN_STATE", str(tmp_path))
     assert run_command(["estimate", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"totals": [], "separators": []}
-    records: list[Logged] = [(0, MODEL, 1, 1), (SECOND, MODEL, 1, 2), (2 * SECOND, None, 2, 2)]
-    fill(tmp_path / "lake", "updates", run_of(records, SECOND)[0])
+    records = [said_at(0, MODEL, 1, 1), said_at(1, MODEL, 1, 2), said_at(2, None, 2, 2)]
+    fill(tmp_path / "lake", "updates", run_of(records, SECOND)["updates"])
     assert Lake(str(tmp_path / "lake")).tables() == ("updates",)
     assert run_command(["estimate", "--json", "--window", "1s,5s"]) == 0
     found = json.loads(capsys.readouterr().out)

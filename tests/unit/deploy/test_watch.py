@@ -1,0 +1,52 @@
+"""deploy.observe.watch: what the screen counts of the topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.observe.watch import OpenWindows, Seen
+from schemas.batch import write_blocks
+from schemas.cid import block_cid
+from schemas.records import BatchRecord, Origin, SeparatorRecord, encode
+from schemas.streamid import StreamID
+
+T = 1_000_000  # µs
+(BLOCK,) = write_blocks({StreamID(3, block_cid(b"stream")).text: [block_cid(b"tip")]})
+
+
+def batch(heard_at: int, origin: Origin = "LIVE") -> bytes:
+    """A batch of which the first update was heard at µs."""
+    separator = SeparatorRecord("model", "k1")
+    return encode(BatchRecord("clay", origin, separator, BLOCK.cid, BLOCK.data, heard_at, heard_at + T))
+
+
+def test_a_batch_is_late_by_how_much_later_than_t_after_hearing_the_broker_has_it() -> None:
+    seen = Seen()
+    for stamp in (6_400, 6_100, 7_000):
+        seen.take(batch(5_000_000), stamp)
+    assert sorted(seen.late) == pytest.approx([0.1, 0.4, 1.0])
+    assert (seen.percentile(0.5), seen.percentile(0.99)) == pytest.approx((0.4, 1.0))
+    assert [line.late for line in seen.newest] == pytest.approx([1.0, 0.1, 0.4])
+
+
+def test_a_capture_heard_years_ago_makes_no_batch_late() -> None:
+    seen = Seen()
+    seen.take(batch(5_000_000, "REPLAY"), 10**12)
+    assert (seen.batches, seen.percentile(0.5), seen.newest[0].late) == (1, None, None)
+    seen.take(batch(5_000_000), 6_200)
+    assert (seen.batches, len(seen.newest)) == (2, 2)
+    assert seen.percentile(0.99) == pytest.approx(0.2)
+
+
+def test_a_window_is_open_until_the_clock_of_the_log_ends_it() -> None:
+    windows = OpenWindows(1.5)
+    windows.take(0, b"clay/model/k1", 1_000)
+    windows.take(0, b"clay/model/k2", 2_000)
+    windows.take(0, b"clay/model/k1", 2_400)  # joins the first
+    windows.take(1, b"clay/model/k3", 1_000)
+    windows.take(0, b"kstream", 2_400)  # no separator, no window
+    assert len(windows) == 3
+    windows.take(0, None, 2_500)
+    assert len(windows) == 2
+    windows.take(0, None, 3_500)
+    assert len(windows) == 1  # of the other partition, whose clock is its own
