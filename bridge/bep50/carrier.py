@@ -270,9 +270,9 @@ class Carrier:
 
     def _look_for_gap(self, event: Updated) -> None:
         source = self._sources[event.target]
-        if event.held is None or source.key == self.public:
+        if event.kept is None or source.key == self.public:
             return
-        last, new = self._read(event.held), self._read(event.item)
+        last, new = self._read(event.kept), self._read(event.item)
         # what is no announcement the pipeline quarantines, as it has its frame
         if isinstance(last, Rejected) or isinstance(new, Rejected) or not missed(new, last.batch).gap:
             return
@@ -293,7 +293,7 @@ class Carrier:
 
     def _conflict(self, event: Conflict) -> None:
         source = self._sources[event.target]
-        of = f"for {separator_text(source.separator)}: sequence {event.held.sequence}, signed {_sign_of(event.held)}"
+        of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {_sign_of(event.kept)}"
         other = f"sequence {event.other.sequence}, signed {_sign_of(event.other)}"
         where = f" (from {event.source.text})" if event.source else ""
         if not event.ours:

@@ -28,10 +28,11 @@ from typing import Final
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
-from bridge.fetching.offsets import Ledger
-from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
+from bridge.fetching.attempts import FAULT, Answer, BlockRequest, FetchFailed, fetch
+from bridge.fetching.offsets import DoneOffsets
+from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
 from bridge.ipfs import Blocks
+from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
 from bridge.status import FetcherStatus
@@ -48,7 +49,7 @@ def _now_us() -> int:
 
 
 class Fetcher(KafkaThread):
-    """Runs a Desk between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
+    """Runs PendingFetches between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
 
     One for a network and prefix: it assigns itself the partitions. While Kafka is away it tries again from its
     committed place. What goes wrong in reading one block is reported and quarantined, and stops nothing.
@@ -83,7 +84,7 @@ class Fetcher(KafkaThread):
         self._interests = interests
         self._clock_us = clock_us
         self._pool = ThreadPoolExecutor(options.at_most, "fetch")
-        self._memory: Memory | None = None
+        self._known: KnownAnswers | None = None
         self._view = (0, 0, Counter[str]())
 
     @property
@@ -109,9 +110,9 @@ class Fetcher(KafkaThread):
         # fetches under way end when the blocks are closed
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read_streams(self) -> Memory:
+    def _read_streams(self) -> KnownAnswers:
         """All that `kiln.streams` holds now."""
-        memory = Memory()
+        known = KnownAnswers()
         consumer = self._consumer(None)
         try:
             parts = partitions_of(consumer, f"{self._prefix}streams")
@@ -119,96 +120,98 @@ class Fetcher(KafkaThread):
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
             while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading which streams are known: {len(memory.streams)}"
+                self._state = f"reading which streams are known: {len(known.streams)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:
-                        self._remember(memory, record.value)
+                        self._remember(known, record.value)
         finally:
             consumer.close()
-        return memory
+        return known
 
-    def _remember(self, memory: Memory, value: bytes | None) -> None:
+    def _remember(self, known: KnownAnswers, value: bytes | None) -> None:
         try:
             record = decode_stream(value or b"")
         except UNREADABLE:
             return  # `sink` quarantines it; a stream that is not known is asked for
         if record.network == self._options.network and record.source == "genesis":
-            memory.knows(record.stream, record.separator)
+            known.add_stream(record.stream, record.separator)
 
-    def _begin(self, consumer: KafkaConsumer, desk: Desk) -> dict[TopicPartition, Ledger]:
+    def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
         """Where to go on."""
         parts = partitions_of(consumer, f"{self._prefix}wanted")
         consumer.assign(parts)
-        ledgers: dict[TopicPartition, Ledger] = {}
-        held, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        done: dict[TopicPartition, DoneOffsets] = {}
+        starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
         for part in parts:
             kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
-            offset, metadata = (held[part], "") if kept is None else (kept.offset, kept.metadata or "")
+            offset, metadata = (starts[part], "") if kept is None else (kept.offset, kept.metadata or "")
             # a clock is greater than what any number of commits has counted up to
-            ledger = Ledger(offset, metadata, self._clock_us())
-            if ledger.read > ends[part]:  # the topic was made anew
-                offset = held[part]
-                ledger = Ledger(offset, "", self._clock_us())
-            desk.counts["lost"] += ledger.gone(held[part])
-            consumer.seek(part, max(offset, held[part]))
-            desk.start(part.partition, ledger)
-            ledgers[part] = ledger
-        return ledgers
+            offsets = DoneOffsets(offset, metadata, self._clock_us())
+            if offsets.read > ends[part]:  # the topic was made anew
+                offset = starts[part]
+                offsets = DoneOffsets(offset, "", self._clock_us())
+            pending.counts["lost"] += offsets.gone(starts[part])
+            consumer.seek(part, max(offset, starts[part]))
+            pending.start(part.partition, offsets)
+            done[part] = offsets
+        return done
 
     def _commit(
-        self, consumer: KafkaConsumer, ledgers: Mapping[TopicPartition, Ledger], going: Mapping[int, set[int]]
+        self, consumer: KafkaConsumer, done: Mapping[TopicPartition, DoneOffsets], going: Mapping[int, set[int]]
     ) -> None:
         places = {
-            part: OffsetAndMetadata(ledger.place, ledger.metadata(going.get(part.partition, ())))
-            for part, ledger in ledgers.items()
-            if not ledger.repeating and (ledger.changed or part.partition in going)
+            part: OffsetAndMetadata(offsets.place, offsets.metadata(going.get(part.partition, ())))
+            for part, offsets in done.items()
+            if not offsets.repeating and (offsets.changed or part.partition in going)
         }
         if places:
             consumer.commit(places, timeout_ms=10_000)
         for part in places:
-            ledgers[part].committed()
+            done[part].committed()
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        if self._memory is None:
-            self._memory = self._read_streams()
+        if self._known is None:
+            self._known = self._read_streams()
         before = self._view[2]
-        desk = Desk(self._options, self._memory)
-        ledgers = self._begin(consumer, desk)
-        answers: deque[tuple[Ask, Future[Answer]]] = deque()  # filled by the threads that fetch
+        pending = PendingFetches(self._options, self._known)
+        done = self._begin(consumer, pending)
+        answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._stop.is_set():
-            self._take(consumer, desk, ledgers)
+            self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:
-                ask, future = answers.popleft()
-                desk.answer(ask, _answer_of(ask, future), now)
-            for ask in desk.next(now):
+                request, future = answers.popleft()
+                pending.answer(request, _answer_of(request, future), now)
+            for request in pending.next(now):
                 future = self._pool.submit(
-                    fetch, self._blocks, ask, self._options.timeout / 1e6, self._options.implied_separator
+                    fetch, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
                 )
-                future.add_done_callback(partial(_came, answers, ask))
-            due = desk.round(now)
-            self._commit(consumer, ledgers, due.going)
-            for stage in due.stages:
+                future.add_done_callback(partial(_came, answers, request))
+            writes = pending.next_writes(now)
+            self._commit(consumer, done, writes.going)
+            for stage in writes.stages:
                 if not self._write(producer, stage):
                     return
-            desk.written()
-            self._view = (desk.waiting, desk.under_way, before + desk.counts)
-            self._state = _in_words(desk)
-            self._error = None if desk.away is None else f"nothing is fetched, IPFS is away: {desk.away}"
+            pending.written()
+            self._view = (pending.waiting, pending.under_way, before + pending.counts)
+            self._state = _in_words(pending)
+            self._error = None if pending.away is None else f"nothing is fetched, IPFS is away: {pending.away}"
 
-    def _take(self, consumer: KafkaConsumer, desk: Desk, ledgers: Mapping[TopicPartition, Ledger]) -> None:
-        rooms = {part: desk.room(part.partition, _AT_ONCE) for part in ledgers}
+    def _take(
+        self, consumer: KafkaConsumer, pending: PendingFetches, done: Mapping[TopicPartition, DoneOffsets]
+    ) -> None:
+        rooms = {part: pending.room(part.partition, _AT_ONCE) for part in done}
         full = [part for part, room in rooms.items() if not room]
         consumer.pause(*full)
         consumer.resume(*(rooms.keys() - full))
         at_most = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in consumer.poll(timeout_ms=20 if desk.busy else 200, max_records=at_most).items():
+        for part, records in consumer.poll(timeout_ms=20 if pending.busy else 200, max_records=at_most).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()
             for record in records:
-                desk.take(Place(part.partition, record.offset), record.value, interests, now)
+                pending.take(Place(part.partition, record.offset), record.value, interests, now)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
         """Whether the broker has them all; not when it is to stop. FramesProducerError: it has refused one."""
@@ -236,21 +239,21 @@ class Fetcher(KafkaThread):
         return True
 
 
-def _came(answers: deque[tuple[Ask, Future[Answer]]], ask: Ask, future: Future[Answer]) -> None:
-    answers.append((ask, future))
+def _came(answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]) -> None:
+    answers.append((request, future))
 
 
-def _answer_of(ask: Ask, future: Future[Answer]) -> Answer:
+def _answer_of(request: BlockRequest, future: Future[Answer]) -> Answer:
     error = future.exception()
     if error is None:
         return future.result()
     # a peer chooses the bytes: what they can make go wrong must not end all fetching
-    _LOG.error("fetching the %s %s", ask.kind, ask.cid, exc_info=error)
-    return Failed(FAULT, repr(error)[:500], final=True)
+    _LOG.error("fetching the %s %s", request.kind, request.cid, exc_info=error)
+    return FetchFailed(FAULT, repr(error)[:500], final=True)
 
 
-def _in_words(desk: Desk) -> str:
-    waiting = f" (waiting: {desk.waiting})" if desk.waiting else ""
-    if desk.away is not None:
-        return f"IPFS is away: {desk.away}{waiting}"
-    return f"fetching {desk.under_way}{waiting}" if desk.busy else "waiting for what is wanted"
+def _in_words(pending: PendingFetches) -> str:
+    waiting = f" (waiting: {pending.waiting})" if pending.waiting else ""
+    if pending.away is not None:
+        return f"IPFS is away: {pending.away}{waiting}"
+    return f"fetching {pending.under_way}{waiting}" if pending.busy else "waiting for what is wanted"

@@ -48,7 +48,7 @@ _WIDEST: Final = 8 * (_MOST_BYTES - 1)  # offsets that a bitmap can span
 _MOST_OF_A_STEP: Final = 4  # bytes of one varint, to be reckoned with: 268 million records done between two open ones
 
 
-class Ledger:
+class DoneOffsets:
     """Which records of one partition are done. Pure.
 
     It can always be written in `MAX_METADATA` bytes: steps never grow longer in sum as records are done, and the span

@@ -280,7 +280,7 @@ class Node:
                     outbound=session.dialled,
                     score=known.score if known else 0.0,
                     topics=len(known.topics) if known else 0,
-                    queued=session.queue.held_bytes,
+                    queued=session.queue.waiting_bytes,
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,

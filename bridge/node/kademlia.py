@@ -310,8 +310,8 @@ class Server:
         near = nearest((each for each in known if each.peer != asker.peer), key)
         answer = Message(type=kind, key=key, closerPeers=write_peers(near, away))
         if kind == Message.GET_PROVIDERS:
-            held = self.providers.of(key, now) + ([ours] if key in self.provided else [])
-            answer.providerPeers.extend(write_peers(held[-MAX_PROVIDERS:], away))
+            provided = self.providers.of(key, now) + ([ours] if key in self.provided else [])
+            answer.providerPeers.extend(write_peers(provided[-MAX_PROVIDERS:], away))
         elif kind == Message.FIND_NODE and key == self._own:
             answer.closerPeers.extend(write_peers([ours], away))
         return answer

@@ -20,7 +20,7 @@ class SendQueue:
         self.filled = trio.Event()
 
     @property
-    def held_bytes(self) -> int:
+    def waiting_bytes(self) -> int:
         return self._bytes[False] + self._bytes[True]
 
     def put(self, payload: bytes, priority: bool, most: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import structs
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
+from bridge.kafka.place import Place
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
@@ -36,10 +37,10 @@ NO_PEER: Final = "no peer on the topic"
 MALFORMED: Final = "batch_malformed"
 
 
-_MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
+MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
 
 
-_MAX_BLOCKS: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
 
 
 _KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
@@ -68,13 +69,6 @@ class PublishingOptions:
     """what the transport calls a topic, where it has a name of its own for it"""
 
 
-class Place(NamedTuple):
-    """A record of the topic of batches."""
-
-    partition: int
-    offset: int
-
-
 class Output(NamedTuple):
     """What is to be written because of one batch; `done` with its place once the broker has it."""
 
@@ -95,7 +89,7 @@ class Keeper(Protocol):
         """
         ...
 
-    def let_go(self, now: int) -> int:
+    def unpin_expired(self, now: int) -> int:
         """Unpins what has been kept for its time. BlocksAwayError, PinsError: later."""
         ...
 
@@ -151,7 +145,7 @@ class Delivery:
         since = 0 if self._tried_at is None else max(0, now - self._tried_at)
         return self._waited + since >= timeout
 
-    def held(self) -> None:
+    def hold_back(self) -> None:
         """Time until the next try does not count: publishing was held back."""
         self._tried_at = None
 
@@ -171,7 +165,7 @@ class Outbox:
         self._new: deque[Publication] = deque()  # not in IPFS yet
         self._lines: dict[str, deque[Delivery]] = {}  # by topic
         self._due: dict[str, int] = {}
-        self._held = False
+        self._held_back = False
         self._on = BY_SEPARATOR
         self._kept_at: int | None = None  # when IPFS last answered
         self._keep_again = 0
@@ -226,7 +220,7 @@ class Outbox:
 
     def step(
         self,
-        held: bool,
+        held_back: bool,
         keeper: Keeper,
         publish: Callable[[str, bytes], int],
         now: int,
@@ -239,14 +233,14 @@ class Outbox:
         if on != self._on:
             self._on = on
             self._replan()
-        if held:
+        if held_back:
             self._hold()
             return []
         outputs = self._keep(keeper, now)
         if self.away is not None:
             self._hold()
             return outputs
-        self._held = False
+        self._held_back = False
         for topic in list(self._lines):
             if self._due.get(topic, now) <= now:
                 outputs += self._try(topic, publish, now)
@@ -278,12 +272,12 @@ class Outbox:
             line.popleft()
 
     def _hold(self) -> None:
-        if not self._held:
+        if not self._held_back:
             for line in self._lines.values():
                 for delivery in line:
-                    delivery.held()
+                    delivery.hold_back()
             self._due.clear()
-        self._held = True
+        self._held_back = True
 
     def _keep(self, keeper: Keeper, now: int) -> list[Output]:
         """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""

@@ -32,14 +32,15 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from bridge.ipfs import BlocksAwayError
+from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
-from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Outbox, Output, Place, PublishingOptions
+from bridge.publishing.outbox import MAX_BLOCK_BYTES, MAX_OPEN, Keeper, Outbox, Output, PublishingOptions
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from bridge.status import PublisherStatus
 
-_LET_GO_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
+_UNPIN_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
 
 
 def _now_us() -> int:
@@ -117,7 +118,7 @@ class Publisher(KafkaThread):
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
-        let_go_at = 0
+        unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
             now = self._clock_us()
             outputs: list[Output] = []
@@ -125,19 +126,21 @@ class Publisher(KafkaThread):
                 patience -= 0.05
                 time.sleep(0.05)
             else:
-                held = self._can_publish()
-                room = _MAX_OPEN - outbox.open if outbox.block_bytes < _MAX_BLOCKS else 0
+                held_back = self._can_publish()
+                room = MAX_OPEN - outbox.open if outbox.block_bytes < MAX_BLOCK_BYTES else 0
                 wait = 0 if outbox.unkept and outbox.away is None else 100  # ms
                 (consumer.resume if room > 0 else consumer.pause)(*consumer.assignment())
                 for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
                     for record in records:
                         output = outbox.take(Place(part.partition, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                outputs += outbox.step(held is not None, self._keeper, self._publish, self._clock_us(), self._topics())
-                if now >= let_go_at:
-                    self._let_go(now)
-                    let_go_at = now + _LET_GO_EVERY
-                self._state = _in_words(held, outbox)
+                outputs += outbox.step(
+                    held_back is not None, self._keeper, self._publish, self._clock_us(), self._topics()
+                )
+                if now >= unpin_at:
+                    self._unpin_expired(now)
+                    unpin_at = now + _UNPIN_EVERY
+                self._state = _in_words(held_back, outbox)
             for output in outputs:
                 future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
                 future.add_callback(partial(_took, answers, output.place))
@@ -166,10 +169,10 @@ class Publisher(KafkaThread):
             )
             self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
 
-    def _let_go(self, now: int) -> None:
+    def _unpin_expired(self, now: int) -> None:
         # what is pinned too long does no harm, and a node that is away is told of where it matters
         with suppress(BlocksAwayError, PinsError):
-            self._keeper.let_go(now)
+            self._keeper.unpin_expired(now)
 
     def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:
         """Where to go on; on a first start the line of `max_age` is drawn and kept. What is committed."""
@@ -202,11 +205,11 @@ def _refused(answers: deque[tuple[Place, BaseException | None]], place: Place, e
     answers.append((place, error))
 
 
-def _in_words(held: str | None, outbox: Outbox) -> str:
+def _in_words(held_back: str | None, outbox: Outbox) -> str:
     waiting = outbox.waiting
     count = sum(waiting.values()) + outbox.unkept
-    if held is not None:
-        return f"held back: {held}" + (f" (batches waiting: {count})" if count else "")
+    if held_back is not None:
+        return f"held back: {held_back}" + (f" (batches waiting: {count})" if count else "")
     if outbox.away is not None:
         return f"IPFS is away: {outbox.away} (batches waiting: {count})"
     if not waiting:
