@@ -10,7 +10,7 @@ from typing import Final, Literal
 from schemas.frames import BEP50, CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
-from schemas.topic_table import parse_hello
+from schemas.topic_table import hello_of
 
 Direction = Literal["IN", "OUT"]
 
@@ -105,15 +105,5 @@ class Connection:
 
 
 def _hello(payload: bytes) -> bytes:
-    """ExtTopicTable bytes of a first RPC; empty if it has none, or one that is refused.
-
-    Unknown fields are left out: they say nothing about the table, and a peer could make every frame of the connection
-    megabytes long with them.
-    """
     rpc = read_rpc(payload)
-    if isinstance(rpc, Rejected) or not rpc.control.extensions.HasField("topicTableExtension"):
-        return b""
-    table = rpc.control.extensions.topicTableExtension
-    table.DiscardUnknownFields()
-    hello = table.SerializeToString()
-    return b"" if isinstance(parse_hello(hello), Rejected) else hello
+    return b"" if isinstance(rpc, Rejected) else hello_of(rpc)

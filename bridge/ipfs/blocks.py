@@ -6,11 +6,13 @@ its CID names: no answer of a node is believed.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, Protocol
 
+from multiformats import multihash
+
 from schemas.batch import MAX_BLOCK
-from schemas.cid import CidError, cid_bytes, read_varint
+from schemas.cid import CidError, cid_bytes, sha2_256_digest
+from schemas.reject import Rejected
 
 MAX_OTHER: Final = 2 << 20
 """Largest block of any other kind, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
@@ -21,8 +23,6 @@ WRONG_CID: Final = "block_cid_mismatch"
 CID_MALFORMED: Final = "cid_malformed"
 HASH_UNSUPPORTED: Final = "cid_hash_unsupported"
 CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
-
-_SHA2_256: Final = 0x12
 
 
 class BlocksAwayError(Exception):
@@ -85,24 +85,17 @@ class Blocks(Protocol):
 def digest_of(cid: str) -> bytes:
     """The sha2-256 digest in a CID. BlockRefusedError: not a CID, or one of another hash."""
     try:
-        raw = cid_bytes(cid)
-        if raw.startswith(b"\x12\x20"):
-            return raw[2:]
-        _, at = read_varint(raw, 1)
-        code, at = read_varint(raw, at)
-        length, at = read_varint(raw, at)
+        digest = sha2_256_digest(cid_bytes(cid))
     except CidError as error:
         raise BlockRefusedError(CID_MALFORMED, str(error)) from None
-    if (code, length) != (_SHA2_256, 32):
-        raise BlockRefusedError(
-            HASH_UNSUPPORTED, f"{cid[:80]}: hash 0x{code:x} of {length} bytes; only sha2-256 is checked"
-        )
-    return raw[at:]
+    if isinstance(digest, Rejected):
+        raise BlockRefusedError(digest.reason, f"{cid[:80]}: {digest.detail}")
+    return digest
 
 
 def verified(cid: str, data: bytes) -> bytes:
     """The bytes, if they are those of the CID. BlockRefusedError: they are not, or it cannot be told."""
-    if hashlib.sha256(data).digest() != digest_of(cid):
+    if multihash.digest(data, "sha2-256") != multihash.wrap(digest_of(cid), "sha2-256"):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 

@@ -47,7 +47,7 @@ from bridge.node.links import Inbound, Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
-from bridge.node.view import BootstrapInfo, NodeView
+from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
@@ -273,7 +273,7 @@ class Node:
             known = views.get(link.peer)
             peers.append(
                 PeerStatus(
-                    peer=peer_text(link.peer),
+                    peer=peer_name(link.peer),
                     agent=session.agent,
                     protocol=session.protocol,
                     address=session.address,
@@ -290,12 +290,12 @@ class Node:
         counters = Counter(self.router.counters)
         counters.update(self.counters)
         return NodeView(
-            peer=peer_text(self.peer),
+            peer=peer_name(self.peer),
             addresses=self.addresses,
             peers=tuple(peers),
             bootstrap=tuple(
                 BootstrapInfo(
-                    peer=peer_text(t.id.to_bytes()),
+                    peer=peer_name(t.id.to_bytes()),
                     addresses=tuple(str(a) for a in t.addresses),
                     connected=t.id.to_bytes() in self._links,
                     attempts=t.attempts,
@@ -304,7 +304,7 @@ class Node:
                 for t in self.bootstrap_peers
             ),
             connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
-            mesh={topic: tuple(map(peer_text, sorted(peers))) for topic, peers in self.router.mesh.items()},
+            mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
             topics=tuple(self._topics),
             frames_in=self.counters["frames_in"],
             frames_out=self.counters["frames_out"],

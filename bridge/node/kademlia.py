@@ -19,6 +19,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from multiformats import multihash
 
 K: Final = 20  # servers that keep a record, and names in an answer
 MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht asks for no longer ones
@@ -35,9 +36,11 @@ _MAX_PEER_ID: Final = 42  # bytes; longer keys are hashed
 def topic_key(topic: str) -> bytes:
     """The DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
 
-    What go's and js's routing discovery ask for, too: theirs is a CID of that multihash, and the DHT sees only that.
+    The routing discovery of go and js asks for the same key: theirs is a CID of that multihash, and the DHT sees only
+    the multihash.
     """
-    return _SHA2_256 + hashlib.sha256(topic.encode()).digest()
+    key: bytes = multihash.digest(topic.encode(), "sha2-256")
+    return key
 
 
 def place(key: bytes) -> int:
@@ -84,6 +87,7 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    # by hand, not by a library: one question of a stranger is answered with up to 800 addresses
     @property
     def text(self) -> str:
         """As a multiaddr."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+from multiformats import multibase
 
 from bridge.status import PeerStatus, SavingStatus
+
+
+@lru_cache(maxsize=4096)
+def peer_name(peer: bytes) -> str:
+    """A peer id as people write it: base58btc of its multihash. `schemas.identity.peer_text` is the fast way."""
+    text: str = multibase.encode(peer, "base58btc")
+    return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ from bridge.node.kademlia import (
     told,
     topic_key,
 )
+from bridge.node.view import peer_name
+from schemas.identity import peer_of_ed25519, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
 OURS = Address("192.0.2.1", 4811)
@@ -54,6 +56,17 @@ def contact(number: int, *addresses: Address) -> Contact:
 def test_the_key_of_a_topic_is_its_sha2_256_multihash() -> None:
     assert b"\x12\x20" + hashlib.sha256(b"/ceramic/testnet-clay").digest() == KEY
     assert topic_key("/ceramic/ü")[2:] == hashlib.sha256("/ceramic/ü".encode()).digest()
+
+
+@given(st.text(max_size=60))
+def test_the_key_of_any_topic_is_its_sha2_256_multihash(topic: str) -> None:
+    assert topic_key(topic) == b"\x12\x20" + hashlib.sha256(topic.encode()).digest()
+
+
+@given(st.binary(min_size=32, max_size=32), st.booleans())
+def test_a_peer_has_one_name_in_status_and_messages(key: bytes, hashed: bool) -> None:
+    peer_id = b"\x12\x20" + key if hashed else peer_of_ed25519(key)
+    assert peer_name(peer_id) == peer_text(peer_id)
 
 
 def test_peer_ids() -> None:
