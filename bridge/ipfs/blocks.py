@@ -1,7 +1,7 @@
-"""What the bridge asks of IPFS: blocks in, blocks out, whoever keeps them.
+"""What the bridge asks of IPFS: blocks in, blocks out.
 
-Publisher and fetcher are threads, so calls wait; each may be made from any thread. Every block handed out has the hash
-its CID names: no answer of a node is believed.
+Publisher and fetcher are threads, so calls wait. Any thread may make any call. Every block that comes out has the hash
+that its CID names: no answer of a node is believed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
 
 class BlocksAwayError(Exception):
-    """No node to speak with: whatever is asked for waits until one is there. The text says which, and why."""
+    """There is no node to speak with, so the caller waits. The text says which node, and why."""
 
 
 class BlockUnavailableError(Exception):
-    """This block could not be had (or stored, or pinned) now: nobody gave it in time. Worth another try later."""
+    """The block could not be had (or stored, or pinned) now: no peer gave it in time. Another try later may work."""
 
 
 class BlockRefusedError(Exception):
-    """Never: trying again gives the same. `reason` is a code for the quarantine, the text says it in words."""
+    """Another try would give the same. `reason`: for the quarantine; the text says the same in words."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -42,10 +42,10 @@ class BlockRefusedError(Exception):
 
 
 class Blocks(Protocol):
-    """Where blocks are kept and come from. `cid` is the text of a CID."""
+    """A place that keeps blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Keep a block, so that peers can fetch it once this returns; nothing if it is there already.
+        """Keep a block, so that peers can fetch it once this returns. Does nothing if the block is there already.
 
         BlocksAwayError: wait. BlockRefusedError: not the bytes of this CID, too large, or kept under another CID.
         """
@@ -60,25 +60,25 @@ class Blocks(Protocol):
         ...
 
     def pin(self, cid: str) -> None:
-        """Keep this block, and not what it links to, from being collected; nothing if it is so already.
+        """Keep this block, and not the blocks it links to, from being collected. Does nothing if it is pinned.
 
         BlocksAwayError; BlockUnavailableError: the node has no such block.
         """
         ...
 
     def unpin(self, cid: str) -> None:
-        """Let it be collected; nothing if it is not pinned, or pinned with all it links to, which is not our pin.
+        """Let the block be collected. Does nothing if it is not pinned, or pinned by others with all it links to.
 
         BlocksAwayError.
         """
         ...
 
     def about(self) -> str:
-        """In words what this is and how it is, as last seen. Asks nobody, so it returns at once."""
+        """What keeps the blocks, and how it was when last seen, in words. Returns at once."""
         ...
 
     def close(self) -> None:
-        """End what was started for it. Calls under way elsewhere end with BlocksAwayError."""
+        """End what was started. Calls under way elsewhere end with BlocksAwayError."""
         ...
 
 
@@ -94,7 +94,7 @@ def digest_of(cid: str) -> bytes:
 
 
 def verified(cid: str, data: bytes) -> bytes:
-    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or it cannot be told."""
+    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or the CID cannot be checked."""
     if multihash.digest(data, "sha2-256") != multihash.wrap(digest_of(cid), "sha2-256"):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data

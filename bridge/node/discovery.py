@@ -1,11 +1,12 @@
-"""Finding peers for our topics through the libp2p DHT (CIP-120, Peer discovery), and serving it to others.
+"""Finding peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serving the DHT to others.
 
-For each topic: announce ourselves at the servers nearest to its key, look up who else did, dial some of them. All
-begins at the bootstrap peers: without one nobody is contacted, and only others' questions are answered.
+For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
+and dials some of these. All begins at the bootstrap peers: without one the node asks nobody, and only answers
+questions.
 
-What strangers name is worth little: it is dialled a few at a time, left alone for ever longer when it fails, refused
-where its address cannot be meant for us, hung up on when it is not on the topic; and peers found so are at most half of
-a mesh, and of the peers that a topic needs.
+Peers that strangers name deserve little trust. The node dials a few of them at a time, and leaves a peer alone for ever
+longer after each failure. It refuses addresses that cannot be meant for it. It hangs up on a peer that is not on the
+topic. Peers found so are at most half of a mesh, and half of the peers that a topic needs.
 """
 
 from __future__ import annotations

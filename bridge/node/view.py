@@ -20,13 +20,13 @@ def peer_name(peer: bytes) -> str:
 
 @dataclass(frozen=True)
 class BootstrapInfo:
-    """A peer that we were told to dial."""
+    """A peer of `bridge.bootstrap`."""
 
     peer: str
     addresses: tuple[str, ...]
     connected: bool
     attempts: int
-    error: str  # of the last attempt; empty if it was well
+    error: str  # of the last attempt; empty if that went well
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,6 @@ class NodeView:
     bytes_in: int
     bytes_out: int
     dropped: int
-    paused: bool  # reading has stopped: the sink is full
+    paused: bool  # the node has stopped reading, because the sink is full
     counters: Mapping[str, int]  # the node's and the router's
     savings: tuple[SavingStatus, ...]  # over all peers there were
