@@ -81,9 +81,8 @@ def reach(host: str) -> Reach | None:
     if ip.is_loopback:
         return Reach.HOST
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved or ip.is_link_local:
-        return (
-            None  # connect() takes "unspecified" for this machine; clouds serve their secrets at link-local addresses
-        )
+        # connect() takes "unspecified" for this machine; clouds serve their secrets at link-local addresses
+        return None
     return Reach.WORLD if ip.is_global else Reach.SITE
 
 

@@ -295,27 +295,27 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
     for _ in range(4):
         failures.failed(peer(1), OURS, now)
         pause = 0
-        while failures.alone(peer(1), OURS, now + pause):
+        while failures.in_backoff(peer(1), OURS, now + pause):
             pause += 1
         until.append(pause)
         now += pause
     assert until == [10, 20, 35, 35]
-    assert not failures.alone(peer(2), OURS, now)  # another may be there
-    assert not failures.alone(peer(1), Address("192.0.2.2", 1), now)
+    assert not failures.in_backoff(peer(2), OURS, now)  # another may be there
+    assert not failures.in_backoff(peer(1), Address("192.0.2.2", 1), now)
     failures.failed(peer(1), OURS, now)
     failures.well(peer(1), OURS)
-    assert not failures.alone(peer(1), OURS, now)
+    assert not failures.in_backoff(peer(1), OURS, now)
 
 
 def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
     failures = Failures(first=10, most=35, remembered=100, per_address=3)
     dialled = 0
     for number in range(50):
-        if not failures.alone(peer(number), OURS, 1):
+        if not failures.in_backoff(peer(number), OURS, 1):
             failures.dialling(OURS, 1)
             dialled += 1
     assert dialled == 3
-    assert not failures.alone(peer(60), OURS, 11)
+    assert not failures.in_backoff(peer(60), OURS, 11)
 
 
 def test_failures_are_forgotten_when_there_are_too_many() -> None:
