@@ -79,7 +79,7 @@ class Updated(NamedTuple):
 class Conflict(NamedTuple):
     """An item, well signed, that should not be there.
 
-    Another value under the sequence number of the kept one, which is kept. Or, with ``ours``, any newer item where we
+    Another value under the sequence number of the kept item, which stays. Or, with ``ours``, any newer item where we
     publish under that key: somebody else does too, and our publishing has stopped.
     """
 

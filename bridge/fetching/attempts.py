@@ -1,4 +1,4 @@
-"""One try to get a block out of IPFS, and to read it: the genesis of a stream, or the block of a batch."""
+"""One attempt to get a block out of IPFS and to read it: the genesis of a stream, or the block of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT
 
 
 class BlockRequest(NamedTuple):
-    """A block to get."""
+    """A block to get, and what it is expected to be."""
 
     kind: Literal["genesis", "batch"]
     cid: str
@@ -41,7 +41,7 @@ class BatchAnswer(NamedTuple):
 
 
 class FetchFailed(NamedTuple):
-    """It could not be had; `final`: and never will."""
+    """The block could not be had; `final`: another attempt would give the same."""
 
     reason: str
     detail: str
@@ -58,7 +58,7 @@ Answer = GenesisAnswer | BatchAnswer | FetchFailed | IpfsAway
 
 
 def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
-    """One try. `timeout` in s, of each block: a signed genesis has two."""
+    """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
     try:
         if request.kind == "batch":
             return _read_batch(blocks.get(request.cid, timeout, MAX_BLOCK))

@@ -1,17 +1,19 @@
 """Blocks out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
 
-An update whose separator nothing tells waits in `kiln.wanted` for the genesis of its stream. All that wait for one
-genesis share one fetch; with the answer they go on to `kiln.updates`, in their order, and once the broker has them the
-answer goes to `kiln.streams`, so that nobody who reads it there can overtake them. The block of somebody else's batch
-goes to `kiln.blocks`, if its separator is of interest when it is read. What cannot be had is tried again, with pauses
-that grow, for `give_up` of the time that IPFS was there, and then goes to quarantine; it is not asked for again for
-`forget`. While IPFS is away everything waits.
+An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
+genesis share one fetch. With the answer these updates go on to `kiln.updates`, in their order. Once the broker has the
+updates, the answer goes to `kiln.streams`, so that no reader of the answer can send a later update past them. The block
+of somebody else's batch goes to `kiln.blocks`, if its separator is of interest when the fetcher reads the record.
 
-Exactly once: an update that is released carries the epoch (`genesis/NETWORK/PARTITION`, generation). Which ones are
-released next, and under which generation, is committed with the place in `kiln.wanted` before the first of them is
-written, and the generation is one higher with each commit. After a crash the same ones are released under the same
-generation before anything else is. So whoever reads the log drops what came already in the same epoch (docs/design,
-decision 7; bridge.fetching.offsets).
+The fetcher tries a missing block again, with pauses that grow, for `give_up` of the time that IPFS was there. Then the
+records go to quarantine, and the fetcher does not ask for the block again for `forget`. While IPFS is away everything
+waits.
+
+Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
+the first of some updates, it commits which updates these are and their generation, with the place in `kiln.wanted`.
+Each commit raises the generation by one. After a crash the fetcher releases the same updates under the same generation
+before anything else. So a reader of the log drops what came already in the same epoch (docs/design, decision 7;
+bridge.fetching.offsets).
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ def _now_us() -> int:
 class Fetcher(KafkaThread):
     """Runs PendingFetches between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
 
-    One for a network and prefix: it assigns itself the partitions. While Kafka is away it tries again from its
-    committed place. What goes wrong in reading one block is reported and quarantined, and stops nothing.
+    A network and prefix have one fetcher: the fetcher assigns itself the partitions. While Kafka is away, the fetcher
+    tries again from its committed place. An error in reading one block is logged and quarantined, and stops nothing.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class Fetcher(KafkaThread):
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
-        `interests`: in which separators, as texts (`schemas.topics.parse_interest`), now; called in this thread.
-        `group`: who keeps the place; by default one of the network.
+        `interests`: the interests now, as texts (`schemas.topics.parse_interest`); called in this thread. `group`: the
+        consumer group that keeps the place; by default one of the network.
         """
         super().__init__(
             "fetcher",
@@ -99,7 +101,7 @@ class Fetcher(KafkaThread):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What became of records since the start, by kind: `released`, `blocks`, `not_of_interest`, …, and reasons."""
+        """What became of records since the start, by the names in schemas.metrics."""
         return self._view[2]
 
     def status(self) -> FetcherStatus:
@@ -111,7 +113,7 @@ class Fetcher(KafkaThread):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read_streams(self) -> KnownAnswers:
-        """All that `kiln.streams` holds now."""
+        """All streams that are in `kiln.streams` now."""
         known = KnownAnswers()
         consumer = self._consumer(None)
         try:
@@ -137,7 +139,7 @@ class Fetcher(KafkaThread):
             known.add_stream(record.stream, record.separator)
 
     def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
-        """Where to go on."""
+        """Moves the consumer to the committed places. The offsets that are done, by partition."""
         parts = partitions_of(consumer, f"{self._prefix}wanted")
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
@@ -214,7 +216,7 @@ class Fetcher(KafkaThread):
                 pending.take(Place(part.partition, record.offset), record.value, interests, now)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
-        """Whether the broker has them all; not when it is to stop. FramesProducerError: it has refused one."""
+        """Whether the broker has all of them; False when the thread is to stop. FramesProducerError: a refusal."""
         left = len(outputs)
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:

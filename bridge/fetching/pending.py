@@ -1,4 +1,4 @@
-"""Who waits for which block, and what is written once it is there or cannot be had: the part without Kafka and IPFS."""
+"""Which records wait for which block, and what is written once a block came or was given up. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class Output(NamedTuple):
 
 
 class Writes(NamedTuple):
-    """What is to be written now: the broker must have all of a stage before the next begins.
+    """What is to be written now, in stages. The broker must have all of a stage before the next stage begins.
 
-    Updates and quarantine; then streams, as who reads them there sends later updates past us; then blocks, as who reads
-    them looks for their streams.
+    First updates and quarantine. Then streams: whoever reads a stream there sends later updates past the fetcher. Then
+    blocks: whoever reads a block looks for its streams.
     """
 
     stages: tuple[list[Output], list[Output], list[Output]]
     going: dict[int, set[int]]
-    """by partition, offsets of the updates in the first stage: to be committed before it is written"""
+    """by partition, offsets of the updates in the first stage: committed before that stage is written"""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class FetchingOptions:
     timeout: int = 30 * _SECOND
     """of one try"""
     give_up: int = 600 * _SECOND
-    """how long one block is tried for, of the time that IPFS is there"""
+    """how long the fetcher tries one block; only the time that IPFS is there counts"""
     forget: int = 600 * _SECOND
-    """how long what could not be had is not asked for again"""
+    """how long the fetcher does not ask again for a block that it gave up"""
     check_genesis: bool = True
-    """whether the geneses of a batch's streams are asked for before its block goes on"""
+    """whether the fetcher asks for the geneses of a batch's streams before the batch's block goes on"""
     check_for: int = 10 * _SECOND
-    """how long at most"""
+    """how long the block waits for them at most"""
     max_open: int = 10_000
     """records that wait"""
     implied_separator: str | None = None
@@ -95,7 +95,7 @@ class _Wanted(NamedTuple):
 
 
 class _ReadyUpdate(NamedTuple):
-    """An update that may go on."""
+    """An update whose separator is known: it may go on to `kiln.updates`."""
 
     wanted: _Wanted
     update: UpdateRecord
@@ -103,7 +103,7 @@ class _ReadyUpdate(NamedTuple):
 
 
 class _ReadyAnswer(NamedTuple):
-    """An answer for `kiln.streams`, behind the updates that waited for it."""
+    """An answer for `kiln.streams`. It stands in line behind the updates that waited for it."""
 
     record: StreamRecord
     request: BlockRequest
@@ -112,7 +112,7 @@ class _ReadyAnswer(NamedTuple):
 
 @dataclass
 class _Fetch:
-    """A block that is being got, and who waits for it."""
+    """A block to fetch, and the records that wait for the block."""
 
     request: BlockRequest
     number: int
@@ -135,7 +135,10 @@ class _BatchCheck:
 
 
 class KnownAnswers:
-    """What is known, and outlives a loss of Kafka: answers that are in `kiln.streams`, what could not be had."""
+    """What the fetcher need not ask for: streams in `kiln.streams`, blocks that came, blocks given up of late.
+
+    It outlives a loss of Kafka.
+    """
 
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
@@ -143,14 +146,14 @@ class KnownAnswers:
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
 
     def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
-        """The broker has the answer."""
+        """`kiln.streams` has the separator of this stream; None: the stream has none."""
         self.streams[stream] = separator
         self.streams.move_to_end(stream)
         if len(self.streams) > _KEPT_ANSWERS:
             self.streams.popitem(last=False)
 
     def add_block(self, record: WantedRecord) -> None:
-        """The broker has the block."""
+        """`kiln.blocks` has the block of this batch, under this separator."""
         self.blocks[record.cid, record.separator] = None
         if len(self.blocks) > _KEPT_BLOCKS:
             self.blocks.popitem(last=False)
@@ -162,7 +165,7 @@ class KnownAnswers:
             self.missing.popitem(last=False)
 
     def why_missing(self, request: BlockRequest, now: int) -> FetchFailed | None:
-        """Why it could not be had of late."""
+        """Why the fetcher gave the block up of late; None: it did not."""
         found = self.missing.get(request)
         if found is None:
             return None
@@ -173,10 +176,10 @@ class KnownAnswers:
 
 
 class PendingFetches:
-    """Who waits for what, and what is to be written. Pure: time comes from the caller, in µs.
+    """Which records wait for which blocks, and what is to be written. Pure: time comes from the caller, in µs.
 
-    Again and again: `take` records while there is `room`, begin what `next` says, hand its `answer` in, write the
-    `round` once what is going is committed, say `written`.
+    The caller, in a loop: `take` records while there is `room`; begin the fetches that `next` names; hand in each
+    `answer`; commit what `next_writes` says is going; write its stages; say `written`.
     """
 
     def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:
@@ -233,7 +236,7 @@ class PendingFetches:
         return bool(self._fetches or self._checks or any(self._ready.values()))
 
     def take(self, place: Place, value: bytes | None, interests: Iterable[Interest], now: int) -> None:
-        """The next record of a partition. `interests`: in which separators, now."""
+        """The next record of a partition. `interests`: the separators that are followed now."""
         if not self._offsets[place.partition].take(place.offset):
             return
         try:
@@ -296,7 +299,7 @@ class PendingFetches:
     # -------- fetches
 
     def next(self, now: int) -> list[BlockRequest]:
-        """What to fetch now; an answer is to come for each."""
+        """What to fetch now. The caller hands in an `answer` for each."""
         if self.away is not None:
             if now < self._probe_at or self._under_way:
                 return []
@@ -307,7 +310,7 @@ class PendingFetches:
             return []
         running = [fetch for fetch in self._fetches.values() if fetch.under_way]
         blocks = _MOST_BLOCKS - len(self._checks) - sum(fetch.request.kind == "batch" for fetch in running)
-        # what never comes leaves room for what does
+        # retries of blocks that never come leave room for first tries
         again = max(1, self._options.at_most // 2) - sum(fetch.tries > 1 for fetch in running)
         chosen: list[BlockRequest] = []
         for fetch in sorted((fetch for fetch in self._idle() if fetch.due <= now), key=_turn):
@@ -332,14 +335,14 @@ class PendingFetches:
         return fetch.request
 
     def _present(self, now: int) -> int:
-        """The clock of the time that IPFS was there."""
+        """How long IPFS was there so far, in µs."""
         if self._there_at is not None and self.away is None:
             self._there += max(0, now - self._there_at)
         self._there_at = now
         return self._there
 
     def answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
-        """What came of a fetch."""
+        """How a fetch ended."""
         fetch = self._fetches[request]
         fetch.under_way = False
         self._under_way -= 1
@@ -466,7 +469,7 @@ class PendingFetches:
     # -------- rounds
 
     def next_writes(self, now: int) -> Writes:
-        """What is to be written now."""
+        """What to write now."""
         going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition))}
         for cid in [cid for cid, check in self._checks.items() if not check.asked or check.until <= now]:
             check = self._checks.pop(cid)
@@ -476,9 +479,10 @@ class PendingFetches:
         return Writes(self._stages, going)
 
     def _let_go(self, partition: int) -> set[int]:
-        """Releases what is ready, in its order, as much as can be going at a time.
+        """Releases ready updates in their order, as many as can be going at a time. The offsets of the released ones.
 
-        An answer comes with the last update that waited for it: once that is done, nothing would bring it back.
+        An answer goes with the last update that waited for it: once that update is done, nothing would bring the answer
+        back after a crash.
         """
         offsets, ready = self._offsets[partition], self._ready[partition]
         going: set[int] = set()
@@ -505,14 +509,14 @@ class PendingFetches:
 
     def _uncheck(self, request: BlockRequest, cid: str) -> None:
         fetch = self._fetches.get(request)
-        # what is under way may end, as its answer is of use later
+        # a fetch that is under way goes on: its answer is of use later
         if fetch is not None and not fetch.under_way:
             fetch.checks.pop(cid, None)
             if not fetch.checks and not fetch.waiting:
                 del self._fetches[request]
 
     def written(self) -> None:
-        """The broker has all of the round."""
+        """The broker has all that `next_writes` gave."""
         for told in self._told:
             self._known.add_stream(told.stream, told.separator)
             self._answered.pop(told.stream, None)
@@ -535,13 +539,13 @@ def _announced(record: WantedRecord) -> SeparatorRecord:
 
 
 def _heard(wanted: _Wanted) -> tuple[int, int, int, int]:
-    """In the order of the network: those of one micro-batch come in any."""
+    """The order of the network. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
 
 
 def _turn(fetch: _Fetch) -> tuple[bool, int, int, int]:
-    """Updates that wait come before checks; what was tried least before the rest; then in order."""
+    """The order of fetches: blocks that updates wait for before checks, then the least tried, then the oldest."""
     return not fetch.waiting, fetch.tries, fetch.due, fetch.number
 
 

@@ -50,7 +50,7 @@ _KEEP_AGAIN: Final = 5_000_000  # µs; how old the last word of IPFS may be when
 
 
 class PublishError(RuntimeError):
-    """What an injected `publish` raises when it could not try: the batch waits as if there were no peer."""
+    """An injected `publish` raises this when it could not try. The batch then waits as if there were no peer."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PublishingOptions:
 
 
 class Output(NamedTuple):
-    """What is to be written because of one batch; `done` with its place once the broker has it."""
+    """A record to write because of one batch. Once the broker has the record, the caller says `done` with its place."""
 
     place: Place
     topic: str
@@ -80,17 +80,17 @@ class Output(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Where blocks are put before they are announced: `bridge.publishing.pins.Pins`, or another in tests."""
+    """Keeps blocks before they are announced: `bridge.publishing.pins.Pins`, or another in tests."""
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
-        """Once this returns, peers can fetch the block; nothing if they can already.
+        """Once this returns, peers can fetch the block. Does nothing if they can already.
 
         BlocksAwayError, BlockUnavailableError, PinsError: wait. BlockRefusedError: never.
         """
         ...
 
     def unpin_expired(self, now: int) -> int:
-        """Unpins what has been kept for its time. BlocksAwayError, PinsError: later."""
+        """Unpins blocks that were kept for their time. BlocksAwayError, PinsError: later."""
         ...
 
     def close(self) -> None: ...
@@ -128,7 +128,7 @@ class Delivery:
         self._tried_at: int | None = None
 
     def tried(self, peers: int, now: int, timeout: int, why: str = NO_PEER) -> PublicationRecord | None:
-        """After a try that reached so many peers: its receipt, or None: it waits on."""
+        """After a try that reached so many peers: the receipt, or None where the batch waits on."""
         cid = self.publication.cid
         if peers:
             return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
@@ -141,7 +141,7 @@ class Delivery:
         return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
 
     def is_last_try(self, now: int, timeout: int) -> bool:
-        """Whether it is given up unless this try reaches a peer."""
+        """Whether the batch is given up unless this try reaches a peer."""
         since = 0 if self._tried_at is None else max(0, now - self._tried_at)
         return self._waited + since >= timeout
 
@@ -151,9 +151,10 @@ class Delivery:
 
 
 class Outbox:
-    """What to do with the records of the topic of batches, and up to where they are dealt with. Pure.
+    """What to do with the records of the topic of batches, and up to which record all are dealt with. Pure.
 
-    Take records in, step again and again, write what comes out, say `done` of what the broker has.
+    The caller takes records in, calls `step` again and again, writes what comes out, and says `done` of each record
+    that the broker has.
     """
 
     def __init__(self, options: PublishingOptions) -> None:
@@ -201,7 +202,7 @@ class Outbox:
         return len(self._new)
 
     def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
-        """The next record of a partition. What is to be written at once, if anything."""
+        """Takes the next record of a partition. What to write at once, if anything."""
         self._next[place.partition] = place.offset + 1
         try:
             batch = decode_batch(value or b"")
@@ -226,9 +227,10 @@ class Outbox:
         now: int,
         on: Topics = BY_SEPARATOR,
     ) -> list[Output]:
-        """Put into IPFS and try what is due. `publish`: to how many peers it went; PublishError: it could not try.
+        """Puts blocks into IPFS and tries the batches that are due. `publish` says to how many peers a message went;
+        PublishError: it could not try.
 
-        `on`: the topics on which batches go out now. Where that changes, what waits goes with it.
+        `on`: the topics on which batches go out now. Where these change, batches that wait move to the new topics.
         """
         if on != self._on:
             self._on = on
@@ -247,7 +249,7 @@ class Outbox:
         return outputs
 
     def done(self, place: Place) -> None:
-        """The broker has one thing that was to be written because of this record."""
+        """The broker has one of the records that were to be written because of this one."""
         self._settle(place, 1)
 
     def places(self) -> dict[int, int]:
@@ -347,7 +349,7 @@ class Outbox:
 
     def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int) -> Iterable[Output]:
         outputs: list[Output] = []
-        blocked: str | None = None  # once one has found no peer, the next ones need not ask
+        blocked: str | None = None  # once a batch has found no peer, the next batches need not ask
         self._due[topic] = now + self._options.retry_every
         for delivery in list(self._lines[topic]):
             publication = delivery.publication

@@ -22,7 +22,7 @@ from schemas.frames import CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.proto.gossipsub import rpc_pb2
 from schemas.proto.kiln import frame_pb2
 from schemas.reject import Rejected
-from schemas.topic_table import parse_hello
+from schemas.topic_table import hello_of
 from schemas.topics import parse_topic
 
 DEFAULT_NETWORK: Final = "testnet-clay"
@@ -121,14 +121,6 @@ def _parse(payload: bytes) -> rpc_pb2.RPC | None:
     return None if isinstance(rpc, Rejected) else rpc
 
 
-def _hello_bytes(rpc: rpc_pb2.RPC | None) -> bytes:
-    """The topic table part of a hello, as Frame.hello_in holds it."""
-    if rpc is None or not rpc.control.extensions.HasField("topicTableExtension"):
-        return b""
-    ext = rpc.control.extensions.topicTableExtension.SerializeToString()
-    return b"" if isinstance(parse_hello(ext), Rejected) else ext
-
-
 def _name_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
     names: list[str | bytes] = [option.topicid for option in rpc.subscriptions if option.HasField("topicid")]
     names += [message.topic for message in rpc.publish if message.HasField("topic")]
@@ -149,7 +141,9 @@ def survey(records: Iterable[CaptureRecord]) -> Survey:
         lane, number, hello = lanes.place(record, rpc)
         key = (lane, number)
         if hello:
-            streams[key] = Stream(_hello_bytes(rpc), 1, record.observed_at)
+            streams[key] = Stream(
+                b"" if rpc is None or len(record.rpc) > MAX_RPC else hello_of(rpc), 1, record.observed_at
+            )
         else:
             stream = streams[key]
             streams[key] = Stream(stream.hello, stream.records + 1, record.observed_at)
