@@ -206,10 +206,17 @@ def frames_of(
             yield closing
 
 
+def survey_file(path: Path) -> Survey:
+    """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
+    with open_capture(path) as stream:
+        return survey(read_capture(stream))
+
+
 def replay(
     path: Path,
     send: Callable[[frame_pb2.Frame], None],
     *,
+    found: Survey | None = None,
     network: str | None = None,
     fallback: str = DEFAULT_NETWORK,
     pace: float | None = None,
@@ -219,17 +226,17 @@ def replay(
 ) -> Replayed:
     """Send the frames of one capture file, in order.
 
-    `network`: of all its frames; by default the one its own topics name most, else `fallback`. `pace`: None at full
-    speed; 1.0 as it was captured, 2.0 twice as fast; `now` and `sleep` are in seconds and used only then. `progress`
-    hears of every record. Nothing is sent of a file that cannot be read to its end: CaptureError, OSError.
-    ValueError: pace not above 0.
+    `found`: what `survey_file` said of the file, where the caller has asked. `network`: of all frames; by default the
+    network that the file's topics name most often, else `fallback`. `pace`: None for full speed; 1.0 as captured, 2.0
+    twice as fast; `now` and `sleep`, in seconds, are used only then. `progress` hears of every record. Nothing is sent
+    of a file that cannot be read to its end: CaptureError, OSError. ValueError: `pace` is not above 0.
     """
     if pace is not None and not pace > 0:
         raise ValueError(f"pace must be above 0 (1.0 is the speed of the capture), not {pace}")
     with path.open("rb") as raw:
         digest = hashlib.file_digest(raw, "sha256").digest()
-    with open_capture(path) as stream:
-        found = survey(read_capture(stream))
+    if found is None:
+        found = survey_file(path)
     name = network if network is not None else found.network(fallback)
     frames = records = done = reported = 0
     first_at = last_at = 0
