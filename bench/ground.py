@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from bench.runs import Say
 from bridge.kafka.producers import FramesProducer, connect
 from conf.settings.model import Kafka, Settings
-from deploy.embedded.broker import free_ports
+from deploy.embedded.ports import free_ports
 from deploy.kafka.broker import broker, make_topics
 from deploy.run.spark import spark_session
 from pipelines.spark.kafka import Broker

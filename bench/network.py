@@ -43,7 +43,7 @@ from bridge.node.links import Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from conf.settings.model import Kafka, Settings
-from deploy.embedded.broker import free_ports
+from deploy.embedded.ports import free_ports
 from deploy.kafka.broker import broker
 from schemas.identity import Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC

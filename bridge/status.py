@@ -1,4 +1,7 @@
-"""What a bridge says of itself each second: `status.json` in its folder, for the screen, `kiln status` and scripts."""
+"""What a bridge says of itself each second: `status.json` in its folder, for the screen, `kiln status` and scripts.
+
+The parts of the bridge give out these structs themselves. docs/METRICS.md says what each number counts.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,8 @@ class PublisherStatus(Struct, frozen=True):
 
 
 class FetcherStatus(Struct, frozen=True):
-    """What is wanted out of IPFS; `state` in words; `waiting`: records, `fetching`: blocks; `counts`: what became of
-    records since the start, by kind: `released`, `blocks`, `not_of_interest`, `again`, `quarantined`, and by reason."""
+    """What the bridge wants out of IPFS. `state` in words; `waiting`: records; `fetching`: blocks; `counts`: what
+    became of records since the start, by kind."""
 
     state: str
     waiting: int = 0
@@ -100,9 +103,8 @@ class OverlayTopicStatus(Struct, frozen=True):
 
 
 class OverlayStatus(Struct, frozen=True):
-    """The BEP 50 overlay. `key`: under which we publish, hex; `contacts` of all `joined` topics, of which `topics` are
-    those with most; `items`: new ones, ours included; `stored`: nodes of the plain DHT that took an item of ours;
-    `dropped`, `unsent`: datagrams, by reason; `gaps`: items after which batches are missing."""
+    """The BEP 50 overlay. `key`: the publisher's, hex; `contacts`: of all `joined` topics; `topics`: the topics with
+    most contacts; `dropped`, `unsent`: datagrams, by reason."""
 
     key: str
     node: str

@@ -1,10 +1,10 @@
-"""What a user of Kiln may change: `kiln.toml` (read by `conf.settings`), the pinned jars, the broker's settings."""
+"""Errors that a user can understand, with the exit status of each kind. Every room may import this file."""
 
 from collections.abc import Iterable
 
 
 class KilnError(Exception):
-    """Something a user can understand and act upon: the command prints it as it is and exits with `exit_code`."""
+    """What a user can understand and act upon: the command prints the message as it is, and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -16,7 +16,7 @@ class PrerequisiteError(KilnError):
 
 
 class SettingsError(KilnError, ValueError):
-    """The settings cannot be used; `problems` has a line for each fault: where, what, what is expected."""
+    """The settings cannot be used. `problems` has a line for each fault: the place, the value, what is expected."""
 
     exit_code = 2
 

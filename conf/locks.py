@@ -12,12 +12,12 @@ from conf.errors import KilnError
 
 
 class StateInUseError(KilnError):
-    """Two processes would write the same checkpoint, or speak with one key."""
+    """Another process holds the lock: two would write the same checkpoint, or speak with one key."""
 
 
 @contextmanager
 def locked(state: Path, name: str) -> Iterator[None]:
-    """Holds one part of a state folder, `locks/NAME`, for this process. StateInUseError names who has it."""
+    """Holds the lock `locks/NAME` of a state folder for this process. StateInUseError names the process that has it."""
     folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a+") as lock:

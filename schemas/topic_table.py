@@ -29,7 +29,7 @@ from typing import Final, Literal, NamedTuple
 from google.protobuf.message import DecodeError
 
 from schemas.frames import MAX_TOPIC, named_topic
-from schemas.proto.gossipsub.rpc_pb2 import ControlExtensions, ExtTopicTable, Message
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
 from schemas.reject import Rejected
 
 HASH_LENGTH: Final = 4
@@ -198,6 +198,19 @@ def read_hello(extensions: ControlExtensions) -> list[bytes] | Rejected | None:
     if not extensions.HasField("topicTableExtension"):
         return None
     return _checked(extensions.topicTableExtension)
+
+
+def hello_of(rpc: RPC) -> bytes:
+    """The hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
+
+    Empty where the RPC has no topic table, or one that is refused. Unknown fields are left out: they say nothing about
+    the table, and every later frame of the connection carries these bytes. Whoever makes Frames, live or from capture
+    files, must agree on these bytes for ever.
+    """
+    if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
+        return b""
+    hashes = read_hello(rpc.control.extensions)
+    return hello_bytes(hashes) if isinstance(hashes, list) else b""
 
 
 def _checked(table: ExtTopicTable) -> list[bytes] | Rejected:

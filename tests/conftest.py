@@ -42,7 +42,7 @@ settings.register_profile(
     "fuzz",
     derandomize=False,
     database=DirectoryBasedExampleDatabase(ROOT / ".fuzz"),
-    max_examples=500,
+    max_examples=200,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
@@ -60,6 +60,11 @@ def pytest_sessionstart() -> None:
         # of any module, and a test alone would have other examples than the same test in a run of all tests.
         none = Constants()
         pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: none)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _profile() == "fuzz":
+        random.shuffle(items)  # the time may be up before the last
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,11 +1,12 @@
 """The overlay as a part of the bridge: what it listens to, what it captures, what it announces, what it keeps.
 
-A topic is that of one publisher's key and one separator (schemas.dht.announcement). Those of the settings are followed.
-Those under our own key are joined when a batch of their separator is to be announced, and left again when too many have
-had one since.
+A topic belongs to one publisher's key and one separator (schemas.dht.announcement). The carrier follows the topics of
+the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the topic
+again when too many other topics have had a batch since.
 
-An item that does not name the batch which the one before it announced leaves a gap: what was announced between them
-nobody can tell any more. It goes to quarantine, and only then is the newer item kept, so that a crash loses no gap.
+An item leaves a gap if it does not name the batch that the item before it announced: nobody can tell any more what was
+announced between the two. The gap goes to quarantine, and only then does the carrier keep the newer item, so that a
+crash loses no gap.
 
 Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and contacts; `stopped`, see `stopped`.
 """
@@ -77,7 +78,7 @@ class CarrierError(Exception):
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """What the overlay is told. Places are texts, ``host:port``."""
+    """Places are texts, ``host:port``."""
 
     network: str
     listen: Sequence[str]
@@ -270,9 +271,9 @@ class Carrier:
 
     def _look_for_gap(self, event: Updated) -> None:
         source = self._sources[event.target]
-        if event.held is None or source.key == self.public:
+        if event.kept is None or source.key == self.public:
             return
-        last, new = self._read(event.held), self._read(event.item)
+        last, new = self._read(event.kept), self._read(event.item)
         # what is no announcement the pipeline quarantines, as it has its frame
         if isinstance(last, Rejected) or isinstance(new, Rejected) or not missed(new, last.batch).gap:
             return
@@ -293,7 +294,7 @@ class Carrier:
 
     def _conflict(self, event: Conflict) -> None:
         source = self._sources[event.target]
-        of = f"for {separator_text(source.separator)}: sequence {event.held.sequence}, signed {_sign_of(event.held)}"
+        of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {_sign_of(event.kept)}"
         other = f"sequence {event.other.sequence}, signed {_sign_of(event.other)}"
         where = f" (from {event.source.text})" if event.source else ""
         if not event.ours:

@@ -72,19 +72,19 @@ class Updated(NamedTuple):
     item: Item
     via: Via
     source: Address | None
-    held: Item | None
+    kept: Item | None
     """The one that it replaces."""
 
 
 class Conflict(NamedTuple):
     """An item, well signed, that should not be there.
 
-    Another value under the sequence number of the held one, which is kept. Or, with ``ours``, any newer item where we
+    Another value under the sequence number of the kept item, which stays. Or, with ``ours``, any newer item where we
     publish under that key: somebody else does too, and our publishing has stopped.
     """
 
     target: bytes
-    held: Item
+    kept: Item
     other: Item
     ours: bool
     source: Address | None

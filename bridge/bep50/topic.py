@@ -342,40 +342,40 @@ class Topic:
 
     def _offer(self, item: Item, via: Via, source: Address, contact: Contact | None) -> bool:
         """Take an item that a get has brought, if it is newer; False if it is not well signed."""
-        held = self.item
+        kept = self.item
         if limit(item) is not None:
             return False
-        if held is not None and (item.sequence < held.sequence or item == held):
+        if kept is not None and (item.sequence < kept.sequence or item == kept):
             return True
         if not is_signed(item):
             return False
-        if held is not None and item.sequence == held.sequence:
-            self._compare(held, item, source)
+        if kept is not None and item.sequence == kept.sequence:
+            self._compare(kept, item, source)
             return True
         if contact is not None:
             contact.sequence = item.sequence
         self._accept(item, via, source)
         return True
 
-    def _compare(self, held: Item, other: Item, source: Address | None) -> None:
+    def _compare(self, kept: Item, other: Item, source: Address | None) -> None:
         """A well signed item with the sequence number of ours: one number should have one value."""
-        if other.value != held.value:
-            self._report(held, other, source)
+        if other.value != kept.value:
+            self._report(kept, other, source)
 
-    def _report(self, held: Item, other: Item, source: Address | None) -> None:
+    def _report(self, kept: Item, other: Item, source: Address | None) -> None:
         ours = self.published is not None
         if ours and self.rival is None:
             self.rival = other
-        self._machine.tell(Conflict(self.target, held, other, ours, source))
+        self._machine.tell(Conflict(self.target, kept, other, ours, source))
 
     def _accept(self, item: Item, via: Via, source: Address | None) -> None:
         """A verified newer item: keep it, tell, and push it on. From wherever it came: BEP 50 forwards puts, but what a
         get has brought is as new to our contacts."""
-        held = self.item
+        kept = self.item
         self.item = item
-        self._machine.tell(Updated(self.target, item, via, source, held))
-        if self.published is not None and self.published is not item and held is not None:
-            self._report(held, item, source)
+        self._machine.tell(Updated(self.target, item, via, source, kept))
+        if self.published is not None and self.published is not item and kept is not None:
+            self._report(kept, item, source)
         for contact in self.contacts:
             contact.refused = 0
             self._push(contact)
@@ -512,20 +512,20 @@ class Topic:
             return beyond
         if (item.key, item.salt) != (self.key, self.salt):
             return OTHER_ITEM
-        held, contact = self.item, self._contact(query, source)
-        if cas is not None and held is not None and cas != held.sequence:
+        kept, contact = self.item, self._contact(query, source)
+        if cas is not None and kept is not None and cas != kept.sequence:
             return CAS_MISMATCH
-        if item != held:  # what floods in again needs no second look
-            if held is not None and item.sequence < held.sequence:
+        if item != kept:  # what floods in again needs no second look
+            if kept is not None and item.sequence < kept.sequence:
                 return OLD_SEQUENCE
             if not is_signed(item):
                 return BAD_SIGNATURE
-            if held is not None and item.sequence == held.sequence and item.value != held.value:
-                self._compare(held, item, source)
+            if kept is not None and item.sequence == kept.sequence and item.value != kept.value:
+                self._compare(kept, item, source)
                 return OLD_SEQUENCE
         if contact is not None:
             contact.sequence = max(contact.sequence, item.sequence)
-        if held is None or item.sequence > held.sequence:
+        if kept is None or item.sequence > kept.sequence:
             self._accept(item, "put", source)
         return None
 

@@ -1,4 +1,4 @@
-"""Where captured frames go."""
+"""What takes captured frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Sink(Protocol):
-    """What those who capture need of it: bridge.capture.spool.FrameSink, or another in tests."""
+    """What node and overlay need of a sink: bridge.capture.spool.FrameSink, or another in tests."""
 
     def put(self, connection: bytes, frame: bytes) -> None: ...
     @property

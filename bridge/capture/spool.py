@@ -1,16 +1,18 @@
 """Frames on their way to Kafka: through memory while Kafka is well, through a spool on disk while it is not.
 
-All frames are one row, numbered in the order of `put`. Kafka gets them in this order, so in order on each connection
-(its id is the key, so its frames share a partition). Some may be written twice; a frame is known by connection,
-direction and sequence, and the first copies are always in order: a producer that fails is stopped before it could send
-what comes after the failure, and the next one begins with the oldest frame that is not acknowledged.
+All frames stand in one line, numbered in the order of `put`. Kafka gets the frames in this order, so in order on each
+connection (the connection's id is the key, so its frames share a partition). Kafka may get some frames twice. A frame
+is known by connection, direction and sequence, and the first copies are always in order: the sink stops a producer that
+fails before that producer could send what comes after the failure, and the next producer begins with the oldest frame
+that is not acknowledged.
 
-What is lost when the process is killed: the frames that are neither acknowledged nor in the spool. While Kafka is well
-that is its answer time (linger of 5 ms and a round trip); when an answer takes longer than `spool_after`, all frames go
-to the spool, those under way too, and further ones within TICK until the spool is empty again. So at most
-`spool_after` + TICK of frames; gaps in the sequences show it. On the next start the spool is sent first.
+A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is well, these are the
+frames of one answer time (linger of 5 ms and a round trip). When an answer takes longer than `spool_after`, all frames
+go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
+most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next start sends the spool first.
 
-Two threads besides kafka-python's own: one sends, one keeps the spool. Neither waits for the other's disk or network.
+The sink has two threads besides kafka-python's own: one sends, one keeps the spool. Neither waits for the other's disk
+or network.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class _Outgoing(NamedTuple):
 
 
 class FrameSink:
-    """Takes frames for one Kafka topic; thread-safe. It works from its making to `close`."""
+    """Takes frames for one Kafka topic; thread-safe. The sink works from its construction to `close`."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class FrameSink:
         self._to_keep = threading.Condition(lock)
         self._settled = threading.Condition(lock)
 
-        # The row: acknowledged … _acked … flying … _sent … in the spool … in _waiting … _next
+        # The line: acknowledged … _acked … flying … _sent … in the spool … in _waiting … _next
         self._next = self._segments.end
         first = self._segments.first
         self._sent = self._acked = self._next if first is None else first

@@ -1,6 +1,6 @@
 """The tap: bytes on the wire to serialized Frames (docs/design/contracts.md, `kiln.frames`).
 
-Pure: no I/O and no clock. Whatever the bytes are, they become a frame; nothing here judges them.
+Pure: no I/O and no clock. All bytes become a frame, whatever they are; the tap judges nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, Literal
 from schemas.frames import BEP50, CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
-from schemas.topic_table import parse_hello
+from schemas.topic_table import hello_of
 
 Direction = Literal["IN", "OUT"]
 
@@ -62,8 +62,8 @@ class Connection:
         """The next Frame of a direction, serialized.
 
         `payload`: the RPC without its length prefix; `observed_at`: unix nanoseconds; `verdicts`: one byte a message.
-        Of an RPC over 4 MiB the first 64 KiB are kept: either the reader has cut it already and gives its
-        `declared_length`, or it is cut here. ValueError: the connection is closed.
+        Of an RPC over 4 MiB the frame keeps the first 64 KiB. Either the reader has cut the RPC already and gives its
+        `declared_length`, or the tap cuts it. ValueError: the connection is closed.
         """
         if self.closed:
             raise ValueError(f"connection {self.id.hex()} is closed: its last frame of each direction is made")
@@ -81,8 +81,8 @@ class Connection:
                 self.hello_out = _hello(payload)
                 self._same += Frame(hello_out=self.hello_out).SerializeToString()
             self._sequence_out = sequence = self._sequence_out + 1
-        # A Frame is its encoded fields in any order, so the ones that never change are encoded once. A new object each
-        # time: one that is used again keeps all payloads it ever held in memory.
+        # A Frame is its encoded fields in any order, so fields that never change are encoded once. A new object each
+        # time: an object that is used again keeps the memory of its longest payload.
         return (
             self._same
             + Frame(
@@ -105,15 +105,5 @@ class Connection:
 
 
 def _hello(payload: bytes) -> bytes:
-    """ExtTopicTable bytes of a first RPC; empty if it has none, or one that is refused.
-
-    Unknown fields are left out: they say nothing about the table, and a peer could make every frame of the connection
-    megabytes long with them.
-    """
     rpc = read_rpc(payload)
-    if isinstance(rpc, Rejected) or not rpc.control.extensions.HasField("topicTableExtension"):
-        return b""
-    table = rpc.control.extensions.topicTableExtension
-    table.DiscardUnknownFields()
-    hello = table.SerializeToString()
-    return b"" if isinstance(parse_hello(hello), Rejected) else hello
+    return b"" if isinstance(rpc, Rejected) else hello_of(rpc)

@@ -1,4 +1,4 @@
-"""One try to get a block out of IPFS, and to read it: the genesis of a stream, or the block of a batch."""
+"""One attempt to get a block out of IPFS and to read it: the genesis of a stream, or the block of a batch."""
 
 from __future__ import annotations
 
@@ -19,63 +19,65 @@ REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT
 """beside those of bridge.ipfs and schemas.genesis"""
 
 
-class Ask(NamedTuple):
-    """A block to get."""
+class BlockRequest(NamedTuple):
+    """A block to get, and what it is expected to be."""
 
     kind: Literal["genesis", "batch"]
     cid: str
 
 
-class Origin(NamedTuple):
+class GenesisAnswer(NamedTuple):
     """What the genesis of a stream says: its separator, or why it has none."""
 
     separator: SeparatorRecord | None
     without: str | None
 
 
-class Batch(NamedTuple):
+class BatchAnswer(NamedTuple):
     """The block of a batch, read: its bytes and the streams in it."""
 
     block: bytes
     streams: tuple[str, ...]
 
 
-class Failed(NamedTuple):
-    """It could not be had; `final`: and never will."""
+class FetchFailed(NamedTuple):
+    """The block could not be had; `final`: another attempt would give the same."""
 
     reason: str
     detail: str
     final: bool
 
 
-class Away(NamedTuple):
+class IpfsAway(NamedTuple):
     """IPFS is away: why."""
 
     why: str
 
 
-Answer = Origin | Batch | Failed | Away
+Answer = GenesisAnswer | BatchAnswer | FetchFailed | IpfsAway
 
 
-def fetch(blocks: Blocks, ask: Ask, timeout: float, implied_separator: str | None = None) -> Answer:
-    """One try. `timeout` in s, of each block: a signed genesis has two."""
+def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
+    """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
     try:
-        if ask.kind == "batch":
-            return _read_batch(blocks.get(ask.cid, timeout, MAX_BLOCK))
-        return _get_genesis(blocks, ask.cid, timeout, implied_separator)
+        if request.kind == "batch":
+            return _read_batch(blocks.get(request.cid, timeout, MAX_BLOCK))
+        return _get_genesis(blocks, request.cid, timeout, implied_separator)
     except BlocksAwayError as error:
-        return Away(str(error))
+        return IpfsAway(str(error))
     except BlockUnavailableError as error:
-        return Failed(BLOCK_UNAVAILABLE if ask.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False)
+        return FetchFailed(
+            BLOCK_UNAVAILABLE if request.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False
+        )
     except BlockRefusedError as error:
-        return Failed(error.reason, str(error), final=True)
+        return FetchFailed(error.reason, str(error), final=True)
 
 
 def _read_batch(data: bytes) -> Answer:
     try:
-        return Batch(data, tuple(read_block(data)))
+        return BatchAnswer(data, tuple(read_block(data)))
     except BlockError as error:
-        return Failed(BLOCK_MALFORMED, str(error), final=True)
+        return FetchFailed(BLOCK_MALFORMED, str(error), final=True)
 
 
 def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: str | None) -> Answer:
@@ -84,6 +86,6 @@ def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: st
     while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
         found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_OTHER)
     if isinstance(read, Rejected):
-        return Failed(read.reason, read.detail, final=True)
+        return FetchFailed(read.reason, read.detail, final=True)
     separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)
-    return Origin(separator, read.without)
+    return GenesisAnswer(separator, read.without)

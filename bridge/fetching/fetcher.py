@@ -1,17 +1,19 @@
 """Blocks out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
 
-An update whose separator nothing tells waits in `kiln.wanted` for the genesis of its stream. All that wait for one
-genesis share one fetch; with the answer they go on to `kiln.updates`, in their order, and once the broker has them the
-answer goes to `kiln.streams`, so that nobody who reads it there can overtake them. The block of somebody else's batch
-goes to `kiln.blocks`, if its separator is of interest when it is read. What cannot be had is tried again, with pauses
-that grow, for `give_up` of the time that IPFS was there, and then goes to quarantine; it is not asked for again for
-`forget`. While IPFS is away everything waits.
+An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
+genesis share one fetch. With the answer these updates go on to `kiln.updates`, in their order. Once the broker has the
+updates, the answer goes to `kiln.streams`, so that no reader of the answer can send a later update past them. The block
+of somebody else's batch goes to `kiln.blocks`, if its separator is of interest when the fetcher reads the record.
 
-Exactly once: an update that is released carries the epoch (`genesis/NETWORK/PARTITION`, generation). Which ones are
-released next, and under which generation, is committed with the place in `kiln.wanted` before the first of them is
-written, and the generation is one higher with each commit. After a crash the same ones are released under the same
-generation before anything else is. So whoever reads the log drops what came already in the same epoch (docs/design,
-decision 7; bridge.fetching.offsets).
+The fetcher tries a missing block again, with pauses that grow, for `give_up` of the time that IPFS was there. Then the
+records go to quarantine, and the fetcher does not ask for the block again for `forget`. While IPFS is away everything
+waits.
+
+Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
+the first of some updates, it commits which updates these are and their generation, with the place in `kiln.wanted`.
+Each commit raises the generation by one. After a crash the fetcher releases the same updates under the same generation
+before anything else. So a reader of the log drops what came already in the same epoch (docs/design, decision 7;
+bridge.fetching.offsets).
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from typing import Final
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from bridge.fetching.attempts import FAULT, Answer, Ask, Failed, fetch
-from bridge.fetching.offsets import Ledger
-from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
+from bridge.fetching.attempts import FAULT, Answer, BlockRequest, FetchFailed, fetch
+from bridge.fetching.offsets import DoneOffsets
+from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
 from bridge.ipfs import Blocks
+from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
 from bridge.status import FetcherStatus
@@ -48,10 +51,10 @@ def _now_us() -> int:
 
 
 class Fetcher(KafkaThread):
-    """Runs a Desk between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
+    """Runs PendingFetches between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
 
-    One for a network and prefix: it assigns itself the partitions. While Kafka is away it tries again from its
-    committed place. What goes wrong in reading one block is reported and quarantined, and stops nothing.
+    A network and prefix have one fetcher: the fetcher assigns itself the partitions. While Kafka is away, the fetcher
+    tries again from its committed place. An error in reading one block is logged and quarantined, and stops nothing.
     """
 
     def __init__(
@@ -67,8 +70,8 @@ class Fetcher(KafkaThread):
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
-        `interests`: in which separators, as texts (`schemas.topics.parse_interest`), now; called in this thread.
-        `group`: who keeps the place; by default one of the network.
+        `interests`: the interests now, as texts (`schemas.topics.parse_interest`); called in this thread. `group`: the
+        consumer group that keeps the place; by default one of the network.
         """
         super().__init__(
             "fetcher",
@@ -83,7 +86,7 @@ class Fetcher(KafkaThread):
         self._interests = interests
         self._clock_us = clock_us
         self._pool = ThreadPoolExecutor(options.at_most, "fetch")
-        self._memory: Memory | None = None
+        self._known: KnownAnswers | None = None
         self._view = (0, 0, Counter[str]())
 
     @property
@@ -98,7 +101,7 @@ class Fetcher(KafkaThread):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What became of records since the start, by kind: `released`, `blocks`, `not_of_interest`, …, and reasons."""
+        """What became of records since the start, by the names in schemas.metrics."""
         return self._view[2]
 
     def status(self) -> FetcherStatus:
@@ -109,9 +112,9 @@ class Fetcher(KafkaThread):
         # fetches under way end when the blocks are closed
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read_streams(self) -> Memory:
-        """All that `kiln.streams` holds now."""
-        memory = Memory()
+    def _read_streams(self) -> KnownAnswers:
+        """All streams that are in `kiln.streams` now."""
+        known = KnownAnswers()
         consumer = self._consumer(None)
         try:
             parts = partitions_of(consumer, f"{self._prefix}streams")
@@ -119,99 +122,101 @@ class Fetcher(KafkaThread):
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
             while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
-                self._state = f"reading which streams are known: {len(memory.streams)}"
+                self._state = f"reading which streams are known: {len(known.streams)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:
-                        self._remember(memory, record.value)
+                        self._remember(known, record.value)
         finally:
             consumer.close()
-        return memory
+        return known
 
-    def _remember(self, memory: Memory, value: bytes | None) -> None:
+    def _remember(self, known: KnownAnswers, value: bytes | None) -> None:
         try:
             record = decode_stream(value or b"")
         except UNREADABLE:
             return  # `sink` quarantines it; a stream that is not known is asked for
         if record.network == self._options.network and record.source == "genesis":
-            memory.knows(record.stream, record.separator)
+            known.add_stream(record.stream, record.separator)
 
-    def _begin(self, consumer: KafkaConsumer, desk: Desk) -> dict[TopicPartition, Ledger]:
-        """Where to go on."""
+    def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
+        """Moves the consumer to the committed places. The offsets that are done, by partition."""
         parts = partitions_of(consumer, f"{self._prefix}wanted")
         consumer.assign(parts)
-        ledgers: dict[TopicPartition, Ledger] = {}
-        held, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        done: dict[TopicPartition, DoneOffsets] = {}
+        starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
         for part in parts:
             kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
-            offset, metadata = (held[part], "") if kept is None else (kept.offset, kept.metadata or "")
+            offset, metadata = (starts[part], "") if kept is None else (kept.offset, kept.metadata or "")
             # a clock is greater than what any number of commits has counted up to
-            ledger = Ledger(offset, metadata, self._clock_us())
-            if ledger.read > ends[part]:  # the topic was made anew
-                offset = held[part]
-                ledger = Ledger(offset, "", self._clock_us())
-            desk.counts["lost"] += ledger.gone(held[part])
-            consumer.seek(part, max(offset, held[part]))
-            desk.start(part.partition, ledger)
-            ledgers[part] = ledger
-        return ledgers
+            offsets = DoneOffsets(offset, metadata, self._clock_us())
+            if offsets.read > ends[part]:  # the topic was made anew
+                offset = starts[part]
+                offsets = DoneOffsets(offset, "", self._clock_us())
+            pending.counts["lost"] += offsets.gone(starts[part])
+            consumer.seek(part, max(offset, starts[part]))
+            pending.start(part.partition, offsets)
+            done[part] = offsets
+        return done
 
     def _commit(
-        self, consumer: KafkaConsumer, ledgers: Mapping[TopicPartition, Ledger], going: Mapping[int, set[int]]
+        self, consumer: KafkaConsumer, done: Mapping[TopicPartition, DoneOffsets], going: Mapping[int, set[int]]
     ) -> None:
         places = {
-            part: OffsetAndMetadata(ledger.place, ledger.metadata(going.get(part.partition, ())))
-            for part, ledger in ledgers.items()
-            if not ledger.repeating and (ledger.changed or part.partition in going)
+            part: OffsetAndMetadata(offsets.place, offsets.metadata(going.get(part.partition, ())))
+            for part, offsets in done.items()
+            if not offsets.repeating and (offsets.changed or part.partition in going)
         }
         if places:
             consumer.commit(places, timeout_ms=10_000)
         for part in places:
-            ledgers[part].committed()
+            done[part].committed()
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        if self._memory is None:
-            self._memory = self._read_streams()
+        if self._known is None:
+            self._known = self._read_streams()
         before = self._view[2]
-        desk = Desk(self._options, self._memory)
-        ledgers = self._begin(consumer, desk)
-        answers: deque[tuple[Ask, Future[Answer]]] = deque()  # filled by the threads that fetch
+        pending = PendingFetches(self._options, self._known)
+        done = self._begin(consumer, pending)
+        answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._stop.is_set():
-            self._take(consumer, desk, ledgers)
+            self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:
-                ask, future = answers.popleft()
-                desk.answer(ask, _answer_of(ask, future), now)
-            for ask in desk.next(now):
+                request, future = answers.popleft()
+                pending.answer(request, _answer_of(request, future), now)
+            for request in pending.next(now):
                 future = self._pool.submit(
-                    fetch, self._blocks, ask, self._options.timeout / 1e6, self._options.implied_separator
+                    fetch, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
                 )
-                future.add_done_callback(partial(_came, answers, ask))
-            due = desk.round(now)
-            self._commit(consumer, ledgers, due.going)
-            for stage in due.stages:
+                future.add_done_callback(partial(_came, answers, request))
+            writes = pending.next_writes(now)
+            self._commit(consumer, done, writes.going)
+            for stage in writes.stages:
                 if not self._write(producer, stage):
                     return
-            desk.written()
-            self._view = (desk.waiting, desk.under_way, before + desk.counts)
-            self._state = _in_words(desk)
-            self._error = None if desk.away is None else f"nothing is fetched, IPFS is away: {desk.away}"
+            pending.written()
+            self._view = (pending.waiting, pending.under_way, before + pending.counts)
+            self._state = _in_words(pending)
+            self._error = None if pending.away is None else f"nothing is fetched, IPFS is away: {pending.away}"
 
-    def _take(self, consumer: KafkaConsumer, desk: Desk, ledgers: Mapping[TopicPartition, Ledger]) -> None:
-        rooms = {part: desk.room(part.partition, _AT_ONCE) for part in ledgers}
+    def _take(
+        self, consumer: KafkaConsumer, pending: PendingFetches, done: Mapping[TopicPartition, DoneOffsets]
+    ) -> None:
+        rooms = {part: pending.room(part.partition, _AT_ONCE) for part in done}
         full = [part for part, room in rooms.items() if not room]
         consumer.pause(*full)
         consumer.resume(*(rooms.keys() - full))
         at_most = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in consumer.poll(timeout_ms=20 if desk.busy else 200, max_records=at_most).items():
+        for part, records in consumer.poll(timeout_ms=20 if pending.busy else 200, max_records=at_most).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()
             for record in records:
-                desk.take(Place(part.partition, record.offset), record.value, interests, now)
+                pending.take(Place(part.partition, record.offset), record.value, interests, now)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
-        """Whether the broker has them all; not when it is to stop. FramesProducerError: it has refused one."""
+        """Whether the broker has all of them; False when the thread is to stop. FramesProducerError: a refusal."""
         left = len(outputs)
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
@@ -236,21 +241,21 @@ class Fetcher(KafkaThread):
         return True
 
 
-def _came(answers: deque[tuple[Ask, Future[Answer]]], ask: Ask, future: Future[Answer]) -> None:
-    answers.append((ask, future))
+def _came(answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]) -> None:
+    answers.append((request, future))
 
 
-def _answer_of(ask: Ask, future: Future[Answer]) -> Answer:
+def _answer_of(request: BlockRequest, future: Future[Answer]) -> Answer:
     error = future.exception()
     if error is None:
         return future.result()
     # a peer chooses the bytes: what they can make go wrong must not end all fetching
-    _LOG.error("fetching the %s %s", ask.kind, ask.cid, exc_info=error)
-    return Failed(FAULT, repr(error)[:500], final=True)
+    _LOG.error("fetching the %s %s", request.kind, request.cid, exc_info=error)
+    return FetchFailed(FAULT, repr(error)[:500], final=True)
 
 
-def _in_words(desk: Desk) -> str:
-    waiting = f" (waiting: {desk.waiting})" if desk.waiting else ""
-    if desk.away is not None:
-        return f"IPFS is away: {desk.away}{waiting}"
-    return f"fetching {desk.under_way}{waiting}" if desk.busy else "waiting for what is wanted"
+def _in_words(pending: PendingFetches) -> str:
+    waiting = f" (waiting: {pending.waiting})" if pending.waiting else ""
+    if pending.away is not None:
+        return f"IPFS is away: {pending.away}{waiting}"
+    return f"fetching {pending.under_way}{waiting}" if pending.busy else "waiting for what is wanted"

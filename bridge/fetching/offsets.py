@@ -1,8 +1,9 @@
-"""Which records of a partition are done, though not in their order, kept in the metadata of a committed offset.
+"""Which records of a partition are done. Records are done out of order, so the metadata of the committed offset says
+which ones.
 
-Exactly once needs two things of it. What is let go to `kiln.updates` is committed as going, under a generation of its
-own, before the first of it is written; and after a crash all that was going is let go again, under the same generation,
-before anything else is. So who reads the log knows each repeat by generation and message (decision 7).
+Exactly once rests on two rules. The fetcher commits which records are going to `kiln.updates`, under a generation of
+their own, before it writes the first of them. After a crash the fetcher writes all these records again, under the same
+generation, before anything else. So a reader of the log knows each repeat by generation and message (decision 7).
 """
 
 from __future__ import annotations
@@ -48,17 +49,18 @@ _WIDEST: Final = 8 * (_MOST_BYTES - 1)  # offsets that a bitmap can span
 _MOST_OF_A_STEP: Final = 4  # bytes of one varint, to be reckoned with: 268 million records done between two open ones
 
 
-class Ledger:
+class DoneOffsets:
     """Which records of one partition are done. Pure.
 
-    It can always be written in `MAX_METADATA` bytes: steps never grow longer in sum as records are done, and the span
-    of a bitmap grows by what is taken alone. So `room` says how many more may be taken.
+    The metadata always fits in `MAX_METADATA` bytes: as records are done, the steps never grow longer in sum, and the
+    span of the bitmap grows only by what is taken. `room` says how many more records may be taken.
     """
 
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:
-        """As committed. `fresh_generation`: where the metadata holds none; greater than any that was.
+        """`offset`, `metadata`: as committed. `fresh_generation`: taken where the metadata has none; greater than any
+        before.
 
-        Metadata that cannot be read was set by hand: then all from `offset` on is to be dealt with.
+        Metadata that cannot be read was set by hand. Then every record from `offset` on counts as not done.
         """
         found = _read_metadata(offset, metadata)
         kept, offsets, going = found or (KeptPlace(fresh_generation, offset), [], set[int]())
@@ -75,7 +77,7 @@ class Ledger:
     # -------- records
 
     def take(self, offset: int) -> bool:
-        """The next record; whether it is to be dealt with: not if an earlier run did."""
+        """Takes the next record. False: an earlier run has done it."""
         self._at = offset + 1
         self.gone(offset)
         if self._again and self._again[0] == offset:
@@ -88,7 +90,7 @@ class Ledger:
         return True
 
     def gone(self, before: int) -> int:
-        """Kafka no longer holds what comes before this offset; how many records that were not done are lost so."""
+        """Kafka has nothing before this offset any more. How many records are lost so that were not done."""
         lost = 0
         while self._again and self._again[0] < before:
             self.done(self._again.popleft())
@@ -120,7 +122,7 @@ class Ledger:
 
     @property
     def repeating(self) -> bool:
-        """Whether what an earlier run let go comes first, all of it, and nothing is committed until it is done."""
+        """Whether records that an earlier run let go come first. Until all of these are done, nothing is committed."""
         return bool(self._repeat)
 
     def may_go(self, offset: int) -> bool:
@@ -129,7 +131,7 @@ class Ledger:
 
     @property
     def generation(self) -> int:
-        """Of what is let go now."""
+        """The generation of records that are let go now."""
         return self._generation if self._repeat else self._generation + 1
 
     # -------- to be committed, before what is going is written
@@ -140,13 +142,13 @@ class Ledger:
         return next(iter(self._open), self.read)
 
     def metadata(self, going: Collection[int] = ()) -> str:
-        """What to commit beside `place`. `going`: what is let go next, under `generation`."""
+        """What to commit beside `place`. `going`: the offsets that are let go next, under `generation`."""
         numbers = [number for number, offset in enumerate(self._open) if offset in going] if going else []
         kept = KeptPlace(self.generation, self.read, _text(self._open, self.place), _text(numbers, 0))
         return msgspec.json.encode(kept).decode()
 
     def committed(self) -> None:
-        """`place` and `metadata` are. Not while `repeating`."""
+        """The broker has `place` and `metadata`. Never called while `repeating`."""
         self._generation += 1
         self.changed = False
 

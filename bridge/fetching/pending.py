@@ -1,4 +1,4 @@
-"""Who waits for which block, and what is written once it is there or cannot be had: the part without Kafka and IPFS."""
+"""Which records wait for which block, and what is written once a block came or was given up. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from bridge.fetching.attempts import Answer, Ask, Away, Batch, Failed, Origin
-from bridge.fetching.offsets import MOST_GOING, Ledger
+from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway
+from bridge.fetching.offsets import MOST_GOING, DoneOffsets
+from bridge.kafka.place import Place
 from schemas.cid import cid_text
 from schemas.records import (
     UNREADABLE,
@@ -42,14 +43,7 @@ _KEPT_BLOCKS: Final = 10_000  # batches that are remembered as had
 _KEPT_MISSING: Final = 50_000
 _MOST_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is asked for
 _MOST_READY: Final = 1_000  # updates that may go on, and have not yet
-_MOST_HELD: Final = 16  # blocks in memory while the geneses of their streams are asked for
-
-
-class Place(NamedTuple):
-    """A record of the topic of what is wanted."""
-
-    partition: int
-    offset: int
+_MOST_BLOCKS: Final = 16  # blocks in memory while the geneses of their streams are asked for
 
 
 class Output(NamedTuple):
@@ -61,16 +55,16 @@ class Output(NamedTuple):
     value: bytes
 
 
-class Round(NamedTuple):
-    """What is to be written now: the broker must have all of a stage before the next begins.
+class Writes(NamedTuple):
+    """What is to be written now, in stages. The broker must have all of a stage before the next stage begins.
 
-    Updates and quarantine; then streams, as who reads them there sends later updates past us; then blocks, as who reads
-    them looks for their streams.
+    First updates and quarantine. Then streams: whoever reads a stream there sends later updates past the fetcher. Then
+    blocks: whoever reads a block looks for its streams.
     """
 
     stages: tuple[list[Output], list[Output], list[Output]]
     going: dict[int, set[int]]
-    """by partition, offsets of the updates in the first stage: to be committed before it is written"""
+    """by partition, offsets of the updates in the first stage: committed before that stage is written"""
 
 
 @dataclass(frozen=True)
@@ -83,13 +77,13 @@ class FetchingOptions:
     timeout: int = 30 * _SECOND
     """of one try"""
     give_up: int = 600 * _SECOND
-    """how long one block is tried for, of the time that IPFS is there"""
+    """how long the fetcher tries one block; only the time that IPFS is there counts"""
     forget: int = 600 * _SECOND
-    """how long what could not be had is not asked for again"""
+    """how long the fetcher does not ask again for a block that it gave up"""
     check_genesis: bool = True
-    """whether the geneses of a batch's streams are asked for before its block goes on"""
+    """whether the fetcher asks for the geneses of a batch's streams before the batch's block goes on"""
     check_for: int = 10 * _SECOND
-    """how long at most"""
+    """how long the block waits for them at most"""
     max_open: int = 10_000
     """records that wait"""
     implied_separator: str | None = None
@@ -100,27 +94,27 @@ class _Wanted(NamedTuple):
     record: WantedRecord
 
 
-class _Release(NamedTuple):
-    """An update that may go on."""
+class _ReadyUpdate(NamedTuple):
+    """An update whose separator is known: it may go on to `kiln.updates`."""
 
     wanted: _Wanted
     update: UpdateRecord
     separator: SeparatorRecord | None
 
 
-class _Tell(NamedTuple):
-    """An answer for `kiln.streams`, behind the updates that waited for it."""
+class _ReadyAnswer(NamedTuple):
+    """An answer for `kiln.streams`. It stands in line behind the updates that waited for it."""
 
     record: StreamRecord
-    ask: Ask
+    request: BlockRequest
     checks: tuple[str, ...]
 
 
 @dataclass
-class _Job:
-    """A block that is being got, and who waits for it."""
+class _Fetch:
+    """A block to fetch, and the records that wait for the block."""
 
-    ask: Ask
+    request: BlockRequest
     number: int
     due: int
     waiting: deque[_Wanted] = field(default_factory=deque)
@@ -131,66 +125,69 @@ class _Job:
 
 
 @dataclass
-class _Check:
+class _BatchCheck:
     """A batch's block that waits for the geneses of its streams."""
 
-    batch: Batch
+    batch: BatchAnswer
     until: int
     asked: set[str]  # CIDs of geneses
     waiting: deque[_Wanted]
 
 
-class Memory:
-    """What is known, and outlives a loss of Kafka: answers that are in `kiln.streams`, what could not be had."""
+class KnownAnswers:
+    """What the fetcher need not ask for: streams in `kiln.streams`, blocks that came, blocks given up of late.
+
+    It outlives a loss of Kafka.
+    """
 
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
-        self.missing: OrderedDict[Ask, tuple[int, Failed]] = OrderedDict()  # until when
+        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailed]] = OrderedDict()  # until when
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
 
-    def knows(self, stream: str, separator: SeparatorRecord | None) -> None:
-        """The broker has the answer."""
+    def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
+        """`kiln.streams` has the separator of this stream; None: the stream has none."""
         self.streams[stream] = separator
         self.streams.move_to_end(stream)
         if len(self.streams) > _KEPT_ANSWERS:
             self.streams.popitem(last=False)
 
-    def had(self, record: WantedRecord) -> None:
-        """The broker has the block."""
+    def add_block(self, record: WantedRecord) -> None:
+        """`kiln.blocks` has the block of this batch, under this separator."""
         self.blocks[record.cid, record.separator] = None
         if len(self.blocks) > _KEPT_BLOCKS:
             self.blocks.popitem(last=False)
 
-    def lacks(self, ask: Ask, failed: Failed, until: int) -> None:
-        self.missing[ask] = (until, failed)
-        self.missing.move_to_end(ask)
+    def add_missing(self, request: BlockRequest, failed: FetchFailed, until: int) -> None:
+        self.missing[request] = (until, failed)
+        self.missing.move_to_end(request)
         if len(self.missing) > _KEPT_MISSING:
             self.missing.popitem(last=False)
 
-    def lacking(self, ask: Ask, now: int) -> Failed | None:
-        """Why it could not be had of late."""
-        found = self.missing.get(ask)
+    def why_missing(self, request: BlockRequest, now: int) -> FetchFailed | None:
+        """Why the fetcher gave the block up of late; None: it did not."""
+        found = self.missing.get(request)
         if found is None:
             return None
         if found[0] <= now:
-            del self.missing[ask]
+            del self.missing[request]
             return None
         return found[1]
 
 
-class Desk:
-    """Who waits for what, and what is to be written. Pure: time comes from the caller, in µs.
+class PendingFetches:
+    """Which records wait for which blocks, and what is to be written. Pure: time comes from the caller, in µs.
 
-    Again and again: `take` records while there is `room`, begin what `next` says, hand its `answer` in, write the
-    `round` once what is going is committed, say `written`.
+    The caller, in a loop: `take` records while there is `room`; begin the fetches that `next` names; hand in each
+    `answer`; commit what `next_writes` says is going; write its stages; say `written`.
     """
 
-    def __init__(self, options: FetchingOptions, memory: Memory) -> None:
+    def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:
         self._options = options
-        self._memory = memory
-        self._ledgers: dict[int, Ledger] = {}
-        self._jobs: dict[Ask, _Job] = {}
-        self._checks: dict[str, _Check] = {}  # by the CID of the batch
+        self._known = known
+        self._offsets: dict[int, DoneOffsets] = {}
+        self._fetches: dict[BlockRequest, _Fetch] = {}
+        self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self._under_way = 0
         self._number = 0
         self._there = 0  # µs that IPFS was there, up to _there_at
@@ -200,7 +197,7 @@ class Desk:
         """why IPFS cannot be asked"""
         self.counts: Counter[str] = Counter()
         """what became of records: `released`, `blocks`, `not_of_interest`, …, and reasons"""
-        self._ready: dict[int, deque[_Release | _Tell]] = {}  # by partition
+        self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._answered: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
         # of this round
         self._stages: tuple[list[Output], list[Output], list[Output]] = ([], [], [])
@@ -210,23 +207,23 @@ class Desk:
 
     # -------- records in
 
-    def start(self, partition: int, ledger: Ledger) -> None:
-        """Records of this partition come from the ledger's place on."""
-        self._ledgers[partition] = ledger
+    def start(self, partition: int, offsets: DoneOffsets) -> None:
+        """Records of this partition come from the place of its offsets on."""
+        self._offsets[partition] = offsets
         self._ready[partition] = deque()
 
     def room(self, partition: int, at_most: int) -> int:
         """How many more records of this partition may be taken."""
-        ledger = self._ledgers[partition]
+        offsets = self._offsets[partition]
         at_most = min(at_most, self._options.max_open - self.waiting)
-        if not ledger.repeating:  # what is to be repeated may be behind what waits for it
+        if not offsets.repeating:  # what is to be repeated may be behind what waits for it
             at_most = min(at_most, _MOST_READY - len(self._ready[partition]))
-        return ledger.room(max(0, at_most))
+        return offsets.room(max(0, at_most))
 
     @property
     def waiting(self) -> int:
         """How many records wait."""
-        return sum(ledger.waiting for ledger in self._ledgers.values())
+        return sum(offsets.waiting for offsets in self._offsets.values())
 
     @property
     def under_way(self) -> int:
@@ -236,11 +233,11 @@ class Desk:
     @property
     def busy(self) -> bool:
         """Whether something is to be done soon without a new record."""
-        return bool(self._jobs or self._checks or any(self._ready.values()))
+        return bool(self._fetches or self._checks or any(self._ready.values()))
 
     def take(self, place: Place, value: bytes | None, interests: Iterable[Interest], now: int) -> None:
-        """The next record of a partition. `interests`: in which separators, now."""
-        if not self._ledgers[place.partition].take(place.offset):
+        """The next record of a partition. `interests`: the separators that are followed now."""
+        if not self._offsets[place.partition].take(place.offset):
             return
         try:
             record = decode_wanted(value or b"")
@@ -264,16 +261,16 @@ class Desk:
         assert update is not None, "WantedRecord: a genesis is wanted with an update"
         if cid_text(StreamID.parse(update.stream).genesis) != wanted.record.cid:
             raise _NotWantedError(f"{wanted.record.cid} is not the genesis of {update.stream}")
-        ask = Ask("genesis", wanted.record.cid)
-        for known in (self._answered, self._memory.streams):
+        request = BlockRequest("genesis", wanted.record.cid)
+        for known in (self._answered, self._known.streams):
             if update.stream in known:
-                self._ready[wanted.place.partition].append(_Release(wanted, update, known[update.stream]))
+                self._ready[wanted.place.partition].append(_ReadyUpdate(wanted, update, known[update.stream]))
                 return
-        failed = self._memory.lacking(ask, now)
+        failed = self._known.why_missing(request, now)
         if failed is not None:
             self._give_up_update(wanted, failed, now)
             return
-        self._job(ask, now).waiting.append(wanted)
+        self._fetch_for(request, now).waiting.append(wanted)
 
     def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> None:
         record = wanted.record
@@ -282,158 +279,161 @@ class Desk:
         if not any(interest.covers(separator) for interest in interests):
             self._end(wanted.place, "not_of_interest")
             return
-        ask = Ask("batch", record.cid)
-        if (record.cid, record.separator) in self._memory.blocks or self._memory.lacking(ask, now) is not None:
+        request = BlockRequest("batch", record.cid)
+        if (record.cid, record.separator) in self._known.blocks or self._known.why_missing(request, now) is not None:
             self._end(wanted.place, "again")
             return
         check = self._checks.get(record.cid)
         if check is not None:
             check.waiting.append(wanted)
             return
-        self._job(ask, now).waiting.append(wanted)
+        self._fetch_for(request, now).waiting.append(wanted)
 
-    def _job(self, ask: Ask, now: int) -> _Job:
-        job = self._jobs.get(ask)
-        if job is None:
+    def _fetch_for(self, request: BlockRequest, now: int) -> _Fetch:
+        fetch = self._fetches.get(request)
+        if fetch is None:
             self._number += 1
-            job = self._jobs[ask] = _Job(ask, self._number, now)
-        return job
+            fetch = self._fetches[request] = _Fetch(request, self._number, now)
+        return fetch
 
     # -------- fetches
 
-    def next(self, now: int) -> list[Ask]:
-        """What to fetch now; an answer is to come for each."""
+    def next(self, now: int) -> list[BlockRequest]:
+        """What to fetch now. The caller hands in an `answer` for each."""
         if self.away is not None:
             if now < self._probe_at or self._under_way:
                 return []
             self._probe_at = now + _PROBE_EVERY
-            return [self._begin(job, now) for job in sorted(self._idle(), key=_turn)[:1]]
+            return [self._begin(fetch, now) for fetch in sorted(self._idle(), key=_turn)[:1]]
         free = self._options.at_most - self._under_way
         if free <= 0:
             return []
-        running = [job for job in self._jobs.values() if job.under_way]
-        blocks = _MOST_HELD - len(self._checks) - sum(job.ask.kind == "batch" for job in running)
-        # what never comes leaves room for what does
-        again = max(1, self._options.at_most // 2) - sum(job.tries > 1 for job in running)
-        chosen: list[Ask] = []
-        for job in sorted((job for job in self._idle() if job.due <= now), key=_turn):
+        running = [fetch for fetch in self._fetches.values() if fetch.under_way]
+        blocks = _MOST_BLOCKS - len(self._checks) - sum(fetch.request.kind == "batch" for fetch in running)
+        # retries of blocks that never come leave room for first tries
+        again = max(1, self._options.at_most // 2) - sum(fetch.tries > 1 for fetch in running)
+        chosen: list[BlockRequest] = []
+        for fetch in sorted((fetch for fetch in self._idle() if fetch.due <= now), key=_turn):
             if len(chosen) == free:
                 break
-            if (job.ask.kind == "batch" and blocks <= 0) or (job.tries and again <= 0):
+            if (fetch.request.kind == "batch" and blocks <= 0) or (fetch.tries and again <= 0):
                 continue
-            blocks -= job.ask.kind == "batch"
-            again -= job.tries > 0
-            chosen.append(self._begin(job, now))
+            blocks -= fetch.request.kind == "batch"
+            again -= fetch.tries > 0
+            chosen.append(self._begin(fetch, now))
         return chosen
 
-    def _idle(self) -> Iterator[_Job]:
-        return (job for job in self._jobs.values() if not job.under_way)
+    def _idle(self) -> Iterator[_Fetch]:
+        return (fetch for fetch in self._fetches.values() if not fetch.under_way)
 
-    def _begin(self, job: _Job, now: int) -> Ask:
-        job.under_way = True
-        job.tries += 1
+    def _begin(self, fetch: _Fetch, now: int) -> BlockRequest:
+        fetch.under_way = True
+        fetch.tries += 1
         self._under_way += 1
-        if job.since is None:
-            job.since = self._present(now)
-        return job.ask
+        if fetch.since is None:
+            fetch.since = self._present(now)
+        return fetch.request
 
     def _present(self, now: int) -> int:
-        """The clock of the time that IPFS was there."""
+        """How long IPFS was there so far, in µs."""
         if self._there_at is not None and self.away is None:
             self._there += max(0, now - self._there_at)
         self._there_at = now
         return self._there
 
-    def answer(self, ask: Ask, answer: Answer, now: int) -> None:
-        """What came of a fetch."""
-        job = self._jobs[ask]
-        job.under_way = False
+    def answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
+        """How a fetch ended."""
+        fetch = self._fetches[request]
+        fetch.under_way = False
         self._under_way -= 1
         present = self._present(now)
-        if isinstance(answer, Away):
+        if isinstance(answer, IpfsAway):
             self.away = answer.why
-            job.tries -= 1
+            fetch.tries -= 1
             return
         self.away = None
-        if isinstance(answer, Failed):
-            waited = present - (present if job.since is None else job.since)
-            for cid in job.checks.keys() - self._checks.keys():  # they waited long enough
-                del job.checks[cid]
-            if answer.final or waited >= self._options.give_up or not (job.waiting or job.checks):
-                self._give_up(job, answer, waited, now)
+        if isinstance(answer, FetchFailed):
+            waited = present - (present if fetch.since is None else fetch.since)
+            for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
+                del fetch.checks[cid]
+            if answer.final or waited >= self._options.give_up or not (fetch.waiting or fetch.checks):
+                self._give_up(fetch, answer, waited, now)
             else:
-                job.due = now + min(_SECOND << min(job.tries - 1, 6), _LONGEST_PAUSE)
+                fetch.due = now + min(_SECOND << min(fetch.tries - 1, 6), _LONGEST_PAUSE)
             return
-        del self._jobs[ask]
-        if isinstance(answer, Origin):
-            self._answer_genesis(job, answer, now)
+        del self._fetches[request]
+        if isinstance(answer, GenesisAnswer):
+            self._answer_genesis(fetch, answer, now)
         else:
-            self._answer_batch(job, answer, now)
+            self._answer_batch(fetch, answer, now)
 
-    def _answer_genesis(self, job: _Job, answer: Origin, now: int) -> None:
+    def _answer_genesis(self, fetch: _Fetch, answer: GenesisAnswer, now: int) -> None:
         waited: dict[str, int] = {}  # in which partition, by stream
-        for wanted in sorted(job.waiting, key=_heard):
+        for wanted in sorted(fetch.waiting, key=_heard):
             if (update := wanted.record.update) is not None:
                 partition = waited[update.stream] = wanted.place.partition
-                self._ready[partition].append(_Release(wanted, update, answer.separator))
-        listed = {stream for streams in job.checks.values() for stream in streams}
+                self._ready[partition].append(_ReadyUpdate(wanted, update, answer.separator))
+        listed = {stream for streams in fetch.checks.values() for stream in streams}
         for stream in (*waited, *sorted(listed - waited.keys())):
             record = StreamRecord(self._options.network, stream, answer.separator, now, without=answer.without)
-            tell = _Tell(record, job.ask, tuple(cid for cid, streams in job.checks.items() if stream in streams))
+            checks = tuple(cid for cid, streams in fetch.checks.items() if stream in streams)
+            ready = _ReadyAnswer(record, fetch.request, checks)
             self._answered[stream] = answer.separator
             if stream in waited:
-                self._ready[waited[stream]].append(tell)
+                self._ready[waited[stream]].append(ready)
             else:
-                self._tell(tell)
+                self._tell(ready)
 
-    def _answer_batch(self, job: _Job, batch: Batch, now: int) -> None:
-        check = _Check(batch, now + self._options.check_for, set(), job.waiting)
-        self._checks[job.ask.cid] = check
+    def _answer_batch(self, fetch: _Fetch, batch: BatchAnswer, now: int) -> None:
+        check = _BatchCheck(batch, now + self._options.check_for, set(), fetch.waiting)
+        self._checks[fetch.request.cid] = check
         if not self._options.check_genesis:
             return
-        unknown = (s for s in batch.streams if s not in self._memory.streams and s not in self._answered)
+        unknown = (s for s in batch.streams if s not in self._known.streams and s not in self._answered)
         for stream, _ in zip(unknown, range(_MOST_CHECKS), strict=False):
-            ask = Ask("genesis", cid_text(StreamID.parse(stream).genesis))
-            if self._memory.lacking(ask, now) is None:
-                self._job(ask, now).checks.setdefault(job.ask.cid, set()).add(stream)
-                check.asked.add(ask.cid)
+            request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
+            if self._known.why_missing(request, now) is None:
+                self._fetch_for(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
+                check.asked.add(request.cid)
 
     # -------- what becomes of them
 
-    def _release(self, release: _Release) -> None:
+    def _release(self, release: _ReadyUpdate) -> None:
         wanted, update, separator = release
         partition = wanted.place.partition
-        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._ledgers[partition].generation)
+        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = update_key(update.network, separator, update.stream)
         self._stages[0].append(Output("updates", key, encode(released)))
         self._end(wanted.place, "released")
 
-    def _tell(self, tell: _Tell) -> None:
-        record = tell.record
+    def _tell(self, ready: _ReadyAnswer) -> None:
+        record = ready.record
         self._stages[1].append(Output("streams", record.stream.encode(), encode(record)))
         self._told.append(record)
         self.counts["streams"] += 1
         if record.without is not None:
             self.counts[record.without] += 1
-        self._checked(tell.ask, tell.checks)
+        self._checked(ready.request, ready.checks)
 
-    def _checked(self, ask: Ask, checks: Iterable[str]) -> None:
+    def _checked(self, request: BlockRequest, checks: Iterable[str]) -> None:
         for cid in checks:
             if (check := self._checks.get(cid)) is not None:
-                check.asked.discard(ask.cid)
+                check.asked.discard(request.cid)
 
-    def _give_up(self, job: _Job, failed: Failed, waited: int, now: int) -> None:
-        del self._jobs[job.ask]
+    def _give_up(self, fetch: _Fetch, failed: FetchFailed, waited: int, now: int) -> None:
+        del self._fetches[fetch.request]
         if not failed.final:
-            failed = failed._replace(detail=f"not had in {job.tries} tries over {waited / 1e6:.0f} s: {failed.detail}")
-        self._memory.lacks(job.ask, failed, now + self._options.forget)
-        if job.ask.kind == "genesis":
-            for wanted in job.waiting:
+            failed = failed._replace(
+                detail=f"not had in {fetch.tries} tries over {waited / 1e6:.0f} s: {failed.detail}"
+            )
+        self._known.add_missing(fetch.request, failed, now + self._options.forget)
+        if fetch.request.kind == "genesis":
+            for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
-            self._checked(job.ask, job.checks)
+            self._checked(fetch.request, fetch.checks)
             return
-        for wanted, first in _by_separator(job.waiting):
+        for wanted, first in _by_separator(fetch.waiting):
             if first:
                 record = wanted.record
                 lost = BlockRecord(record.network, record.cid, now, _announced(record), reason=failed.reason)
@@ -441,14 +441,14 @@ class Desk:
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
             self._end(wanted.place, failed.reason if first else "again")
 
-    def _give_up_update(self, wanted: _Wanted, failed: Failed, now: int) -> None:
+    def _give_up_update(self, wanted: _Wanted, failed: FetchFailed, now: int) -> None:
         update = wanted.record.update
         if update is not None:
             key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
             self._quarantine(key, failed.reason, failed.detail, encode(wanted.record), now)
         self._end(wanted.place, failed.reason)
 
-    def _pass_on(self, check: _Check, now: int) -> None:
+    def _pass_on(self, check: _BatchCheck, now: int) -> None:
         for wanted, first in _by_separator(check.waiting):
             record = wanted.record
             if first:
@@ -468,61 +468,62 @@ class Desk:
 
     # -------- rounds
 
-    def round(self, now: int) -> Round:
-        """What is to be written now."""
+    def next_writes(self, now: int) -> Writes:
+        """What to write now."""
         going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition))}
         for cid in [cid for cid, check in self._checks.items() if not check.asked or check.until <= now]:
             check = self._checks.pop(cid)
             self._pass_on(check, now)
             for genesis in check.asked:
-                self._uncheck(Ask("genesis", genesis), cid)
-        return Round(self._stages, going)
+                self._uncheck(BlockRequest("genesis", genesis), cid)
+        return Writes(self._stages, going)
 
     def _let_go(self, partition: int) -> set[int]:
-        """Releases what is ready, in its order, as much as can be going at a time.
+        """Releases ready updates in their order, as many as can be going at a time. The offsets of the released ones.
 
-        An answer comes with the last update that waited for it: once that is done, nothing would bring it back.
+        An answer goes with the last update that waited for it: once that update is done, nothing would bring the answer
+        back after a crash.
         """
-        ledger, ready = self._ledgers[partition], self._ready[partition]
+        offsets, ready = self._offsets[partition], self._ready[partition]
         going: set[int] = set()
-        later: deque[_Release | _Tell] = deque()
-        held: set[str] = set()  # streams
+        later: deque[_ReadyUpdate | _ReadyAnswer] = deque()
+        behind: set[str] = set()  # streams of which an update may not go yet
         while ready:
             item = ready[0]
-            if isinstance(item, _Tell):
-                if item.record.stream in held:
+            if isinstance(item, _ReadyAnswer):
+                if item.record.stream in behind:
                     later.append(item)
                 else:
                     self._tell(item)
             elif len(going) == MOST_GOING:
                 break
-            elif ledger.may_go(item.wanted.place.offset):
+            elif offsets.may_go(item.wanted.place.offset):
                 self._release(item)
                 going.add(item.wanted.place.offset)
             else:
                 later.append(item)
-                held.add(item.update.stream)
+                behind.add(item.update.stream)
             ready.popleft()
         ready.extendleft(reversed(later))
         return going
 
-    def _uncheck(self, ask: Ask, cid: str) -> None:
-        job = self._jobs.get(ask)
-        # what is under way may end, as its answer is of use later
-        if job is not None and not job.under_way:
-            job.checks.pop(cid, None)
-            if not job.checks and not job.waiting:
-                del self._jobs[ask]
+    def _uncheck(self, request: BlockRequest, cid: str) -> None:
+        fetch = self._fetches.get(request)
+        # a fetch that is under way goes on: its answer is of use later
+        if fetch is not None and not fetch.under_way:
+            fetch.checks.pop(cid, None)
+            if not fetch.checks and not fetch.waiting:
+                del self._fetches[request]
 
     def written(self) -> None:
-        """The broker has all of the round."""
+        """The broker has all that `next_writes` gave."""
         for told in self._told:
-            self._memory.knows(told.stream, told.separator)
+            self._known.add_stream(told.stream, told.separator)
             self._answered.pop(told.stream, None)
         for record in self._had:
-            self._memory.had(record)
+            self._known.add_block(record)
         for place in self._finished:
-            self._ledgers[place.partition].done(place.offset)
+            self._offsets[place.partition].done(place.offset)
         self._told, self._had, self._finished = [], [], []
         self._stages = ([], [], [])
 
@@ -538,14 +539,14 @@ def _announced(record: WantedRecord) -> SeparatorRecord:
 
 
 def _heard(wanted: _Wanted) -> tuple[int, int, int, int]:
-    """In the order of the network: those of one micro-batch come in any."""
+    """The order of the network. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
 
 
-def _turn(job: _Job) -> tuple[bool, int, int, int]:
-    """Updates that wait come before checks; what was tried least before the rest; then in order."""
-    return not job.waiting, job.tries, job.due, job.number
+def _turn(fetch: _Fetch) -> tuple[bool, int, int, int]:
+    """The order of fetches: blocks that updates wait for before checks, then the least tried, then the oldest."""
+    return not fetch.waiting, fetch.tries, fetch.due, fetch.number
 
 
 def _by_separator(waiting: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, bool]]:

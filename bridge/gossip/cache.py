@@ -107,38 +107,38 @@ class SeenSet:
     `cap` ids, the oldest go first: `evicted` counts them.
     """
 
-    __slots__ = ("_cap", "_held", "_horizon", "_marks", "_order", "evicted")
+    __slots__ = ("_cap", "_horizon", "_known", "_marks", "_order", "evicted")
 
     def __init__(self, horizon: float, cap: int) -> None:
         self._horizon = horizon
         self._cap = cap
-        self._held: dict[bytes, int] = {}
+        self._known: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()  # a dict is slow to find its first key after many deletions at the front
         self._marks: deque[list[float]] = deque()  # [time, how many were added in the grain that began then]
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._known)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._held
+        return key in self._known
 
     def get(self, key: bytes) -> int | None:
         """The number given with an id, or None if the id is not held."""
-        return self._held.get(key)
+        return self._known.get(key)
 
     def add(self, key: bytes, number: int, now: float) -> bool:
         """Hold an id; False, and nothing changed, if it is held."""
-        if key in self._held:
+        if key in self._known:
             return False
-        self._held[key] = number
+        self._known[key] = number
         self._order.append(key)
         if self._marks and now - self._marks[-1][0] < _GRAIN:
             self._marks[-1][1] += 1
         else:
             self._marks.append([now, 1])
-        if len(self._held) > self._cap:
-            del self._held[self._order.popleft()]
+        if len(self._known) > self._cap:
+            del self._known[self._order.popleft()]
             self._marks[0][1] -= 1
             if not self._marks[0][1]:
                 self._marks.popleft()
@@ -150,7 +150,7 @@ class SeenSet:
         marks = self._marks
         while marks and now - marks[0][0] >= self._horizon + _GRAIN:
             for _ in range(int(marks.popleft()[1])):
-                del self._held[self._order.popleft()]
+                del self._known[self._order.popleft()]
 
 
 class Cached(NamedTuple):
@@ -167,14 +167,14 @@ class MessageCache:
     of those keeps the whole RPC alive that it came in.
     """
 
-    __slots__ = ("_bytes", "_cap", "_gossip", "_held", "_length", "_order", "_sent", "_windows", "evicted")
+    __slots__ = ("_bytes", "_cap", "_gossip", "_length", "_messages", "_order", "_sent", "_windows", "evicted")
 
     def __init__(self, length: int, gossip: int, cap: int) -> None:
         self._length = length
         self._gossip = gossip
         self._cap = cap
         self._bytes = 0
-        self._held: dict[bytes, Cached] = {}
+        self._messages: dict[bytes, Cached] = {}
         self._sent: dict[bytes, dict[bytes, int]] = {}  # id -> peer -> times sent for IWANT
         self._order: deque[bytes] = deque()
         # newest first: how many ids, and which of each topic
@@ -182,7 +182,7 @@ class MessageCache:
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._messages)
 
     @property
     def size(self) -> int:
@@ -191,9 +191,9 @@ class MessageCache:
 
     def put(self, key: bytes, topic: str, data: bytes) -> None:
         """Keep a message; nothing if it is kept already."""
-        if key in self._held:
+        if key in self._messages:
             return
-        self._held[key] = Cached(topic, data)
+        self._messages[key] = Cached(topic, data)
         self._order.append(key)
         self._bytes += len(data)
         count, topics = self._windows[0]
@@ -207,7 +207,7 @@ class MessageCache:
 
     def get(self, key: bytes) -> Cached | None:
         """The message with this id, if it is still kept."""
-        return self._held.get(key)
+        return self._messages.get(key)
 
     def count(self, key: bytes, peer: bytes) -> int:
         """Note that a kept message is about to be sent to a peer for its IWANT: how often that makes it."""
@@ -218,13 +218,13 @@ class MessageCache:
 
     def gossip_ids(self, topic: str) -> list[bytes]:
         """Ids of a topic's messages in the windows that are told of, newest window first."""
-        held = self._held
+        messages = self._messages
         return [
             key
             for index, (_, topics) in enumerate(self._windows)
             if index < self._gossip
             for key in topics.get(topic, ())
-            if key in held
+            if key in messages
         ]
 
     def shift(self) -> None:
@@ -237,5 +237,5 @@ class MessageCache:
 
     def _drop(self) -> None:
         key = self._order.popleft()
-        self._bytes -= len(self._held.pop(key).data)
+        self._bytes -= len(self._messages.pop(key).data)
         self._sent.pop(key, None)

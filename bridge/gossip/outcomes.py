@@ -14,8 +14,9 @@ PeerID = bytes  # multihash bytes
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An RPC for one peer. Several Sends may hold the same object: never change it; encode it once if you compare by
-    identity. `priority`: not to be dropped by a bounded queue (subscriptions, mesh upkeep, our own publications)."""
+    """An RPC for one peer. Several Sends may share one RPC object: never change the object, and encode it once by
+    comparing identities. `priority`: a bounded queue must not drop the RPC (subscriptions, mesh upkeep, own
+    publications)."""
 
     peer: PeerID
     rpc: RPC
@@ -24,7 +25,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The first good copy of a message on a topic we are on, and who brought it."""
+    """The first good copy of a message on a joined topic, and the peer that brought the copy."""
 
     message: Message
     topic: str

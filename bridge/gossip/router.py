@@ -1,13 +1,14 @@
 """The gossipsub router as a state machine: RPCs and ticks in, RPCs and messages out.
 
-Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room this
-does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
+Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room, the
+router does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
 
-* messages are judged before anything is remembered or announced of them (IDONTWANT included), so that a forged copy
-  can never stand in the way of the true one;
-* peers given in PRUNE (peer exchange) are neither used nor sent: who is dialled is the host's business;
-* a peer that comes onto a topic whose mesh is too small is grafted at once, not at the next heartbeat;
-* ids of js-libp2p (key ‖ seqno) and rust-libp2p (both as text) are understood, and spoken to a peer that uses them.
+* The router judges a message before it remembers or announces anything of the message (IDONTWANT included), so that a
+  forged copy can never stand in the way of the true copy.
+* The router neither uses nor sends peers in PRUNE (peer exchange): the host decides which peers to dial.
+* The router grafts a peer that comes onto a topic whose mesh is too small at once, not at the next heartbeat.
+* The router understands ids of js-libp2p (key ‖ seqno) and rust-libp2p (both as text), and speaks them to a peer that
+  uses them.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def verifier(policy: Policy) -> Verify:
 class Router:
     """One node's gossipsub state.
 
-    `verify` is asked once per message of a topic we are on, unless a copy of the very same bytes has been found good.
-    `table`: the topic tables with the peers; without it no topic goes or is understood by index. Topics are names in
-    here: `_topic_of` is where they come in, `_for_peer` where they go out. `now`: seconds of any clock that does not go
-    back. Methods return what is to be sent, in order per peer; nothing is kept of what they return.
+    The router calls `verify` once for each message on a joined topic, unless a copy of the very same bytes was good.
+    `table`: the topic tables with the peers; without it no topic goes or comes by index. Inside the router a topic is a
+    name: topics come in through `_topic_of` and go out through `_for_peer`. `now`: seconds of any clock that does not
+    go back. Methods return what is to be sent, in order per peer; the router keeps nothing of what it returns.
     """
 
     def __init__(
@@ -149,8 +150,9 @@ class Router:
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """A pubsub stream to a peer is open; `outbound`: we dialled. Our subscriptions, and the hello of the
-        topic table where it is due. `discovered`: strangers named it; such peers are at most half of a mesh (D / 2).
+        """A pubsub stream to a peer is open. Returns the node's subscriptions, and the hello of the topic table where
+        one is due. `outbound`: the node dialled. `discovered`: strangers named the peer; such peers are at most half of
+        a mesh (D / 2).
 
         A peer that is there already begins anew. ValueError for a protocol that is not in VERSIONS.
         """
@@ -176,7 +178,7 @@ class Router:
         return sends
 
     def remove_peer(self, peer: PeerID, now: float) -> list[Send]:
-        """A peer's streams are closed. Meshes are mended at the next heartbeat."""
+        """A peer's streams are closed. The next heartbeat fills the meshes again."""
         state = self._peers.pop(peer, None)
         if state is None:
             return []
@@ -208,7 +210,7 @@ class Router:
         self._table.agent(peer, agent)
 
     def join(self, topic: str, now: float) -> list[Send]:
-        """Subscribe to a topic: told to all peers, GRAFT to up to D of those on it. Nothing if we are on it."""
+        """Subscribe to a topic: the router tells all peers, and grafts up to D of those on the topic. [] if joined."""
         if topic in self._mesh:
             return []
         mesh = self._mesh[topic] = {}
@@ -233,7 +235,7 @@ class Router:
         return sends
 
     def leave(self, topic: str, now: float) -> list[Send]:
-        """Unsubscribe from a topic: told to all peers, PRUNE to its mesh. Nothing if we are not on it."""
+        """Unsubscribe from a topic: the router tells all peers, and prunes the mesh. [] if not joined."""
         mesh = self._mesh.pop(topic, None)
         if mesh is None:
             return []
@@ -274,7 +276,7 @@ class Router:
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """An RPC has come: what to send, what to hand on, and one Verdict for each message in it.
 
-        One that could not be read is to be given as an empty one: it may have been the peer's first.
+        The caller gives an RPC that it could not read as an empty RPC: it may have been the peer's first.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []

@@ -1,7 +1,7 @@
-"""Our side of the topic tables that we share with peers (Topic Table Extension; the rules are in schemas.topic_table).
+"""The node's side of the topic tables that it shares with peers (Topic Table Extension; rules in schemas.topic_table).
 
-Pure state: no socket, no clock. The router asks it for the topic of what came in, and for the form in which an RPC goes
-out to a peer. Inside the router a topic is always a name; an index exists on one connection's wire only.
+Pure state: no socket, no clock. The router asks here for the topic of what came in, and for the form in which an RPC
+goes out to a peer. Inside the router a topic is always a name; an index exists on one connection's wire only.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class TableSide:
     """The tables with all peers, each from its stream's opening to its end."""
 
     def __init__(self, bundles: Bundles, send: SendMode = "cautious") -> None:
-        """`send`: when an index is written. cautious: names are always right (the draft, section "Protocol"), and one
-        implementation agrees to a table of several bundles and then cannot read it; so an index goes to a peer that
-        has itself sent one, or is a Kiln. eager: wherever a table has the topic. off: never. Indices are read in every
-        mode; without bundles none are.
+        """`send`: when the node writes an index. cautious: to a peer that has itself sent an index, or is a Kiln. Names
+        are always right (the draft, section "Protocol"), and one implementation agrees to a table of several bundles
+        and then cannot read the table. eager: wherever a table has the topic. off: never. The node reads indices in
+        every mode; without bundles it reads none.
 
         BundleError for more bundles than a hello may have.
         """

@@ -44,14 +44,14 @@ class Splitter:
     soon as they are there, and the rest is skipped. Held at any time: at most one unfinished RPC (`pending` bytes).
     """
 
-    __slots__ = ("_error", "_head", "_held", "_length", "_limit", "_shift", "_skip", "_varint")
+    __slots__ = ("_error", "_head", "_length", "_limit", "_partial", "_shift", "_skip", "_varint")
 
     def __init__(self, limit: int = MAX_RPC, head: int = CUT_PAYLOAD) -> None:
         if not 0 < head <= limit:
             raise ValueError(f"the head of a cut RPC must be 1 to {limit} bytes long, not {head}")
         self._limit = limit
         self._head = head
-        self._held = bytearray()  # the unfinished RPC, or the head of one that will be cut
+        self._partial = bytearray()  # the unfinished RPC, or the head of one that will be cut
         self._length = -1  # of the RPC being read; -1: its varint is not complete
         self._varint = 0
         self._shift = 0
@@ -64,7 +64,7 @@ class Splitter:
 
         Not 0 at the end of a stream: it broke off inside an RPC.
         """
-        return self._shift // 7 + (self._length >= 0) + len(self._held) + self._skip
+        return self._shift // 7 + (self._length >= 0) + len(self._partial) + self._skip
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | Cut]:
         """The RPCs that end, or are cut, in this chunk, in order; b"" for an RPC of no bytes, which is legal.
@@ -100,14 +100,14 @@ class Splitter:
                     yield b""
                     continue
             wanted = self._length if self._length <= self._limit else self._head
-            missing = wanted - len(self._held)
+            missing = wanted - len(self._partial)
             if end - at < missing:
-                self._held += view[at:]
+                self._partial += view[at:]
                 return
-            if self._held:
-                self._held += view[at : at + missing]
-                payload = bytes(self._held)
-                self._held = bytearray()  # not clear(): that would keep the room of the longest RPC so far
+            if self._partial:
+                self._partial += view[at : at + missing]
+                payload = bytes(self._partial)
+                self._partial = bytearray()  # not clear(): that would keep the room of the longest RPC so far
             else:
                 payload = bytes(view[at : at + missing])
             at += missing

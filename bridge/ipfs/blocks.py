@@ -1,16 +1,18 @@
-"""What the bridge asks of IPFS: blocks in, blocks out, whoever keeps them.
+"""What the bridge asks of IPFS: blocks in, blocks out.
 
-Publisher and fetcher are threads, so calls wait; each may be made from any thread. Every block handed out has the hash
-its CID names: no answer of a node is believed.
+Publisher and fetcher are threads, so calls wait. Any thread may make any call. Every block that comes out has the hash
+that its CID names: no answer of a node is believed.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, Protocol
 
+from multiformats import multihash
+
 from schemas.batch import MAX_BLOCK
-from schemas.cid import CidError, cid_bytes, read_varint
+from schemas.cid import CidError, cid_bytes, sha2_256_digest
+from schemas.reject import Rejected
 
 MAX_OTHER: Final = 2 << 20
 """Largest block of any other kind, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
@@ -22,19 +24,17 @@ CID_MALFORMED: Final = "cid_malformed"
 HASH_UNSUPPORTED: Final = "cid_hash_unsupported"
 CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
-_SHA2_256: Final = 0x12
-
 
 class BlocksAwayError(Exception):
-    """No node to speak with: whatever is asked for waits until one is there. The text says which, and why."""
+    """There is no node to speak with, so the caller waits. The text says which node, and why."""
 
 
 class BlockUnavailableError(Exception):
-    """This block could not be had (or stored, or pinned) now: nobody gave it in time. Worth another try later."""
+    """The block could not be had (or stored, or pinned) now: no peer gave it in time. Another try later may work."""
 
 
 class BlockRefusedError(Exception):
-    """Never: trying again gives the same. `reason` is a code for the quarantine, the text says it in words."""
+    """Another try would give the same. `reason`: for the quarantine; the text says the same in words."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -42,10 +42,10 @@ class BlockRefusedError(Exception):
 
 
 class Blocks(Protocol):
-    """Where blocks are kept and come from. `cid` is the text of a CID."""
+    """A place that keeps blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Keep a block, so that peers can fetch it once this returns; nothing if it is there already.
+        """Keep a block, so that peers can fetch it once this returns. Does nothing if the block is there already.
 
         BlocksAwayError: wait. BlockRefusedError: not the bytes of this CID, too large, or kept under another CID.
         """
@@ -60,49 +60,42 @@ class Blocks(Protocol):
         ...
 
     def pin(self, cid: str) -> None:
-        """Keep this block, and not what it links to, from being collected; nothing if it is so already.
+        """Keep this block, and not the blocks it links to, from being collected. Does nothing if it is pinned.
 
         BlocksAwayError; BlockUnavailableError: the node has no such block.
         """
         ...
 
     def unpin(self, cid: str) -> None:
-        """Let it be collected; nothing if it is not pinned, or pinned with all it links to, which is not our pin.
+        """Let the block be collected. Does nothing if it is not pinned, or pinned by others with all it links to.
 
         BlocksAwayError.
         """
         ...
 
     def about(self) -> str:
-        """In words what this is and how it is, as last seen. Asks nobody, so it returns at once."""
+        """What keeps the blocks, and how it was when last seen, in words. Returns at once."""
         ...
 
     def close(self) -> None:
-        """End what was started for it. Calls under way elsewhere end with BlocksAwayError."""
+        """End what was started. Calls under way elsewhere end with BlocksAwayError."""
         ...
 
 
 def digest_of(cid: str) -> bytes:
     """The sha2-256 digest in a CID. BlockRefusedError: not a CID, or one of another hash."""
     try:
-        raw = cid_bytes(cid)
-        if raw.startswith(b"\x12\x20"):
-            return raw[2:]
-        _, at = read_varint(raw, 1)
-        code, at = read_varint(raw, at)
-        length, at = read_varint(raw, at)
+        digest = sha2_256_digest(cid_bytes(cid))
     except CidError as error:
         raise BlockRefusedError(CID_MALFORMED, str(error)) from None
-    if (code, length) != (_SHA2_256, 32):
-        raise BlockRefusedError(
-            HASH_UNSUPPORTED, f"{cid[:80]}: hash 0x{code:x} of {length} bytes; only sha2-256 is checked"
-        )
-    return raw[at:]
+    if isinstance(digest, Rejected):
+        raise BlockRefusedError(digest.reason, f"{cid[:80]}: {digest.detail}")
+    return digest
 
 
 def verified(cid: str, data: bytes) -> bytes:
-    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or it cannot be told."""
-    if hashlib.sha256(data).digest() != digest_of(cid):
+    """The bytes, if they are those of the CID. BlockRefusedError: they are not, or the CID cannot be checked."""
+    if multihash.digest(data, "sha2-256") != multihash.wrap(digest_of(cid), "sha2-256"):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 

@@ -1,4 +1,4 @@
-"""An IPFS node of our own: Helia on Node.js, a child process that ends with us (`helia/server.mjs` is all of it).
+"""An IPFS node of Kiln's own: Helia on Node.js, a child process that ends with the bridge (`helia/server.mjs`).
 
 Its packages are pinned in `helia/package-lock.json` and installed by npm into the state folder on the first start,
 which takes a registry and some seconds; later starts take neither.
@@ -31,7 +31,7 @@ _INSTALL: Final = 600.0  # s
 
 
 class HeliaError(RuntimeError):
-    """It cannot be installed or started; the text says why and what to do."""
+    """Helia cannot be installed or started. The text says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Helia:
         self._folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", self._listen] if self._listen else []
         command = [str(node.node), _SERVER, "--folder", str(self._folder.absolute()), *listen, *self._options]
-        # Its standard input is our end of a pipe: closed by the kernel when we are killed, and then it ends.
+        # The kernel closes the pipe to its standard input when the bridge is killed, and then Helia ends.
         child = self._run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         line = _line(child, _START)
         try:
@@ -125,7 +125,7 @@ class Helia:
             return
         self._place.mkdir(parents=True, exist_ok=True)
         with (self._place / "lock").open("w") as lock:
-            # npm has the lock too: one that outlives us, killed in the middle of this, is waited for.
+            # npm has the lock too, so an npm that outlives a killed bridge is waited for
             self._wait_for(lock)
             if is_installed(self._place):
                 return
@@ -175,7 +175,7 @@ class Helia:
                 stdout=log if stdout is None else stdout,
                 stderr=log,
                 pass_fds=pass_fds,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C is for the bridge
             )
             return self._child
 
@@ -209,7 +209,7 @@ def _pinned() -> str:
 
 
 def _line(child: subprocess.Popen[bytes], patience: float) -> bytes:
-    """The first line that it says, or what there is of it when it ends or after `patience` s."""
+    """The first line that Helia prints, or the part there is when Helia ends or after `patience` s."""
     assert child.stdout is not None
     ends_at = time.monotonic() + patience
     line = b""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import httpx
+from multiformats import multicodec
 
 from bridge.ipfs.blocks import (
     CODEC_UNSUPPORTED,
@@ -27,17 +28,10 @@ from bridge.ipfs.blocks import (
     verified,
 )
 from schemas.batch import MAX_BLOCK
-from schemas.cid import CidError, cid_bytes, cid_text, read_varint
+from schemas.cid import CidError, cid_bytes, cid_parts, cid_text
 
-_CODECS: Final = {
-    0x55: "raw",
-    0x70: "dag-pb",
-    0x71: "dag-cbor",
-    0x85: "dag-jose",
-    0x0129: "dag-json",
-    0x51: "cbor",
-    0x0200: "json",
-}
+_CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
+"""Codecs that Kubo puts blocks with; Kubo names them as the multicodec table does."""
 _CONNECT: Final = 5.0  # s
 _CALL: Final = 15.0  # s, of a call that asks no peer
 _GRACE: Final = 5.0  # s on top of the time the node is given: it is to say itself that there was no time
@@ -274,12 +268,11 @@ def _usual(cid: str) -> str:
 
 def _codec(cid: str, raw: bytes) -> str:
     """Kubo's name for the codec of a CIDv1. BlockRefusedError: it has none, or the CID is of version 0."""
-    code = read_varint(raw, 1)[0] if raw.startswith(b"\x01") else None
-    if code not in _CODECS:
-        raise BlockRefusedError(
-            CODEC_UNSUPPORTED, f"{cid}: blocks are put with {', '.join(_CODECS.values())} and a CIDv1 only"
-        )
-    return _CODECS[code]
+    version, code, *_ = cid_parts(raw)
+    name = multicodec.get(code=code).name if version == 1 and multicodec.exists(code=code) else ""
+    if name not in _CODECS:
+        raise BlockRefusedError(CODEC_UNSUPPORTED, f"{cid}: Kubo puts blocks of a CIDv1 with {', '.join(_CODECS)} only")
+    return str(name)
 
 
 def _same(text: str, raw: bytes) -> bool:

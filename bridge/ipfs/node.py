@@ -1,4 +1,4 @@
-"""An IPFS node that is kept up, connected to its peers, and known by what it said last."""
+"""An IPFS node: kept running, kept connected to its peers, and asked now and then how it is."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class NodeBlocks:
             node = self._kubo.identity(_HELLO)
         except BlocksAwayError as away:
             return str(away)
-        # Of our own node, where peers find it; of one that is the user's, where we do.
+        # Of Kiln's own node the address for peers; of the user's node the address of its RPC.
         where = f"{node.name} at {self._kubo.url if self._helia is None else ' '.join(node.addresses) or 'no address'}"
         if not self._peers:
             return where

@@ -64,9 +64,9 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
 class FramesProducer:
     """Sends Frames to one topic.
 
-    kafka-python bounds no buffer, so this does: send waits while `max_buffered` bytes are not acknowledged, for at most
-    `patience` seconds (longer than kafka-python's own delivery timeout of 120 s, after which it gives up by itself).
-    After the first error nothing more is sent: later frames of the same connection must not overtake a lost one.
+    kafka-python bounds no buffer, so this class does: `send` waits while `max_buffered` bytes are not acknowledged, for
+    at most `patience` seconds (longer than kafka-python's own delivery timeout of 120 s, after which kafka-python gives
+    up). After the first error nothing more is sent: later frames of a connection must not overtake a lost frame.
     One thread at a time may call send.
     """
 
@@ -205,7 +205,7 @@ class StoppableKafkaProducer:
         cast(_HasSender, self._producer)._sender.force_close()
 
     def close(self, timeout: float) -> None:
-        """Abandon it and return when it has ended, or after `timeout` seconds."""
+        """Abandons the producer, and returns when it has ended or after `timeout` seconds."""
         self.abandon()
         with suppress(KafkaError):  # it waits for records that it has just been told to drop
             self._producer.close(timeout)

@@ -1,7 +1,7 @@
-"""What the bridge itself finds for `kiln.quarantine`: little, and seldom.
+"""Writes what the bridge itself finds for `kiln.quarantine`: few records, and seldom.
 
-So each record is written alone, and tried until the broker has it. Until then it is in memory only: who puts one keeps
-what it was found by, and finds it again after a crash.
+So the writer sends each record alone, and tries until the broker has it. Until then the record is in memory only.
+Whoever puts a record keeps what the record was found by, and finds it again after a crash.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Quarantine:
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Ends; what waits is not written."""
+        """Ends the thread. Records that wait are not written."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout)  # it may be trying to connect; it is a daemon
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
-        """Take a record, without waiting; from any thread. The event is set once the broker has it."""
+        """Takes a record without waiting, from any thread. The event is set once the broker has the record."""
         waiting = _Waiting(key, encode(record), threading.Event())
         self._waiting.append(waiting)
         self._wake.set()
@@ -62,7 +62,7 @@ class Quarantine:
 
     @property
     def error(self) -> str | None:
-        """Why nothing can be written now; None: it can."""
+        """Why nothing can be written now; None: writing works."""
         return self._error
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class Quarantine:
                 self._stop.wait(self._retry_after)
 
     def _write_all(self) -> None:
-        """All that waits; returns early when it is to stop."""
+        """Writes all records that wait; returns early when the thread is to stop."""
         producer = self._connect()
         try:
             while self._waiting and self._write(producer, self._waiting[0]):
@@ -88,7 +88,7 @@ class Quarantine:
             producer.close(2)
 
     def _write(self, producer: StoppableProducer, record: _Waiting) -> bool:
-        """Whether the broker has it; not when it is to stop."""
+        """Whether the broker has the record; False when the thread is to stop."""
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         future = producer.send(self._topic, value=record.value, key=record.key)
         future.add_callback(lambda _: told.put(None))

@@ -1,4 +1,5 @@
-"""A thread that works out of Kafka: session after session, until it is stopped. Publisher and fetcher are such."""
+"""A thread that works out of Kafka: session after session, until it is stopped. Publisher and fetcher are threads of
+this kind."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 
 
 class KafkaThread(ABC):
-    """Runs from `start()` to `stop()`. When Kafka fails it says so, and begins anew from its committed place."""
+    """Runs from `start()` to `stop()`. When Kafka fails, `error` says so, and a new session begins from the committed
+    place."""
 
     def __init__(
         self,
@@ -24,8 +26,8 @@ class KafkaThread(ABC):
         prefix: str,
         group: str,
     ) -> None:
-        """`failing`: what it means that it cannot work, such as "nothing is published". `prefix`: of topics. `group`:
-        who keeps the place."""
+        """`failing`: what it means that the thread cannot work, such as "nothing is published". `prefix`: of topics.
+        `group`: the consumer group that keeps the place."""
         self._name = name
         self._failing = failing
         self._servers = bootstrap_servers
@@ -41,18 +43,18 @@ class KafkaThread(ABC):
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends after what it does now. Not to be called in a thread that it waits for."""
+        """Ends the thread after its present step. Never to be called in a thread that this thread waits for."""
         self._stop.set()
         self._thread.join(timeout)
 
     @property
     def state(self) -> str:
-        """What it does or waits for, in words."""
+        """What the thread does or waits for, in words."""
         return self._state
 
     @property
     def error(self) -> str | None:
-        """Why it cannot work now; None: it can."""
+        """Why the thread cannot work now; None: it can."""
         return self._error
 
     @abstractmethod

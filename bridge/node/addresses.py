@@ -1,4 +1,4 @@
-"""Addresses that a node is told: read, checked, and tried before libp2p takes them."""
+"""Addresses out of the settings: read, checked, and tried before libp2p gets them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, Protoco
 
 
 class NodeError(Exception):
-    """The node cannot run as it was told to: says what, and what to do."""
+    """The node cannot run with these options. The text says why, and what to do."""
 
 
 class BootstrapPeer:
-    """A bootstrap peer."""
+    """A peer of `bridge.bootstrap`: its addresses, and how dialling it went."""
 
     def __init__(self, peer: bytes) -> None:
         self.id = ID(peer)
@@ -28,6 +28,7 @@ class BootstrapPeer:
 
 
 def tcp_address(text: str, use: str) -> Multiaddr:
+    """A multiaddr of TCP. `use`: of what setting, for the error. NodeError: the text is no such address."""
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
@@ -39,7 +40,10 @@ def tcp_address(text: str, use: str) -> Multiaddr:
 
 
 def bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]:
-    """Addresses by peer: all of one peer's are tried in turn, and one connection is enough."""
+    """The bootstrap peers, each with all its addresses: the node tries these in turn until one answers.
+
+    NodeError: an address is none, or names no peer.
+    """
     targets: dict[str, BootstrapPeer] = {}
     for text in bootstrap:
         address = tcp_address(text, "bootstrap")
@@ -47,7 +51,7 @@ def bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]
             peer = ID.from_base58(address.value_for_protocol("p2p"))
         except ADDRESS_ERRORS as error:
             raise NodeError(
-                f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that we know who answers"
+                f"bootstrap address {text!r}: must end in /p2p/<peer id>, so that the node knows who answers"
             ) from error
         if peer.to_bytes() != own:
             targets.setdefault(str(peer), BootstrapPeer(peer.to_bytes())).addresses.append(address)
@@ -55,7 +59,7 @@ def bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]
 
 
 def free_to_listen(address: Multiaddr) -> None:
-    """NodeError if somebody listens there. libp2p sets SO_REUSEPORT: two nodes would share a port, and not notice."""
+    """NodeError if a process listens there. libp2p sets SO_REUSEPORT: two nodes would share a port and not notice."""
     host, port = host_port(address)
     if not port or host is None:
         return
@@ -69,11 +73,13 @@ def free_to_listen(address: Multiaddr) -> None:
 
 
 def host_port(address: Multiaddr) -> tuple[str | None, int]:
+    """IP address and port; None for a host that is a name."""
     values = {protocol.name: value for protocol, value in address.items()}
     return values.get("ip4") or values.get("ip6"), int(values["tcp"])
 
 
 def socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:
+    """The multiaddr of the other end of a TCP connection."""
     if remote is None:
         return None
     host, port = remote

@@ -1,11 +1,12 @@
-"""Finding peers for our topics through the libp2p DHT (CIP-120, Peer discovery), and serving it to others.
+"""Finding peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serving the DHT to others.
 
-For each topic: announce ourselves at the servers nearest to its key, look up who else did, dial some of them. All
-begins at the bootstrap peers: without one nobody is contacted, and only others' questions are answered.
+For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
+and dials some of these. All begins at the bootstrap peers: without one the node asks nobody, and only answers
+questions.
 
-What strangers name is worth little: it is dialled a few at a time, left alone for ever longer when it fails, refused
-where its address cannot be meant for us, hung up on when it is not on the topic; and peers found so are at most half of
-a mesh, and of the peers that a topic needs.
+Peers that strangers name deserve little trust. The node dials a few of them at a time, and leaves a peer alone for ever
+longer after each failure. It refuses addresses that cannot be meant for it. It hangs up on a peer that is not on the
+topic. Peers found so are at most half of a mesh, and half of the peers that a topic needs.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Failures:
     def __len__(self) -> int:
         return len(self._failed) + len(self._dialled)
 
-    def alone(self, peer: bytes, address: Address | None, now: float) -> bool:
+    def in_backoff(self, peer: bytes, address: Address | None, now: float) -> bool:
         """Whether a peer at an address, None: the peer as such, is not to be tried now."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
@@ -323,7 +324,7 @@ class Discovery:
                 peer = each.peer
                 if peer in heard_of:
                     heard_of[peer] = merged(heard_of[peer], each)
-                elif peer != self._node.peer and each.addresses and not self._failures.alone(peer, None, now):
+                elif peer != self._node.peer and each.addresses and not self._failures.in_backoff(peer, None, now):
                     heard_of[peer] = each
                     distance[peer] = place(peer) ^ target
                     waiting.add(peer)
@@ -368,7 +369,7 @@ class Discovery:
         for peer in (*self._up, *(peer for peer, _ in self._node.speaking(self._options.protocol))):
             known.setdefault(peer, Contact(peer, ()))
         now = trio.current_time()
-        return (each for each in known.values() if not self._failures.alone(each.peer, None, now))
+        return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
 
     async def _ask(self, contact: Contact, message: Message) -> tuple[Message, Reach] | None:
         """The answer, and how far away it came from. None, and the server is forgotten, if there is none."""
@@ -469,7 +470,7 @@ class Discovery:
             for address in contact.addresses:
                 async with self._dials:
                     now = trio.current_time()
-                    if address in own or self._failures.alone(peer, address, now):
+                    if address in own or self._failures.in_backoff(peer, address, now):
                         self._counters["discovery_refused"] += 1
                         continue
                     self._failures.dialling(address, now)
@@ -498,13 +499,13 @@ class Discovery:
             while providers and tries and self._wanting(topic) > trying:
                 contact = providers.pop()
                 peer = contact.peer
-                if peer in self._courted or self._failures.alone(peer, None, now):
+                if peer in self._courted or self._failures.in_backoff(peer, None, now):
                     continue
                 if self._node.is_connected(peer):
                     # our own connections aside, it is here without us, on the topic or not
                     if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
                         continue
-                elif all(self._failures.alone(peer, address, now) for address in contact.addresses):
+                elif all(self._failures.in_backoff(peer, address, now) for address in contact.addresses):
                     self._counters["discovery_refused"] += 1  # nor is there one that may be believed
                     continue
                 tries -= 1

@@ -3,7 +3,8 @@
 bytes in -> frames (bridge.gossip.wire) -> exact bytes captured -> RPC -> router -> what it wants sent -> bounded queues
 queue -> exact bytes captured -> bytes out
 
-The router decides, this carries out. Everything here runs in one trio task tree; only the sink has threads of its own.
+The router decides, and the node carries out. Everything here runs in one trio task tree; only the sink has threads of
+its own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from bridge.node.links import Inbound, Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
-from bridge.node.view import BootstrapInfo, NodeView
+from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
@@ -65,7 +66,7 @@ BROKEN: Final = (
 )
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
-_OPEN_ATTEMPTS: Final = 4  # outbound streams that fail, until the peer opens one to us
+_OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
 
 
 class Node:
@@ -109,16 +110,17 @@ class Node:
         self._closing = False
         self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(VERSIONS, self._accept)
         self.addresses: tuple[str, ...] = ()
-        """Where it listens, with the ports in use, each ending in /p2p/<peer id>: what others take as bootstrap."""
+        """Where the node listens, with the ports in use, each ending in /p2p/<peer id>: others take these as
+        bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
 
     # ------------------------------------------------------------------ the life of a node
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, dial and gossip until `close` or cancelled; `started` once it listens.
+        """Listen, dial and gossip until `close` or cancelled; `started` once the node listens.
 
-        NodeError: it cannot listen where it was told to.
+        NodeError: the node cannot listen on an address of its options.
         """
         for address in self._listen:
             free_to_listen(address)
@@ -148,7 +150,8 @@ class Node:
             raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
 
     async def _part(self) -> None:
-        """Stop listening, hang up on all. libp2p, cancelled, leaves its listeners be; else it does all in turn."""
+        """Stop listening, hang up on all peers at once. libp2p would hang up in turn; cancelled, it leaves its
+        listeners."""
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:
@@ -199,7 +202,7 @@ class Node:
 
     @property
     def bootstrap(self) -> dict[bytes, int]:
-        """The peers we were told to dial, connected or not, and how often that was tried."""
+        """The peers of `bridge.bootstrap`, connected or not, and how often the node dialled each."""
         return {target.id.to_bytes(): target.attempts for target in self.bootstrap_peers}
 
     def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
@@ -208,7 +211,7 @@ class Node:
 
     @property
     def listens(self) -> bool:
-        """Whether it is told to listen anywhere."""
+        """Whether the node has an address to listen on."""
         return bool(self._listen)
 
     def is_connected(self, peer: bytes) -> bool:
@@ -234,7 +237,7 @@ class Node:
     async def reach(self, peer: bytes, address: str, seconds: float) -> str:
         """Dial a peer at an address that strangers named. "" or why that failed. One call for a peer at a time.
 
-        If it speaks pubsub, it is spoken with as with others, but for the half of a mesh that all such peers may be.
+        If the peer speaks pubsub, the node treats it as any other, except that such peers are at most half of a mesh.
         """
         if peer in self.bootstrap:
             return "is dialled as it is"
@@ -249,14 +252,14 @@ class Node:
             self._disconnected(peer)
 
     async def stream_to(self, peer: bytes, protocol: str) -> NetStream:
-        """A stream of a protocol to a connected peer. Whatever of `BROKEN` if it cannot be had."""
+        """A stream of a protocol to a connected peer. Raises one of `BROKEN` if there is none."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection")
         return await self._negotiate(connections[-1], [protocol])
 
     async def part(self, peer: bytes) -> None:
-        """Hang up on a peer that `reach` dialled. Nothing for another."""
+        """Hang up on a peer that `reach` dialled. Does nothing for another peer."""
         if peer in self._discovered:
             await self._disconnect(ID(peer))
 
@@ -273,14 +276,14 @@ class Node:
             known = views.get(link.peer)
             peers.append(
                 PeerStatus(
-                    peer=peer_text(link.peer),
+                    peer=peer_name(link.peer),
                     agent=session.agent,
                     protocol=session.protocol,
                     address=session.address,
                     outbound=session.dialled,
                     score=known.score if known else 0.0,
                     topics=len(known.topics) if known else 0,
-                    queued=session.queue.held_bytes,
+                    queued=session.queue.waiting_bytes,
                     frames_in=session.frames_in,
                     frames_out=session.frames_out,
                     dropped=session.dropped,
@@ -290,12 +293,12 @@ class Node:
         counters = Counter(self.router.counters)
         counters.update(self.counters)
         return NodeView(
-            peer=peer_text(self.peer),
+            peer=peer_name(self.peer),
             addresses=self.addresses,
             peers=tuple(peers),
             bootstrap=tuple(
                 BootstrapInfo(
-                    peer=peer_text(t.id.to_bytes()),
+                    peer=peer_name(t.id.to_bytes()),
                     addresses=tuple(str(a) for a in t.addresses),
                     connected=t.id.to_bytes() in self._links,
                     attempts=t.attempts,
@@ -304,7 +307,7 @@ class Node:
                 for t in self.bootstrap_peers
             ),
             connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
-            mesh={topic: tuple(map(peer_text, sorted(peers))) for topic, peers in self.router.mesh.items()},
+            mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
             topics=tuple(self._topics),
             frames_in=self.counters["frames_in"],
             frames_out=self.counters["frames_out"],
@@ -332,7 +335,7 @@ class Node:
             with suppress(PeerStoreError):  # libp2p would remember it; there may be many
                 self._host.get_peerstore().clear_peerdata(ID(peer))
         if link is not None and not self._open_connections(link.id):
-            del self._links[peer]  # at once: should it come back while this is tidied up, that is a new link
+            del self._links[peer]  # at once: a peer that comes back while this one is tidied up gets a new link
             link.gone.set()
             link.scope.cancel()
 
@@ -404,7 +407,7 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: Link) -> None:
-        """Hold a stream pair with a connected peer; a new one when it broke while the connection did not."""
+        """Keep a stream pair with a connected peer; a new pair when the streams broke and the connection did not."""
         delay, failures = 0.05, 0
         try:
             with link.scope:
@@ -413,7 +416,7 @@ class Node:
                     error = await self._converse(link)
                     failures = failures + 1 if error else 0
                     if failures >= _OPEN_ATTEMPTS:
-                        await link.offer.wait()  # it may be no pubsub peer; if it is one, it will open a stream
+                        await link.offer.wait()  # a peer that speaks pubsub will open a stream
                         failures = 0
                     if trio.current_time() - began > 10:
                         delay = 0.05
@@ -427,7 +430,7 @@ class Node:
                 await self._drop_inbound(link.offered)
 
     async def _converse(self, link: Link) -> bool:
-        """Open our stream, exchange frames until either stream ends. Whether it could not be opened."""
+        """Open the node's stream, exchange frames until either stream ends. True: the stream could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
                 outbound, protocol = await self._open(link)
@@ -513,7 +516,8 @@ class Node:
             self.router.colocated(peer, len(there))
 
     async def _watch(self, session: Session) -> None:
-        """Notice that the peer reset our stream, though there be nothing to write. What it says there is not pubsub."""
+        """Notice that the peer reset the node's stream, also when there is nothing to write. Peers send no pubsub
+        there."""
         try:
             while True:
                 await session.outbound.muxed_stream.read(READ_BYTES)
@@ -547,7 +551,7 @@ class Node:
         except WireError:
             self.counters["stream_unreadable"] += 1
         finally:
-            # who has hung up said it all the same; we may be cancelled, so nothing is awaited here
+            # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
             unread = stream.unread() if isinstance(stream, GossipStream) else b""
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
@@ -581,7 +585,7 @@ class Node:
                 counters["rpc_oversized" if declared else "rpc_malformed"] += 1
                 rpc = RPC()  # it may have been the first one
             sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
-        finally:  # whatever happens to it, the frame is kept
+        finally:  # whatever happens to the RPC, its frame is kept
             self._sink.put(session.id, session.connection.frame("IN", payload, observed_at, verdicts, declared))
         if sends:
             self._dispatch(sends)
@@ -594,7 +598,7 @@ class Node:
         while True:
             await queue.filled.wait()
             if self._sink.full:
-                await self._wait_for_room()  # what cannot be captured is not sent
+                await self._wait_for_room()  # the node sends nothing that it cannot capture
             payloads = queue.take(_WRITE_BYTES)
             now = self._clock_ns()
             for payload in payloads:
@@ -608,7 +612,7 @@ class Node:
                     await stream.write(data)
             except trio.TooSlowError:
                 self.counters["peer_stuck"] += 1
-                # a part may be written: no more can be said on this connection
+                # a part of the frame may be written, so nothing more can be said on this connection
                 self._nursery.start_soon(self._disconnect, link.id)
                 session.scope.cancel()
             except BROKEN:
@@ -634,7 +638,7 @@ class Node:
             if session.queue.put(payload, send.priority, most if messages else most + control):
                 queued.add(send.peer)
             elif send.priority and not messages:
-                # without these it would have a wrong picture of us: rather none
+                # without these RPCs the peer would have a wrong picture of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self._disconnect, link.id)
                 session.scope.cancel()
@@ -665,7 +669,7 @@ class Node:
         self._room = trio.Event()
 
     def _identify(self, link: Link, session: Session) -> None:
-        """Tell the router what the peer is, once libp2p has asked it."""
+        """Tell the router the peer's agent version, once libp2p has asked the peer."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet
                 session.agent = str(self._host.get_peerstore().get(link.id, AGENT))
@@ -673,7 +677,7 @@ class Node:
 
 
 class _Notifee(INotifee):
-    """Connections that come and go. Called while libp2p waits, so nothing here does."""
+    """Connections that come and go. libp2p waits for these calls, so none of them waits."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

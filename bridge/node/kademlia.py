@@ -1,10 +1,14 @@
 """The libp2p Kademlia DHT without its network: keys, addresses, the nearest servers, provider records, answers.
 
-libp2p specs, kad-dht/README.md. Written anew over py-libp2p's messages, as its KadDHT (0.8.1) cannot be used here: who
-announces a key finds only himself under it (its own record ends the look-up); it dials whatever address it is told,
-names to be resolved included, and asks any connected peer, DHT or not; the prefix of the protocol is taken and ignored;
-keys, values (50,000 of 1 MiB) and counts by peer are kept for strangers with no useful bound; and ADD_PROVIDER is
-echoed, which go, asking again on the same stream, would take for the answer to its next question.
+Source: libp2p specs, kad-dht/README.md. Written anew over py-libp2p's messages. py-libp2p's KadDHT (0.8.1) cannot be
+used here:
+
+* A node that announces a key finds only itself under that key: its own record ends the look-up.
+* It dials every address that it is told, names to be resolved included.
+* It asks any connected peer, whether or not that peer is in the DHT.
+* It takes the prefix of the protocol, and ignores the prefix.
+* It keeps keys, values (50,000 of 1 MiB) and counts by peer for strangers with no useful bound.
+* It echoes ADD_PROVIDER. go asks again on the same stream, and would take the echo for the answer to its next question.
 
 Everything here is plain data; times are seconds of the caller's clock.
 """
@@ -19,6 +23,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from multiformats import multihash
 
 K: Final = 20  # servers that keep a record, and names in an answer
 MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht asks for no longer ones
@@ -35,9 +40,11 @@ _MAX_PEER_ID: Final = 42  # bytes; longer keys are hashed
 def topic_key(topic: str) -> bytes:
     """The DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
 
-    What go's and js's routing discovery ask for, too: theirs is a CID of that multihash, and the DHT sees only that.
+    The routing discovery of go and js asks for the same key: theirs is a CID of that multihash, and the DHT sees only
+    the multihash.
     """
-    return _SHA2_256 + hashlib.sha256(topic.encode()).digest()
+    key: bytes = multihash.digest(topic.encode(), "sha2-256")
+    return key
 
 
 def place(key: bytes) -> int:
@@ -46,7 +53,7 @@ def place(key: bytes) -> int:
 
 
 def is_peer_id(raw: bytes) -> bool:
-    """Whether it is a multihash as peer ids are: of sha2-256, or the key itself."""
+    """Whether the bytes are a multihash as peer ids are: of sha2-256, or the key itself."""
     if raw[:2] == _SHA2_256:
         return len(raw) == 34
     return 2 < len(raw) <= _MAX_PEER_ID and raw[0] == 0 and raw[1] == len(raw) - 2
@@ -64,7 +71,7 @@ class Reach(IntEnum):
 
 
 def reach(host: str) -> Reach | None:
-    """From where an IP address can be reached; None for one that is nobody's to be dialled."""
+    """From where an IP address can be reached; None for an address that nobody should dial."""
     ip: IPv4Address | IPv6Address = ip_address(host)
     if isinstance(ip, IPv6Address):
         if ip.ipv4_mapped is not None:
@@ -74,7 +81,8 @@ def reach(host: str) -> Reach | None:
     if ip.is_loopback:
         return Reach.HOST
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved or ip.is_link_local:
-        return None  # the first is this machine to connect(), the last where clouds serve their secrets
+        # connect() takes "unspecified" for this machine; clouds serve their secrets at link-local addresses
+        return None
     return Reach.WORLD if ip.is_global else Reach.SITE
 
 
@@ -84,6 +92,7 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    # by hand, not by a library: one question of a stranger is answered with up to 800 addresses
     @property
     def text(self) -> str:
         """As a multiaddr."""
@@ -97,7 +106,7 @@ class Address(NamedTuple):
 
 
 def read_address(raw: bytes, peer: bytes) -> Address | None:
-    """A multiaddr of TCP over IP, /p2p/ of that peer behind it or not. None for any other: a name would be resolved."""
+    """A multiaddr of TCP over IP, with or without /p2p/ of that peer. None for any other: a name would be resolved."""
     if raw[:1] == _IP4:
         size = 4
     elif raw[:1] == _IP6:
@@ -112,17 +121,17 @@ def read_address(raw: bytes, peer: bytes) -> Address | None:
 
 
 class Contact(NamedTuple):
-    """A peer, and where it is said to be."""
+    """A peer, and the addresses that it is said to have."""
 
     peer: bytes
     addresses: tuple[Address, ...]
 
 
 def heard(peer: bytes, addresses: Iterable[bytes], speaker: Reach) -> Contact:
-    """What may be believed of where a peer is, from one who is that far away.
+    """The addresses of a peer that may be believed, if a speaker from so far away names them.
 
-    A peer outside cannot know what is on our machine or in our network: who names such addresses would only have us
-    knock on doors in here.
+    A speaker outside cannot know what is on this machine or in its network. Addresses in there, named from outside,
+    would only have the node knock on doors inside.
     """
     believed: dict[Address, None] = {}
     for raw in addresses:
@@ -142,7 +151,7 @@ def merged(one: Contact, other: Contact) -> Contact:
 
 
 def told(addresses: Iterable[Address], listener: Reach) -> list[bytes]:
-    """The addresses that mean something to one who is that far away."""
+    """The addresses that mean something to a listener who is so far away."""
     found = []
     for address in addresses:
         how_far = reach(address.host)
@@ -155,9 +164,9 @@ def told(addresses: Iterable[Address], listener: Reach) -> list[bytes]:
 
 
 class Table:
-    """Servers that have answered us, up to K for each number of leading bits that they share with our own place.
+    """Servers that have answered, up to K for each number of leading bits that they share with the node's own place.
 
-    A full bucket takes no more: who has been there for long is likely to stay.
+    A full bucket takes no more: a server that has been there for long is likely to stay.
     """
 
     def __init__(self, own: bytes) -> None:
@@ -202,7 +211,8 @@ class Limits:
 
 
 class Providers:
-    """Who provides what, as they told us themselves. Where there is no room the record renewed longest ago goes."""
+    """Which peers provide which keys, as these peers told. When there is no room, the record renewed longest ago
+    goes."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -279,7 +289,7 @@ def write_peers(contacts: Iterable[Contact], listener: Reach) -> list[Message.Pe
 
 
 class Server:
-    """What is answered to others: servers and providers that we know of. Values are neither kept nor given."""
+    """Answers to others: servers and providers that the node knows. The node neither keeps nor gives values."""
 
     def __init__(self, own: bytes, limits: Limits) -> None:
         self._own = own
@@ -301,7 +311,7 @@ class Server:
             return None
         if kind == Message.ADD_PROVIDER:
             for each in asked.providerPeers[:K]:
-                # anybody may say where he is himself, nobody where another is
+                # a peer may say where it is itself, and not where another is
                 if each.id == asker.peer and (contact := heard(each.id, each.addrs, away)).addresses:
                     self.providers.add(key, contact, now)
             return Message()
@@ -310,8 +320,8 @@ class Server:
         near = nearest((each for each in known if each.peer != asker.peer), key)
         answer = Message(type=kind, key=key, closerPeers=write_peers(near, away))
         if kind == Message.GET_PROVIDERS:
-            held = self.providers.of(key, now) + ([ours] if key in self.provided else [])
-            answer.providerPeers.extend(write_peers(held[-MAX_PROVIDERS:], away))
+            provided = self.providers.of(key, now) + ([ours] if key in self.provided else [])
+            answer.providerPeers.extend(write_peers(provided[-MAX_PROVIDERS:], away))
         elif kind == Message.FIND_NODE and key == self._own:
             answer.closerPeers.extend(write_peers([ours], away))
         return answer

@@ -1,4 +1,4 @@
-"""A connected peer: the stream pair with the peer, and what waits to be sent."""
+"""A connected peer: the streams with the peer, and the RPCs that wait to be sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.capture.tap import Connection
 
 
 class SendQueue:
-    """What waits to be written to one peer: serialized RPCs in two lanes, what has priority first."""
+    """Serialized RPCs that wait to be written to one peer, in two lanes. The lane with priority goes first."""
 
     def __init__(self) -> None:
         self._lanes: dict[bool, deque[bytes]] = {False: deque(), True: deque()}
@@ -20,7 +20,8 @@ class SendQueue:
         self.filled = trio.Event()
 
     @property
-    def held_bytes(self) -> int:
+    def waiting_bytes(self) -> int:
+        """Bytes in both lanes."""
         return self._bytes[False] + self._bytes[True]
 
     def put(self, payload: bytes, priority: bool, most: int) -> bool:
@@ -51,7 +52,7 @@ class SendQueue:
 
 
 class Inbound:
-    """A pubsub stream that a peer opened to us. libp2p's handler waits until `done`."""
+    """A pubsub stream that a peer opened to the node. libp2p's handler waits until `done`."""
 
     def __init__(self, stream: NetStream) -> None:
         self.stream = stream
@@ -59,7 +60,7 @@ class Inbound:
 
 
 class Session:
-    """One stream pair: ours to the peer, and theirs to us once they opened it."""
+    """The stream pair with a peer: the node's stream to the peer, and the peer's stream once the peer opened it."""
 
     def __init__(self, outbound: NetStream, connection: Connection, protocol: str) -> None:
         self.outbound = outbound
@@ -77,7 +78,7 @@ class Session:
 
 
 class Link:
-    """A connected peer, whether or not pubsub is spoken."""
+    """A connected peer, whether or not it speaks pubsub."""
 
     def __init__(self, peer: bytes) -> None:
         self.peer = peer

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+from multiformats import multibase
 
 from bridge.status import PeerStatus, SavingStatus
 
 
+@lru_cache(maxsize=4096)
+def peer_name(peer: bytes) -> str:
+    """A peer id as people write it: base58btc of its multihash. `schemas.identity.peer_text` is the fast way."""
+    text: str = multibase.encode(peer, "base58btc")
+    return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
+
+
 @dataclass(frozen=True)
 class BootstrapInfo:
-    """A peer that we were told to dial."""
+    """A peer of `bridge.bootstrap`."""
 
     peer: str
     addresses: tuple[str, ...]
     connected: bool
     attempts: int
-    error: str  # of the last attempt; empty if it was well
+    error: str  # of the last attempt; empty if that went well
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,6 @@ class NodeView:
     bytes_in: int
     bytes_out: int
     dropped: int
-    paused: bool  # reading has stopped: the sink is full
+    paused: bool  # the node has stopped reading, because the sink is full
     counters: Mapping[str, int]  # the node's and the router's
     savings: tuple[SavingStatus, ...]  # over all peers there were

@@ -1,4 +1,4 @@
-"""Which topics the node is on: that of the network, and those of the separators followed (CIP-120, Specification)."""
+"""Which topics the node is on: the topic of the network, and the topics of the interests (CIP-120, Specification)."""
 
 from __future__ import annotations
 

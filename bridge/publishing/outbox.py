@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import structs
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
+from bridge.kafka.place import Place
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
@@ -36,10 +37,10 @@ NO_PEER: Final = "no peer on the topic"
 MALFORMED: Final = "batch_malformed"
 
 
-_MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
+MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
 
 
-_MAX_BLOCKS: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
 
 
 _KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
@@ -49,7 +50,7 @@ _KEEP_AGAIN: Final = 5_000_000  # µs; how old the last word of IPFS may be when
 
 
 class PublishError(RuntimeError):
-    """What an injected `publish` raises when it could not try: the batch waits as if there were no peer."""
+    """An injected `publish` raises this when it could not try. The batch then waits as if there were no peer."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,8 @@ class PublishingOptions:
     """what the transport calls a topic, where it has a name of its own for it"""
 
 
-class Place(NamedTuple):
-    """A record of the topic of batches."""
-
-    partition: int
-    offset: int
-
-
 class Output(NamedTuple):
-    """What is to be written because of one batch; `done` with its place once the broker has it."""
+    """A record to write because of one batch. Once the broker has the record, the caller says `done` with its place."""
 
     place: Place
     topic: str
@@ -86,17 +80,17 @@ class Output(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Where blocks are put before they are announced: `bridge.publishing.pins.Pins`, or another in tests."""
+    """Keeps blocks before they are announced: `bridge.publishing.pins.Pins`, or another in tests."""
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
-        """Once this returns, peers can fetch the block; nothing if they can already.
+        """Once this returns, peers can fetch the block. Does nothing if they can already.
 
         BlocksAwayError, BlockUnavailableError, PinsError: wait. BlockRefusedError: never.
         """
         ...
 
-    def let_go(self, now: int) -> int:
-        """Unpins what has been kept for its time. BlocksAwayError, PinsError: later."""
+    def unpin_expired(self, now: int) -> int:
+        """Unpins blocks that were kept for their time. BlocksAwayError, PinsError: later."""
         ...
 
     def close(self) -> None: ...
@@ -134,7 +128,7 @@ class Delivery:
         self._tried_at: int | None = None
 
     def tried(self, peers: int, now: int, timeout: int, why: str = NO_PEER) -> PublicationRecord | None:
-        """After a try that reached so many peers: its receipt, or None: it waits on."""
+        """After a try that reached so many peers: the receipt, or None where the batch waits on."""
         cid = self.publication.cid
         if peers:
             return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
@@ -147,19 +141,20 @@ class Delivery:
         return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
 
     def is_last_try(self, now: int, timeout: int) -> bool:
-        """Whether it is given up unless this try reaches a peer."""
+        """Whether the batch is given up unless this try reaches a peer."""
         since = 0 if self._tried_at is None else max(0, now - self._tried_at)
         return self._waited + since >= timeout
 
-    def held(self) -> None:
+    def hold_back(self) -> None:
         """Time until the next try does not count: publishing was held back."""
         self._tried_at = None
 
 
 class Outbox:
-    """What to do with the records of the topic of batches, and up to where they are dealt with. Pure.
+    """What to do with the records of the topic of batches, and up to which record all are dealt with. Pure.
 
-    Take records in, step again and again, write what comes out, say `done` of what the broker has.
+    The caller takes records in, calls `step` again and again, writes what comes out, and says `done` of each record
+    that the broker has.
     """
 
     def __init__(self, options: PublishingOptions) -> None:
@@ -171,7 +166,7 @@ class Outbox:
         self._new: deque[Publication] = deque()  # not in IPFS yet
         self._lines: dict[str, deque[Delivery]] = {}  # by topic
         self._due: dict[str, int] = {}
-        self._held = False
+        self._held_back = False
         self._on = BY_SEPARATOR
         self._kept_at: int | None = None  # when IPFS last answered
         self._keep_again = 0
@@ -207,7 +202,7 @@ class Outbox:
         return len(self._new)
 
     def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
-        """The next record of a partition. What is to be written at once, if anything."""
+        """Takes the next record of a partition. What to write at once, if anything."""
         self._next[place.partition] = place.offset + 1
         try:
             batch = decode_batch(value or b"")
@@ -226,34 +221,35 @@ class Outbox:
 
     def step(
         self,
-        held: bool,
+        held_back: bool,
         keeper: Keeper,
         publish: Callable[[str, bytes], int],
         now: int,
         on: Topics = BY_SEPARATOR,
     ) -> list[Output]:
-        """Put into IPFS and try what is due. `publish`: to how many peers it went; PublishError: it could not try.
+        """Puts blocks into IPFS and tries the batches that are due. `publish` says to how many peers a message went;
+        PublishError: it could not try.
 
-        `on`: the topics on which batches go out now. Where that changes, what waits goes with it.
+        `on`: the topics on which batches go out now. Where these change, batches that wait move to the new topics.
         """
         if on != self._on:
             self._on = on
             self._replan()
-        if held:
+        if held_back:
             self._hold()
             return []
         outputs = self._keep(keeper, now)
         if self.away is not None:
             self._hold()
             return outputs
-        self._held = False
+        self._held_back = False
         for topic in list(self._lines):
             if self._due.get(topic, now) <= now:
                 outputs += self._try(topic, publish, now)
         return outputs
 
     def done(self, place: Place) -> None:
-        """The broker has one thing that was to be written because of this record."""
+        """The broker has one of the records that were to be written because of this one."""
         self._settle(place, 1)
 
     def places(self) -> dict[int, int]:
@@ -278,12 +274,12 @@ class Outbox:
             line.popleft()
 
     def _hold(self) -> None:
-        if not self._held:
+        if not self._held_back:
             for line in self._lines.values():
                 for delivery in line:
-                    delivery.held()
+                    delivery.hold_back()
             self._due.clear()
-        self._held = True
+        self._held_back = True
 
     def _keep(self, keeper: Keeper, now: int) -> list[Output]:
         """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""
@@ -353,7 +349,7 @@ class Outbox:
 
     def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int) -> Iterable[Output]:
         outputs: list[Output] = []
-        blocked: str | None = None  # once one has found no peer, the next ones need not ask
+        blocked: str | None = None  # once a batch has found no peer, the next batches need not ask
         self._due[topic] = now + self._options.retry_every
         for delivery in list(self._lines[topic]):
             publication = delivery.publication

@@ -40,7 +40,7 @@ class Pins:
         self._blocks.put(cid, block)
         self._blocks.pin(cid)
 
-    def let_go(self, now: int) -> int:
+    def unpin_expired(self, now: int) -> int:
         """Unpins what has been kept for its time, some at once; how many. BlocksAwayError, PinsError."""
         due = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _AT_ONCE))
         for (cid,) in due:

@@ -1,22 +1,23 @@
 """Batches out to the network: `kiln.batches` to gossipsub, a receipt of each to `kiln.publications` (docs/design).
 
-The topic of batches is the outbox: the LIVE batches of the bridge's network are taken from it, others are left alone,
-and its place is committed only up to the first batch whose receipt the broker has not acknowledged. So after a crash a
-batch may be published again, which its CID makes harmless, and none is passed over.
+The topic of batches is the outbox. The publisher takes the LIVE batches of the bridge's network and leaves the others.
+It commits its place only up to the first batch whose receipt the broker has not acknowledged. So after a crash the
+publisher may publish a batch again, which the CID makes harmless, and passes no batch over.
 
-The block of a batch is in IPFS, and pinned, before its CID is published: other nodes act on what is announced to them
-and fetch it. While IPFS is away nothing is published, no time runs out, and the batches wait in their order.
+The block of a batch is in IPFS, and pinned, before the publisher publishes the CID: other nodes act on what is
+announced to them and fetch the block. While IPFS is away the publisher publishes nothing, no time runs out, and the
+batches wait in their order.
 
 The transition of CIP-120 says on which topics a batch goes out (`transition.py`). Each topic gets a receipt.
 
-A batch that no peer is there for is tried again every `retry_every`; after `publish_timeout` its receipt says so. The
-others go on meanwhile; those of one topic keep their order. Each is handed over before it is given up, also one that
-had only waited for its turn: a transport may keep it for who comes later. While `can_publish` holds publishing back,
-nothing is tried and no time runs out.
+The publisher tries a batch that finds no peer again every `retry_every`. After `publish_timeout` the receipt says that
+there was no peer. Other topics go on meanwhile; batches of one topic keep their order. The publisher hands over each
+batch at least once before it gives the batch up: a transport may keep the batch for a peer that comes later. While
+`can_publish` holds publishing back, the publisher tries nothing and no time runs out.
 
-A first start (no committed place) begins at the beginning of the topic, but what closed more than `max_age` before it
-gets a receipt with the error `too old` instead: peers have moved on. That moment is kept with the committed place, so
-later starts draw the same line, and a batch that waited while the bridge was down is still published.
+A first start (no committed place) begins at the beginning of the topic. A batch that closed more than `max_age` before
+that start gets a receipt with the error `too old` instead: peers have moved on. The publisher keeps that moment with
+the committed place. So later starts draw the same line, and publish a batch that waited while the bridge was down.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from bridge.ipfs import BlocksAwayError
+from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import KafkaThread, partitions_of
-from bridge.publishing.outbox import _MAX_BLOCKS, _MAX_OPEN, Keeper, Outbox, Output, Place, PublishingOptions
+from bridge.publishing.outbox import MAX_BLOCK_BYTES, MAX_OPEN, Keeper, Outbox, Output, PublishingOptions
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from bridge.status import PublisherStatus
 
-_LET_GO_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
+_UNPIN_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
 
 
 def _now_us() -> int:
@@ -69,7 +71,7 @@ class Publisher(KafkaThread):
 
         `publish(topic, data)`: hands a message to the node and returns to how many peers it goes; called in this
         thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
-        which batches go out now. `group`: who keeps the place; by default one of the network.
+        which batches go out now. `group`: the consumer group that keeps the place; by default one of the network.
         """
         super().__init__(
             "publisher",
@@ -117,7 +119,7 @@ class Publisher(KafkaThread):
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
-        let_go_at = 0
+        unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
             now = self._clock_us()
             outputs: list[Output] = []
@@ -125,19 +127,21 @@ class Publisher(KafkaThread):
                 patience -= 0.05
                 time.sleep(0.05)
             else:
-                held = self._can_publish()
-                room = _MAX_OPEN - outbox.open if outbox.block_bytes < _MAX_BLOCKS else 0
+                held_back = self._can_publish()
+                room = MAX_OPEN - outbox.open if outbox.block_bytes < MAX_BLOCK_BYTES else 0
                 wait = 0 if outbox.unkept and outbox.away is None else 100  # ms
                 (consumer.resume if room > 0 else consumer.pause)(*consumer.assignment())
                 for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
                     for record in records:
                         output = outbox.take(Place(part.partition, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                outputs += outbox.step(held is not None, self._keeper, self._publish, self._clock_us(), self._topics())
-                if now >= let_go_at:
-                    self._let_go(now)
-                    let_go_at = now + _LET_GO_EVERY
-                self._state = _in_words(held, outbox)
+                outputs += outbox.step(
+                    held_back is not None, self._keeper, self._publish, self._clock_us(), self._topics()
+                )
+                if now >= unpin_at:
+                    self._unpin_expired(now)
+                    unpin_at = now + _UNPIN_EVERY
+                self._state = _in_words(held_back, outbox)
             for output in outputs:
                 future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
                 future.add_callback(partial(_took, answers, output.place))
@@ -166,13 +170,14 @@ class Publisher(KafkaThread):
             )
             self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
 
-    def _let_go(self, now: int) -> None:
-        # what is pinned too long does no harm, and a node that is away is told of where it matters
+    def _unpin_expired(self, now: int) -> None:
+        # a pin that lasts too long does no harm, and `keep` reports a node that is away
         with suppress(BlocksAwayError, PinsError):
-            self._keeper.let_go(now)
+            self._keeper.unpin_expired(now)
 
     def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:
-        """Where to go on; on a first start the line of `max_age` is drawn and kept. What is committed."""
+        """Moves the consumer to the committed places, which it returns. A first start draws and keeps the line of
+        `max_age`."""
         parts = partitions_of(consumer, topic)
         consumer.assign(parts)
         places: dict[int, int] = {}
@@ -202,11 +207,11 @@ def _refused(answers: deque[tuple[Place, BaseException | None]], place: Place, e
     answers.append((place, error))
 
 
-def _in_words(held: str | None, outbox: Outbox) -> str:
+def _in_words(held_back: str | None, outbox: Outbox) -> str:
     waiting = outbox.waiting
     count = sum(waiting.values()) + outbox.unkept
-    if held is not None:
-        return f"held back: {held}" + (f" (batches waiting: {count})" if count else "")
+    if held_back is not None:
+        return f"held back: {held_back}" + (f" (batches waiting: {count})" if count else "")
     if outbox.away is not None:
         return f"IPFS is away: {outbox.away} (batches waiting: {count})"
     if not waiting:

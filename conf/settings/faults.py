@@ -61,7 +61,10 @@ class Places:
             if variable(keys[:depth]) in self.variables:
                 return f"environment {variable(keys[:depth])}"
         line = line_of(self.text, keys)
-        return f"{self.path}:{line}" if line else str(self.path)
+        file = f"{self.path}:{line}" if line else str(self.path)
+        # what is wrong with a table as a whole may come from the file, or from variables of single keys
+        within = sorted(name for name in self.variables if keys and name.startswith(f"{variable(keys)}__"))
+        return ", environment ".join([file, *within])
 
 
 def problem(details: ErrorDetails, places: Places) -> str:
@@ -69,21 +72,25 @@ def problem(details: ErrorDetails, places: Places) -> str:
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
     known = known_keys()
-    if details["type"] == "extra_forbidden":
-        near = _nearest_key(keys, known)
-        return f"{places.name(keys)}: {dotted(keys)}: no such setting{near}"
-    if details["type"] == "missing":
-        return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
-    if details["type"] == "item":
-        return f"{places.name(keys)}: {dotted(keys)}: {details['msg']}"
-    expected = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("expected ")
-    if details["type"] == "model_type":
-        expected = f"a table: [{dotted(keys)}]"
-    if details["type"] == "value_error" and not isinstance(details["input"], str | int | float):
-        return f"{places.name(keys)}: {dotted(keys)}: {expected}" if keys else expected
+    message = _PARSING.sub("", details["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+    match details["type"]:
+        case "extra_forbidden":
+            return f"{places.name(keys)}: {dotted(keys)}: no such setting{_nearest_key(keys, known)}"
+        case "missing":
+            return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
+        case "model_type":
+            message = f"a table: [{dotted(keys)}]"
+        case "item":  # an item of a list
+            return f"{places.name(keys)}: {dotted(keys)}: {message}"
+        case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
+            return f"{places.name(keys)}: {dotted(keys)}: {message}" if keys else message
     secret = keys[-1].endswith(("password", "auth", "rpc_url"))
     shown = "**********" if secret else json.dumps(details["input"], default=str, ensure_ascii=False)
-    return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {expected}"
+    return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {message.removeprefix('expected ')}"
+
+
+# what pydantic adds for text that it could not parse
+_PARSING = re.compile(r", unable to (parse string as an? \w+|interpret input)$")
 
 
 def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:

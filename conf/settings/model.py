@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     create_model,
     field_validator,
     model_validator,
@@ -71,18 +75,42 @@ def _items(value: object) -> object:
     return value
 
 
+def _like(pattern: str, expected: str) -> AfterValidator:
+    """Text that matches a pattern as a whole; `expected` says in words what that is."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(expected)
+        return value
+
+    return AfterValidator(check)
+
+
+def _switch(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return validate(value)
+    except ValidationError:
+        raise ValueError('true, false or "auto"') from None
+
+
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 """A list of names or addresses."""
+
+Memory = Annotated[str, _like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
+"""The heap of a JVM."""
+
+Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
+"""On, off, or as other settings imply."""
 
 
 class Kafka(Section):
     """Where the broker is and how Kiln's topics are made; with no `bootstrap`, Kiln runs a broker of its own."""
 
     bootstrap: str = ""
-    prefix: str = Field(default="kiln.", pattern=r"^[A-Za-z0-9._-]*$", max_length=100)
+    prefix: Annotated[str, _like(r"[A-Za-z0-9._-]{0,100}", "at most 100 letters, digits, dots, - and _")] = "kiln."
     embedded_port: int = Field(default=29092, ge=1, le=65535)
     embedded_controller_port: int = Field(default=29093, ge=1, le=65535)
-    embedded_heap: str = Field(default="384m", pattern=r"^\d+[mg]$")
+    embedded_heap: Memory = "384m"
     frames_partitions: int = Field(default=2, ge=1)
     updates_partitions: int = Field(default=2, ge=1)
     other_partitions: int = Field(default=1, ge=1, le=MAX_OTHER_PARTITIONS)
@@ -224,7 +252,7 @@ class Spark(Section):
     """The Spark application."""
 
     master: str = Field(default="local[4]", min_length=1)
-    driver_memory: str = Field(default="2g", pattern=r"^\d+[mg]$")
+    driver_memory: Memory = "2g"
     java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
@@ -320,7 +348,7 @@ class Discovery(Section):
 
     enabled: bool = True
     serve: bool = True
-    prefix: str = Field(default="/ipfs", pattern=r"^(/[^/\s]+)+$")
+    prefix: Annotated[str, _like(r"(/[^/\s]+)+", 'the start of a protocol\'s name, such as "/ipfs"')] = "/ipfs"
     announce: Names = ()
     renew: Duration = Field(default=timedelta(hours=12), ge=timedelta(minutes=1))
     every: Duration = Field(default=timedelta(minutes=5), ge=timedelta(seconds=1))
@@ -335,7 +363,7 @@ class Discovery(Section):
 class Publish(Section):
     """Whether batches go out to the network, and for how long that is tried."""
 
-    enabled: bool | Literal["auto"] = "auto"
+    enabled: Switch = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
 
 
@@ -449,7 +477,7 @@ class Bep50(Section):
     bootstrap: Names = ()
     contacts: Names = ()
     follow: Names = ()
-    publish: bool | Literal["auto"] = "auto"
+    publish: Switch = "auto"
     topics: int = Field(default=500, ge=1)
 
     @field_validator("listen", "bootstrap", "contacts", "follow")
@@ -473,7 +501,7 @@ class Settings(Section):
     """All of Kiln's settings; `conf/kiln.toml` says what each is for."""
 
     state: Path = Path("state")
-    network: str = Field(default="local-demo", pattern=r"^[^/\s]+$")
+    network: Annotated[str, _like(r"[^/\s]+", "a name without slash and space")] = "local-demo"
     kafka: Kafka = Kafka()
     batch: Batch = Batch()
     policy: SignaturePolicy = SignaturePolicy()

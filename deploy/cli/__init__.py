@@ -1,1 +1,1 @@
-""""""
+"""The command `kiln`: a file for each group of commands."""

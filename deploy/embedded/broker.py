@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -31,10 +32,11 @@ from conf.errors import PrerequisiteError
 from deploy.children.spawn import tied_to_parent
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
+from deploy.embedded.owner import try_lock
+from deploy.embedded.ports import HOST, free_ports, port_holder, why_taken
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
-HOST = "127.0.0.1"
 
 # Start takes a second or two of CPU, all of it the JVM's: the quick compiler and a collector without threads of its own
 # take the least, and leave the cores to Spark, which starts at the same time.
@@ -130,14 +132,6 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
                 time.sleep(0.02)
     finally:
         quiet.setLevel(level)
-
-
-def free_ports() -> tuple[int, int]:
-    """Two on which nobody listens now."""
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind((HOST, 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
 def archive_classes(classpath: Iterable[Path]) -> Path:
@@ -242,7 +236,7 @@ class EmbeddedBroker:
         except OSError as error:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
-            if not _lock(lock):
+            if not try_lock(lock):
                 raise BrokerRunningError(self.state, running(self.state))
             address = folder / "address.json"
             address.unlink(missing_ok=True)
@@ -355,28 +349,20 @@ def _running(state: Path) -> tuple[str, int] | None:
     return None
 
 
-def _lock(lock: IO[str]) -> bool:
-    # `running` holds a shared lock for an instant to see whether there is another: worth a second try, not a refusal
-    for _ in range(20):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.01)
-    return False
-
-
 def _check_free(port: int, setting: str) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as Java does: connections of an earlier broker that linger in TIME_WAIT are no hindrance
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            why = (
-                "in use by another program" if error.errno == errno.EADDRINUSE else f"not to be had ({error.strerror})"
-            )
-            raise BrokerError(f"port {port} on {HOST} is {why}: set {setting} to a free one") from None
+    error = why_taken(port)
+    if error is None:
+        return
+    if error.errno != errno.EADDRINUSE:
+        raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
+    holder = port_holder(port)
+    by = holder.in_words if holder is not None else "another program"
+    stop = (
+        f"stop that Kiln, type kiln broker stop --state {shlex.quote(str(holder.state))}, or "
+        if holder and holder.state
+        else ""
+    )
+    raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")
 
 
 def _cluster_id(folder: Path) -> str:

@@ -18,11 +18,11 @@ from rich.console import Console
 from bridge.kafka.producers import FramesProducer, connect
 from conf.errors import KilnError
 from conf.settings.model import Kafka, Settings, Spark
-from deploy.embedded.broker import free_ports
 from deploy.embedded.jars import ensure, spark_classes
+from deploy.embedded.ports import free_ports
 from deploy.kafka.broker import broker
 from deploy.run.application import run_application
-from deploy.show.screen import LineView
+from deploy.show.views import LineView
 from deploy.traffic import Traffic
 from deploy.traffic.options import traffic_options
 

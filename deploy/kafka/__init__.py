@@ -1,1 +1,1 @@
-""""""
+"""The broker that the settings name, and its topics."""

@@ -1,4 +1,4 @@
-"""The broker that the settings speak of, with Kiln's topics on it: the embedded one is started, and stopped after."""
+"""The broker that the settings name, with Kiln's topics on it. The embedded one is started, and stopped after use."""
 
 import socket
 import threading
@@ -9,8 +9,17 @@ from pathlib import Path
 from conf.settings.model import Kafka, Settings
 from deploy.children.backoff import Backoff
 from deploy.embedded import jars
-from deploy.embedded.broker import HOST, BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running
+from deploy.embedded.broker import (
+    BrokerError,
+    BrokerRunningError,
+    EmbeddedBroker,
+    await_broker,
+    running,
+    stop_running,
+)
 from deploy.embedded.java import JavaError
+from deploy.embedded.owner import Ownership
+from deploy.embedded.ports import HOST
 from deploy.kafka.topics import ensure_topics
 from schemas.log import TOPICS
 
@@ -26,21 +35,22 @@ class LaunchedBroker:
         self._kafka = kafka
 
     def ready(self) -> str:
-        """Its `host:port,…`, once it answers and has Kiln's topics. BrokerError, TopicsError."""
+        """`host:port,…` of the broker, once it answers and has Kiln's topics. BrokerError, TopicsError."""
         make_topics(self._kafka, self._kafka.servers)
         return self._kafka.servers
 
     @property
     def error(self) -> str:
-        """In words why it is away, as far as that is known here; empty: it is there."""
+        """In words why the broker is away, as far as that is known here; empty: it is there."""
         return ""
 
 
 class KeptBroker(LaunchedBroker):
-    """The embedded broker of a state folder, started when none runs there, and again whenever it has died.
+    """The embedded broker of a state folder: started where none runs, and started again whenever it has died.
 
-    One that runs already is left running at the end, and kept all the same: the Kiln that started it may have been
-    killed. Where another Kiln keeps it too, whoever is first starts it.
+    One Kiln at a time owns the broker (`Ownership`). The owner starts it, and ends it at the owner's own end. A broker
+    whose owner is gone is owned by the next Kiln that looks, whether that Kiln is just starting or uses the broker
+    already. A Kiln beside the owner uses the broker and leaves it running.
     """
 
     def __init__(self, settings: Settings, say: Say, *, die_with_parent: bool) -> None:
@@ -48,31 +58,35 @@ class KeptBroker(LaunchedBroker):
         self._state = settings.state
         self._say = say
         self._die_with_parent = die_with_parent
-        self._embedded: EmbeddedBroker | None = None  # ours
+        self._ownership = Ownership(settings.state)
+        self._launched = False
+        self._embedded: EmbeddedBroker | None = None  # a child of this process
         self._backoff = Backoff()
         self._error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="broker", daemon=True)
 
     def launch(self) -> None:
-        """Starts it if none runs, and returns at once. JavaError, JarsError, BrokerError."""
+        """Starts the broker if none runs, and returns at once. JavaError, JarsError, BrokerError."""
         servers = self._kafka.servers
+        owned = self._take()
         address = running(self._state)
-        if address is None:
+        if address not in (None, servers):
+            raise BrokerError(
+                f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it (kiln broker "
+                f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
+            )
+        if address is None and owned:
             classpath = jars.broker_classpath(jars.ensure(progress=self._say))
             self._say("starting the broker")
             self._start(classpath)
-        elif address == servers:
-            self._say(f"using the broker that runs at {address}")
-            self._thread.start()
         else:
-            raise BrokerError(
-                f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it, or set "
-                f"kafka.embedded_port = {address.rpartition(':')[2]}"
-            )
+            self._say(f"using the broker that {'runs' if address else 'another Kiln starts'} at {servers}")
+            self._thread.start()
+        self._launched = True
 
     def ready(self) -> str:
-        """As that of any; at the latest from then on it is started again when it dies."""
+        """As of any broker. From then on at the latest, the broker is started again when it dies."""
         if self._embedded is not None and not self._thread.is_alive():
             self._embedded.start()  # should it not come up at all, this says why
             self._thread.start()
@@ -84,12 +98,21 @@ class KeptBroker(LaunchedBroker):
         return self._error
 
     def stop(self) -> None:
-        """Ends it if it was started here."""
+        """Ends the broker, if this Kiln owns it or its owner is gone."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         if self._embedded is not None:
             self._embedded.stop()
+        if self._launched and self._take():
+            stop_running(self._state)
+        self._ownership.release()
+
+    def _take(self) -> bool:
+        try:
+            return self._ownership.take()
+        except OSError as error:
+            raise BrokerError(f"the state folder cannot be used: {error}") from None
 
     def _start(self, classpath: Iterable[Path]) -> None:
         kafka = self._kafka
@@ -106,6 +129,7 @@ class KeptBroker(LaunchedBroker):
 
     def _keep(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
+            self._take()  # the owner may have been killed
             if self._error:
                 self._restart()
             elif running(self._state) is None:
@@ -117,12 +141,12 @@ class KeptBroker(LaunchedBroker):
             if _answers(self._kafka.embedded_port):
                 self._backoff.well()
                 self._error = ""
-        elif self._backoff.due:
+        elif self._ownership.held and self._backoff.due:
             self._backoff.died()  # unless it comes to answer
             try:
                 self._start(jars.broker_classpath())
             except BrokerRunningError:
-                return  # another Kiln was first
+                return  # it has just been started otherwise
             except (JavaError, jars.JarsError, BrokerError) as error:
                 self._error = f"the broker has ended, and cannot be started again: {error}"
 
@@ -131,9 +155,9 @@ class KeptBroker(LaunchedBroker):
 def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
     """`host:port,…` of a broker that answers and has Kiln's topics, for as long as the context lasts.
 
-    An embedded one that already runs on this state folder is used and left running. One that dies meanwhile is started
-    again. `say` hears what is waited for. JavaError, JarsError, BrokerError, TopicsError: there is none to be had; the
-    text says why and what to do.
+    The embedded broker is started where it does not run, started again when it dies, and ended at the end, unless
+    another Kiln that runs owns it (`KeptBroker`). `say` hears what is waited for. JavaError, JarsError, BrokerError,
+    TopicsError: there is no broker to be had; the text says why and what to do.
     """
     with launched_broker(settings, say, die_with_parent=die_with_parent) as launched:
         yield launched.ready()
@@ -141,7 +165,7 @@ def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> It
 
 @contextmanager
 def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
-    """As `broker`, but does not wait for it to answer: `ready` does, so that others can start meanwhile."""
+    """As `broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.kafka)

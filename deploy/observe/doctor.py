@@ -4,7 +4,6 @@ A check is a pure function from what was found to a `Check`; `examine` finds it.
 """
 
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,9 @@ from bridge.ipfs.helia import HeliaError, find_node, is_installed
 from bridge.ipfs.kubo import Kubo
 from conf.settings.model import Settings
 from deploy.embedded import jars
-from deploy.embedded.broker import HOST, running
+from deploy.embedded.broker import running
 from deploy.embedded.java import TRIED, Java, JavaError, find_java
+from deploy.embedded.ports import PortHolder, port_holder, why_taken
 from deploy.observe.status import (
     BrokerStatus,
     QueryStatus,
@@ -140,14 +140,16 @@ def check_memory(available: int | None, wanted: int) -> Check:
     return Check("memory", "ok", found)
 
 
-def check_port(setting: str, port: int, free: bool, ours: bool) -> Check:
-    """A port of the embedded broker. `ours`: this state folder's own broker runs, and so has it."""
+def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHolder | None = None) -> Check:
+    """A port of the embedded broker. `ours`: the broker of this state folder runs, and so has the port. `holder`: who
+    has the port, where that is known."""
     name = f"port {port}"
     if ours:
         return Check(name, "ok", "held by this folder's broker")
     if free:
         return Check(name, "ok", "free")
-    return Check(name, "fail", "in use by another program", f"set {setting} to a free one ({_variable(setting)})")
+    by = holder.in_words if holder is not None else "another program"
+    return Check(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_variable(setting)})")
 
 
 def _variable(setting: str) -> str:
@@ -235,7 +237,7 @@ def examine(settings: Settings) -> list[Check]:
         check_state(settings.state, _writing_problem(settings.state)),
         check_disk(shutil.disk_usage(_existing(settings.state)).free),
         check_memory(_available_memory(), wanted),
-        *(check_port(name, port, _is_free(port), runs) for name, port in ports if kafka.embedded),
+        *(_port(name, port, runs) for name, port in ports if kafka.embedded),
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
@@ -294,14 +296,9 @@ def _writing_problem(folder: Path) -> str:
         return f"cannot be written: {error.strerror}"
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
+def _port(setting: str, port: int, ours: bool) -> Check:
+    free = why_taken(port) is None
+    return check_port(setting, port, free, ours, None if free or ours else port_holder(port))
 
 
 def _available_memory() -> int | None:

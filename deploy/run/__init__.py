@@ -1,1 +1,1 @@
-""""""
+"""What `kiln run` does: broker, network, queries, brought up, looked after and brought down."""

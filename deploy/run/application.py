@@ -31,7 +31,7 @@ from deploy.observe.snapshot import (
 from deploy.observe.watch import Watch
 from deploy.run.network import LiveNetwork, Source
 from deploy.run.spark import spark_session
-from deploy.show.screen import View
+from deploy.show.views import View
 from pipelines.lake.lake import Lake
 from pipelines.spark.progress import QueryProgress
 from pipelines.supervisor import GaveUpError, Supervisor

@@ -1,1 +1,1 @@
-""""""
+"""What a person sees: screen, status, summary, answers."""

@@ -1,74 +1,18 @@
-"""The answer to a query on the screen and as JSON."""
+"""The answer to a query on the screen."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TextIO
 
-import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deploy.show.answer_json import json_value
 from deploy.sql.ask import Answer, Row
-
-
-def json_value(value: object) -> object:
-    """A value of a row as JSON has it (see above)."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case bytes():
-            return value.hex()
-        case datetime():
-            stamp = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-            return stamp.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        case date() | time():
-            return value.isoformat()
-        case pa.MonthDayNano():
-            return _iso_duration(value.months, value.days, value.nanoseconds)
-        case Mapping():
-            return {str(key): json_value(item) for key, item in value.items()}
-        case list() | tuple():
-            return [json_value(item) for item in value]
-    return str(value)
-
-
-def _iso_duration(months: int, days: int, nanoseconds: int) -> str:
-    seconds = Decimal(nanoseconds).scaleb(-9).normalize()
-    day_part = f"{f'{months}M' if months else ''}{f'{days}D' if days else ''}"
-    return f"P{day_part}T{seconds:f}S"
-
-
-def write_json(answer: Answer, out: TextIO) -> None:
-    """The answer as a JSON array of objects, a row a line, written as it is read."""
-    names = distinct(answer.columns)
-    before = "[\n"
-    for row in answer.rows():
-        record = {name: json_value(value) for name, value in zip(names, row, strict=True)}
-        out.write(before + json.dumps(record, ensure_ascii=False))
-        before = ",\n"
-    out.write("[]\n" if before == "[\n" else "\n]\n")
-
-
-def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, with `_2`, `_3` … put to those that come again: an object has each key once."""
-    out: list[str] = []
-    for name in names:
-        candidate, count = name, 1
-        while candidate in out:
-            count += 1
-            candidate = f"{name}_{count}"
-        out.append(candidate)
-    return tuple(out)
 
 
 def cell(value: object) -> str:
@@ -85,7 +29,7 @@ def cell(value: object) -> str:
             return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e15 else repr(value)
         case bool():
             return "true" if value else "false"
-        case dict() | list() | tuple() | pa.MonthDayNano():
+        case dict() | list() | tuple():
             shown = json_value(value)
             return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
     return str(value)

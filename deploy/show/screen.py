@@ -1,25 +1,19 @@
-"""What `kiln run` shows while it runs: `render` and `line` turn a `Snapshot` into a picture or a line, nothing else.
-
-`open_view` picks the live screen where there is a terminal, and a line every five seconds where there is none.
-"""
+"""What `kiln run` shows while it runs: `render` turns a `Snapshot` into a picture, `line` into one line of text."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from deploy.observe.snapshot import BridgeLine, FetchLine, OverlayLine, QueryPhase, Snapshot
+from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 
-LINE_EVERY = timedelta(seconds=5)
 _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
     "starting": ("◌", "yellow"),
     "running": ("●", "green"),
@@ -31,73 +25,6 @@ _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
 # Colours of the terminal's own theme, so that they fit a light one too.
 _LABEL = "dim"
 _TITLE = "bold cyan"
-
-
-# ---------------------------------------------------------------- words and numbers
-
-
-def count(number: float | None) -> str:
-    """A number in at most six characters: `999`, `12,345`, `1.2 M`."""
-    if number is None:
-        return "-"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
-        if number >= size:
-            scaled = number / (1e3 if unit == "k" else size)
-            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.1f} {unit}"
-    return f"{number:,.0f}"
-
-
-def rate(number: float | None) -> str:
-    """A rate: with a decimal when it is small."""
-    return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else count(number)
-
-
-def seconds(value: float | None) -> str:
-    """A length of time: `85 ms`, `1.25 s`, `3 min`."""
-    if value is None:
-        return "-"
-    if abs(value) < 1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.2f} s" if abs(value) < 10 else f"{value:.0f} s" if abs(value) < 180 else f"{value / 60:.0f} min"
-
-
-def clock(value: timedelta) -> str:
-    """`0:37`, `1:02:03`."""
-    minutes, second = divmod(int(value.total_seconds()), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def short(text: str, width: int) -> str:
-    """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end."""
-    if len(text) <= width:
-        return text
-    if width < 3:
-        return text[:width]
-    head = min(5, (width - 1) // 3)
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-
-
-def separator(key: str, value: str, width: int) -> str:
-    """`key/value`, the key whole if it leaves the value eight characters."""
-    if len(key) + 9 > width:
-        key = short(key, max(3, width - 9))
-    return f"{key}/{short(value, max(3, width - len(key) - 1))}"
-
-
-def top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
-    """The greatest counts, with the rest summed up in a last row when they do not all fit."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    if len(ordered) <= rows:
-        return ordered
-    rest = ordered[rows - 1 :]
-    return [*ordered[: rows - 1], (f"{len(rest)} others", sum(number for _, number in rest))]
-
-
-def copies_per_message(snapshot: Snapshot) -> float | None:
-    """How often a message was received, on average."""
-    messages = sum(snapshot.messages.values())
-    return snapshot.copies / messages if snapshot.copies is not None and messages else None
 
 
 def line(snapshot: Snapshot) -> str:
@@ -417,82 +344,3 @@ def _error_lines(errors: Sequence[str], width: int, rows: int) -> list[str]:
 
 def _errors(lines: Sequence[str], width: int) -> list[RenderableType]:
     return [_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []
-
-
-# ---------------------------------------------------------------- views
-
-
-class View(Protocol):
-    """Where `kiln run` shows how it goes. Used as a context manager, so that a terminal is left as it was found."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show this now."""
-
-    def say(self, words: str) -> None:
-        """Show something that has no snapshot: "starting the broker …"."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class LiveView:
-    """A picture that fills the terminal and is drawn anew in place; gone when left."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(Text(""), console=console, screen=True, auto_refresh=False, redirect_stderr=False)
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Draw the snapshot."""
-        self._live.update(render(snapshot), refresh=True)
-
-    def say(self, words: str) -> None:
-        """Show the words alone on the screen."""
-        self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {words}"), refresh=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-
-class LineView:
-    """A plain line every five seconds (by the snapshots' own clock), and one for each error when it comes."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last: timedelta | None = None
-        self._told: tuple[str, ...] = ()
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Print the snapshot's line when one is due."""
-        for error in snapshot.errors:
-            if error not in self._told:
-                self.say(f"error: {' '.join(error.split())}")
-        self._told = tuple(snapshot.errors)
-        if self._last is None or snapshot.elapsed - self._last >= LINE_EVERY:
-            self._last = snapshot.elapsed
-            self.say(line(snapshot))
-
-    def say(self, words: str) -> None:
-        """Print the words as a line."""
-        self._console.print(Text(words), soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-def open_view(console: Console) -> LiveView | LineView:
-    """The view that fits the console."""
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)

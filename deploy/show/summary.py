@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.observe.summary import Summary
-from deploy.show.screen import clock, seconds
+from deploy.show.words import clock, seconds
 
 _LOOK = (
     (

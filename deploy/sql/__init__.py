@@ -1,1 +1,1 @@
-""""""
+"""SQL over the lake with DuckDB: questions, views, estimates."""

@@ -1,21 +1,24 @@
-"""SQL over the lake with DuckDB: each Delta table is a view, read through delta-rs, and so are the views of
-deploy.sql.views. Reads only; needs no Java.
+"""SQL over the lake with DuckDB: a view for each Delta table (deploy.sql.tables), and the views of deploy.sql.views.
 
-Values in JSON: times are ISO 8601 in UTC with microseconds, binary is lower-case hex (which `unhex` reads back),
-numbers stay numbers however large, NaN and infinities are null, maps and structs are objects, intervals ISO 8601
-durations.
+Reads only; needs no Java.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import duckdb
-import pyarrow as pa
 
 from conf.errors import KilnError
+from deploy.sql.tables import allow_only, open_tables
 from deploy.sql.views import VIEWS, with_empty
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROWS_AT_ONCE = 2_048
 
@@ -23,7 +26,7 @@ Row = tuple[object, ...]
 
 
 class SqlError(KilnError):
-    """The query cannot be answered; the message says why, with the tables there are where that helps."""
+    """The query cannot be answered. The message says why, and names the tables that are there where that helps."""
 
 
 class Answer:
@@ -35,11 +38,28 @@ class Answer:
 
     def rows(self) -> Iterator[Row]:
         """Rows in the order of the columns. SqlError: the query failed while it ran."""
+        import pyarrow as pa
+
         try:
             for batch in self._batches:
                 columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
                 yield from zip(*columns, strict=True)
         except (duckdb.Error, OSError, pa.ArrowException) as error:
+            raise SqlError(str(error)) from error
+
+
+class _Cursor(Answer):
+    """The answer that a connection has ready: rows come as DuckDB makes Python values of them, without pyarrow."""
+
+    def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection) -> None:
+        super().__init__(columns, ())
+        self._connection = connection
+
+    def rows(self) -> Iterator[Row]:
+        try:
+            while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
+                yield from rows
+        except (duckdb.Error, OSError) as error:
             raise SqlError(str(error)) from error
 
 
@@ -54,28 +74,30 @@ def ask(lake: Lake, sql: str) -> Answer:
     views = [view for view in VIEWS.values() if view.name in words]
     named = words.union(*(view.tables for view in views))
     tables = [name for name in there if name in named]
-    if not tables and not views:
+    speaks_of_some = bool(tables or views)
+    if not speaks_of_some:
         tables, views = list(there), list(VIEWS.values())
-    for name in tables:
-        connection.register(name, lake.open(name).to_pyarrow_dataset())
+    files = open_tables(connection, lake, tables, reads_rows=speaks_of_some)
     for view in views:
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.select, view.tables, there)}")
         except duckdb.Error as error:
-            # a table of other columns than Kiln's; that is nothing to who does not ask for the view
+            # a table of other columns than Kiln's; that is nothing to a query that does not name the view
             if view.name in words:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
-    # A query reaches the lake's tables and nothing else: no files, no variables of this program.
-    connection.execute("SET python_enable_replacements = false")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+    allow_only(connection, files)
     try:
-        reader = connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE)
+        connection.execute(sql)
+        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
+        names = [name for name, _ in columns]
+        if any("INTERVAL" in kind for _, kind in columns):  # which has months, as Python's timedelta has not
+            connection.abort()
+            return Answer(names, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
     except duckdb.CatalogException as error:
         raise SqlError(_missing(str(error), lake, there)) from error
     except duckdb.Error as error:
         raise SqlError(str(error)) from error
-    return Answer(reader.schema.names, reader)
+    return _Cursor(names, connection)
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -98,6 +120,3 @@ def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
     if name in TABLES:
         return f"table {name} is not there yet: nothing has been written to it in {lake.path}; {have}"
     return f"there is no table {name} in {lake.path}; {have}"
-
-
-# ---------------------------------------------------------------- output

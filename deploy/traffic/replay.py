@@ -22,7 +22,7 @@ from schemas.frames import CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.proto.gossipsub import rpc_pb2
 from schemas.proto.kiln import frame_pb2
 from schemas.reject import Rejected
-from schemas.topic_table import parse_hello
+from schemas.topic_table import hello_of
 from schemas.topics import parse_topic
 
 DEFAULT_NETWORK: Final = "testnet-clay"
@@ -121,14 +121,6 @@ def _parse(payload: bytes) -> rpc_pb2.RPC | None:
     return None if isinstance(rpc, Rejected) else rpc
 
 
-def _hello_bytes(rpc: rpc_pb2.RPC | None) -> bytes:
-    """The topic table part of a hello, as Frame.hello_in holds it."""
-    if rpc is None or not rpc.control.extensions.HasField("topicTableExtension"):
-        return b""
-    ext = rpc.control.extensions.topicTableExtension.SerializeToString()
-    return b"" if isinstance(parse_hello(ext), Rejected) else ext
-
-
 def _name_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
     names: list[str | bytes] = [option.topicid for option in rpc.subscriptions if option.HasField("topicid")]
     names += [message.topic for message in rpc.publish if message.HasField("topic")]
@@ -149,7 +141,9 @@ def survey(records: Iterable[CaptureRecord]) -> Survey:
         lane, number, hello = lanes.place(record, rpc)
         key = (lane, number)
         if hello:
-            streams[key] = Stream(_hello_bytes(rpc), 1, record.observed_at)
+            streams[key] = Stream(
+                b"" if rpc is None or len(record.rpc) > MAX_RPC else hello_of(rpc), 1, record.observed_at
+            )
         else:
             stream = streams[key]
             streams[key] = Stream(stream.hello, stream.records + 1, record.observed_at)
@@ -212,10 +206,17 @@ def frames_of(
             yield closing
 
 
+def survey_file(path: Path) -> Survey:
+    """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
+    with open_capture(path) as stream:
+        return survey(read_capture(stream))
+
+
 def replay(
     path: Path,
     send: Callable[[frame_pb2.Frame], None],
     *,
+    found: Survey | None = None,
     network: str | None = None,
     fallback: str = DEFAULT_NETWORK,
     pace: float | None = None,
@@ -225,17 +226,17 @@ def replay(
 ) -> Replayed:
     """Send the frames of one capture file, in order.
 
-    `network`: of all its frames; by default the one its own topics name most, else `fallback`. `pace`: None at full
-    speed; 1.0 as it was captured, 2.0 twice as fast; `now` and `sleep` are in seconds and used only then. `progress`
-    hears of every record. Nothing is sent of a file that cannot be read to its end: CaptureError, OSError.
-    ValueError: pace not above 0.
+    `found`: what `survey_file` said of the file, where the caller has asked. `network`: of all frames; by default the
+    network that the file's topics name most often, else `fallback`. `pace`: None for full speed; 1.0 as captured, 2.0
+    twice as fast; `now` and `sleep`, in seconds, are used only then. `progress` hears of every record. Nothing is sent
+    of a file that cannot be read to its end: CaptureError, OSError. ValueError: `pace` is not above 0.
     """
     if pace is not None and not pace > 0:
         raise ValueError(f"pace must be above 0 (1.0 is the speed of the capture), not {pace}")
     with path.open("rb") as raw:
         digest = hashlib.file_digest(raw, "sha256").digest()
-    with open_capture(path) as stream:
-        found = survey(read_capture(stream))
+    if found is None:
+        found = survey_file(path)
     name = network if network is not None else found.network(fallback)
     frames = records = done = reported = 0
     first_at = last_at = 0

@@ -15,28 +15,29 @@ from schemas.tables import TABLES
 
 @dataclass(frozen=True)
 class Write:
-    """One write of one micro-batch. Done again under the same name it changes nothing."""
+    """One write of one micro-batch, by which a repeated write is known. `name` tells two writes to one table apart."""
 
     query_id: str
     batch_id: int
     name: str = "append"
 
     def app_id(self, table: str) -> str:
+        """The application of Delta's transaction (PROTOCOL.md, Transaction Identifiers); its version is the batch."""
         return f"{self.query_id}:{table}:{self.name}"
 
 
 def append_once(rows: DataFrame, lake: Lake, table: str, write: Write) -> None:
-    """Appends to a table, once for a `Write`: a second append under the same one does nothing.
+    """Appends rows to a table, once for a `Write`: a second append under the same `Write` does nothing.
 
-    The commit is what the options txnAppId and txnVersion of Delta's writer make. Not by these options: they have Spark
-    compute the whole state of the table before each append, for its transaction ids, and that is most of what an append
-    of a small micro-batch costs (decision 7). ValueError: the table's columns are others.
+    The commit is the one that Delta's writer makes with its options txnAppId and txnVersion. This function does without
+    the writer: for these options, the writer has Spark compute the whole state of the table before each append, which
+    is most of what the append of a small micro-batch costs (decision 7). ValueError: the table has other columns.
     """
     if written(lake, table, write):
         return
     spark, path = rows.sparkSession, lake.table(table)
     data = rows.select(*(column.name for column in TABLES[table].columns))._jdf
-    jvm = cast(JVMView, spark._jvm)  # none of it has a door in Python
+    jvm = cast(JVMView, spark._jvm)  # delta-spark's Python API has no such commit
     delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
     log = delta.DeltaLog.forTable(spark._jsparkSession, path)
     transaction = log.startTransaction()

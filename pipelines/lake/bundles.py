@@ -19,9 +19,9 @@ BUNDLES = columns_of(TABLES["bundles"])
 
 
 def read_bundles(lake: Lake) -> Bundles:
-    """The bundles in the table, the longest known first; none where there is no table.
+    """The bundles in the table, the longest known first. No bundles where there is no table.
 
-    BundleError: its rows contradict each other.
+    BundleError: the rows contradict each other.
     """
     if not lake.has("bundles"):
         return Bundles()
@@ -33,9 +33,9 @@ def read_bundles(lake: Lake) -> Bundles:
 
 
 def remember_bundles(lake: Lake, given: Bundles, now: datetime) -> Bundles:
-    """Adds to the table those of `given` that are not in it. Returns all bundles there are, `given` first.
+    """Adds the bundles of `given` that the table does not have. Returns all bundles, `given` first.
 
-    BundleError, and nothing is added: one of them has the hash of a known one and other topics.
+    BundleError: a given bundle has the hash of a known bundle and other topics. Nothing is added then.
     """
     known = read_bundles(lake)
     all_of_them = given.joined(known)

@@ -24,7 +24,10 @@ SAMPLES = (
 
 
 class DecodingBrokenError(RuntimeError):
-    """Decoding is at fault. The query stops before good messages fill the quarantine; once mended it reads on."""
+    """Kiln's own decoding is at fault. The query stops before good messages fill the quarantine.
+
+    Once Kiln is mended, the query goes on from its checkpoint.
+    """
 
 
 def check_samples() -> None:
@@ -49,11 +52,11 @@ class Tally(NamedTuple):
 
 @dataclass
 class Breaker:
-    """Trips when authors whose messages used to decode all stop decoding at once.
+    """Trips when the messages of many authors, which used to decode, no longer do.
 
-    An author has stopped when `streak` messages in a row failed after some that did not. It takes at least `authors`
-    of them, and more than half of all whose messages ever decoded: neither one peer nor a crowd of new ones that send
-    nothing but garbage can switch the query off.
+    An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
+    least `authors` authors have stopped, and more than half of all authors whose messages ever decoded. So neither one
+    peer nor a crowd of new peers that send nothing but garbage can switch the query off.
     """
 
     authors: int = 3

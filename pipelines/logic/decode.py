@@ -1,6 +1,6 @@
-"""Records of `kiln.frames` into messages, or into what goes to quarantine and why. Pure: bytes in, tuples out.
+"""Decodes records of `kiln.frames`: into messages, or into what goes to quarantine and why. Bytes in, tuples out.
 
-Nothing here raises on what a peer sent (decision 6): a bad byte becomes a `Faulty` with a reason.
+Nothing here raises on what a peer sent (decision 6): bad bytes become a `Faulty` with a reason.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ class Place(NamedTuple):
 
 
 class Faulty(NamedTuple):
-    """What goes to quarantine. `frame`: what the frame is known by, empty for what is none; `author`: the peer whose
-    good signature the message bears, else ""."""
+    """What goes to quarantine.
+
+    `frame`: what the frame is known by, empty where the record is no Frame. `author`: the peer whose good signature the
+    message bears, else "".
+    """
 
     place: Place
     stage: str
@@ -84,9 +87,9 @@ class Decoding:
 
 def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: Decoding) -> Iterator[Decoded | Faulty]:
     """Everything in one record of `kiln.frames`: its messages in order, each good or faulty, and faults of the frame.
-    A datagram of the BitTorrent DHT holds one.
 
-    Frames that we sent (OUT) hold no messages for us. `stamp`: the broker's, µs; the time of what is not a Frame.
+    A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) gives nothing. `stamp`: the
+    broker's, µs; the time of a record that is no Frame.
     """
     frame = read_frame(value)
     place = Place(partition, offset, None)
@@ -210,7 +213,7 @@ def _verdict(message: Message, topic: str, frame: Frame, index: int, policy: Pol
 
 
 def author(decoded: Decoded) -> str | None:
-    """The peer id of who signed it; None if nobody did, whatever `from` claims."""
+    """The peer id of the signer. None where nobody signed the message, whatever `from` claims."""
     return _author(decoded.envelope, decoded.verdict)
 
 

@@ -9,8 +9,7 @@ Ranges = list[tuple[int, int]]
 """Sequences as ascending closed ranges that do not touch: a connection with no loss is one range."""
 
 HeldFrames = dict[bytes, Ranges]
-"""By connection and direction, as `side()` writes them."""
-
+"""The ranges by connection and direction, as `side()` writes the two."""
 
 _LAST = 2**63
 
@@ -40,18 +39,20 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
 
 
 def contains(ranges: Ranges, sequence: int) -> bool:
+    """Whether a sequence lies in one of the ranges."""
     at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
 
 
 class Sieve:
-    """Lets each frame through once: those neither in `held` nor let through before. `taken` is what went through."""
+    """Lets each frame through once: a frame that is not in `held` and did not pass before. `taken`: what passed."""
 
     def __init__(self, held: Mapping[bytes, Ranges]) -> None:
         self._held = held
         self.taken: HeldFrames = {}
 
     def passes(self, connection: bytes, direction: int, sequence: int) -> bool:
+        """Whether a frame may pass. A second call for the same frame says no."""
         key = side(connection, direction)
         held = self._held.get(key)
         if held is not None and contains(held, sequence):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TickSchedule:
-    """When one partition needs a tick. Knows only what the broker answered: offsets, and stamps in ms.
+    """Decides when one partition needs a tick, from what the broker answered alone: offsets, and stamps in ms.
 
-    Ticks go on until one is stamped a `rest` (ms) after the newest other record, which must be well over T: no window
-    is open then.
+    Ticks go on until the broker stamps a tick `rest` ms after the newest other record. `rest` must be well over T, so
+    that no window is open then.
     """
 
     rest: int
@@ -19,11 +19,11 @@ class TickSchedule:
     _busy: int | None = field(default=None)  # stamp of the first tick after the newest other record
 
     def due(self, end_offset: int) -> bool:
-        """Whether a tick is wanted, the partition ending before `end_offset`."""
+        """Whether the partition, which ends before `end_offset`, needs a tick."""
         return self._busy is None or end_offset > self._last + 1 or self._stamp < self._busy + self.rest
 
     def ticked(self, offset: int, stamp: int) -> None:
-        """Takes in where the broker put a tick and when. A gap to the tick before it is other records."""
+        """Takes in where the broker put a tick, and when. A gap after the last tick is other records."""
         if self._busy is None or offset != self._last + 1:
             # the log's clock, which does not go back when the broker's does
             self._busy = max(stamp, self._stamp)

@@ -1,1 +1,1 @@
-"""The queries of Kiln, a module each: source, transforms and sink wired up. Each also runs alone with spark-submit."""
+"""The queries of Kiln, a module each: `start(plan)` connects source, transforms and sink."""

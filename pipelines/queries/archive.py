@@ -25,7 +25,7 @@ def start(plan: Plan) -> StreamingQuery:
 
 
 class _Archive:
-    """Knows which frames the lake holds, from the first micro-batch on."""
+    """Writes the micro-batches. From the first one on, the driver knows which frames the lake holds (decision 9)."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -33,7 +33,7 @@ class _Archive:
         self._held: HeldFrames | None = None
 
     def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:
-        """One micro-batch. Run again after a crash, it makes the same rows, and Delta skips those it has."""
+        """Writes one micro-batch. A repeat after a crash makes the same rows, and `append_once` skips them."""
         write = Write(query_id, batch_id)
         spark = records.sparkSession
         if self._held is None:
@@ -47,7 +47,7 @@ class _Archive:
         held.destroy()
 
     def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> HeldFrames:
-        """What the lake held before this micro-batch: if it is a repeat, its own frames do not count."""
+        """What the lake held before this micro-batch. If the micro-batch is a repeat, its own frames do not count."""
         kept = read_table(spark, self._plan.lake, "frames")
         if written(self._plan.lake, "frames", write):
             own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))

@@ -11,7 +11,7 @@ from schemas.queries import QUERIES
 
 
 def start(plan: Plan) -> StreamingQuery:
-    """Starts the query; a `Ticker` must run beside it, or windows close only with later updates."""
+    """Starts the query. A `Ticker` must run beside the query, or windows close only with later updates."""
     records = stream_topics(plan.new_session(), plan.broker, QUERIES["batch"].reads, plan.at_most)
     rows = batches(records, plan.batching, plan.broker.prefix)
     return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

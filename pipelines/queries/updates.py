@@ -13,7 +13,10 @@ from schemas.queries import QUERIES
 
 
 def start(plan: Plan) -> StreamingQuery:
-    """Starts the query. A crash may write a micro-batch twice, under the same epoch."""
+    """Starts the query. DecodingBrokenError: messages that are known to be good do not decode.
+
+    After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7).
+    """
     check_samples()
     records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)

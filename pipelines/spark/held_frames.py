@@ -11,7 +11,7 @@ from schemas.frames import DIRECTIONS
 
 
 class HeldFramesParam(AccumulatorParam[HeldFrames]):
-    """Brings `Sieve.taken` of the tasks to the driver. A union, so a task that runs twice does no harm."""
+    """Brings `Sieve.taken` of the tasks to the driver as a union, so that a task that runs twice does no harm."""
 
     def zero(self, value: HeldFrames) -> HeldFrames:
         return {}
@@ -21,7 +21,7 @@ class HeldFramesParam(AccumulatorParam[HeldFrames]):
 
 
 def read_held_frames(frames: DataFrame) -> HeldFrames:
-    """What rows of the table `frames` say is held."""
+    """The frames that rows of the table `frames` hold. Columns in: connection, direction, sequence."""
     connections = frames.groupBy("connection", "direction").agg(
         F.min("sequence").alias("low"), F.max("sequence").alias("high"), F.count("sequence").alias("frames")
     )

@@ -12,7 +12,7 @@ from kafka import KafkaConsumer, TopicPartition
 from schemas.records import UNREADABLE, SeparatorRecord, decode_stream
 
 _POLL_MS: Final = 1_000
-_PATIENCE_MS: Final = 30_000  # until a broker answers; then the task fails, and the query begins again
+_PATIENCE_MS: Final = 30_000  # until a broker answers; after that the task fails, and the query starts again
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StreamsTopic:
 
 
 class KnownStreams:
-    """What was known when `refresh` was last called, of all networks; grows by some 300 bytes a stream."""
+    """The verified separators of all networks, as of the last `refresh`. Takes some 300 bytes for each stream."""
 
     def __init__(self, where: StreamsTopic) -> None:
         """kafka.errors.KafkaError: no broker answers."""
@@ -46,11 +46,11 @@ class KnownStreams:
 
     @property
     def known(self) -> Mapping[tuple[str, str], SeparatorRecord | None]:
-        """By (network, StreamID); None: the genesis names no separator."""
+        """By (network, StreamID). None: the genesis names no separator."""
         return self._known
 
     def refresh(self) -> None:
-        """Reads on to the end that the topic has now."""
+        """Reads on to where the topic ends now."""
         ends = self._consumer.end_offsets(self._parts) if self._parts else {}
         while any(self._consumer.position(part) < end for part, end in ends.items()):
             for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
@@ -67,5 +67,5 @@ class KnownStreams:
 
 @lru_cache(maxsize=2)
 def known_streams(where: StreamsTopic) -> KnownStreams:
-    """The one of this process: a worker serves many tasks, and need not begin anew in each."""
+    """The one `KnownStreams` of this process: a worker serves many tasks, and need not read the topic anew in each."""
     return KnownStreams(where)

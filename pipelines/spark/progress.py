@@ -41,7 +41,7 @@ class QueryProgress:
     """Rows dropped as copies."""
     state_rows: int = 0
     idle: bool = False
-    """Whether its last look found nothing to read. One that starts with nothing to read says no offsets, only this."""
+    """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
 
     def lag(self, ends: log.Offsets) -> int:
         """Records that this query has not read yet; `ends`: the end offsets of the topics that the query reads."""
@@ -49,8 +49,11 @@ class QueryProgress:
 
 
 class _ByOneCall(JStreamingQueryListener):
-    """Fetches what a micro-batch reports as one JSON text. PySpark's own asks the JVM for each value in it, hundreds of
-    calls, which with five queries took a fifth of a core on either side."""
+    """Fetches what a micro-batch reports as one JSON text.
+
+    PySpark's own listener asks the JVM for each value by itself. With five queries these hundreds of calls took a fifth
+    of a core on either side.
+    """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
         progress = StreamingQueryProgress.fromJson(json.loads(jevent.progress().json()))
@@ -68,7 +71,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """What Spark registers, and by which it calls; it has no public name."""
+        """What Spark registers, and calls back. PySpark has no public name for it."""
         if self._registered is None:
             jvm = cast(JVMView, SparkContext._jvm)
             self._registered = jvm.PythonStreamingQueryListenerWrapper(_ByOneCall(self))
@@ -79,7 +82,7 @@ class ProgressListener(StreamingQueryListener):
             return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """What was known of an earlier run of the query no longer holds, but for its sums."""
+        """Forgets what an earlier run of the query reported, except the sums."""
         with self._lock:
             if event.name is not None:
                 self._names[event.runId] = event.name
@@ -92,17 +95,17 @@ class ProgressListener(StreamingQueryListener):
         self.take(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to read: what was last said of offsets still holds."""
+        """Notes that there is nothing to read. The offsets of the last report still hold."""
         with self._lock:
             name = self._names.get(event.runId)
             if name is not None:
                 self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The application asks the query itself what ended it."""
+        """Nothing: the supervisor asks the query itself what ended it."""
 
     def take(self, progress: StreamingQueryProgress) -> None:
-        """Takes in what one micro-batch, or a look that found nothing to do, reports."""
+        """Takes in the report of one micro-batch, or of a look that found nothing to read."""
         if progress.name is None:
             return
         with self._lock:
@@ -132,5 +135,5 @@ def _offsets(ends: list[str | None]) -> Offsets:
 
 
 def _rate(value: float | None) -> float:
-    """Spark divides by no time at all at the start, and says nothing then."""
+    """At the start Spark has no time to divide by, and reports no rate."""
     return value or 0.0

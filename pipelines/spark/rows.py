@@ -20,7 +20,7 @@ _ARROW = {
     "array<string>": pa.list_(pa.string()),
 }
 
-# A batch is handed over when it holds this much, so that a frame of 100,000 messages never makes one of 100,000 rows.
+# RowBuffer asks for a drain at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
 _ROWS = 5_000
 _BYTES = 16 << 20
 
@@ -36,7 +36,7 @@ def ddl(columns: Iterable[Column]) -> str:
 
 
 def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
-    """Columns of a table by name, in the order named; all of them if none is named."""
+    """Columns of a table by name, in the order of the names; with no names, all columns."""
     if not names:
         return tuple(table.columns)
     found = {column.name: column for column in table.columns}
@@ -58,7 +58,7 @@ class RowBuffer:
         return len(self._rows) >= _ROWS or self._bytes >= _BYTES
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """What is held as one batch, or nothing if nothing is held."""
+        """The rows since the last `drain` as one batch. No batch where there are no rows."""
         if self._rows:
             columns = [
                 pa.array(values, type=field.type)

@@ -25,8 +25,9 @@ _DELTA = {
     "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
 }
 
-# Without Hadoop's native library its local file system starts a process for each chmod and readlink, which is a quarter
-# of a second for every step of every micro-batch. One that does it in Java, and all that renames files told to use it.
+# Without its native library, Hadoop's local file system starts a process for each chmod and readlink: a quarter of a
+# second for every step of every micro-batch. This jar has a local file system that does both in Java. These settings
+# make all who rename files use it.
 _LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
 _LOCAL_FILES = {
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
@@ -45,12 +46,12 @@ _STREAMING = {
     # An Arrow batch of the largest frames must not outgrow a Python worker.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
-    # The same for rows that are kept between two writes (10,000 by default), and for what Parquet holds back.
+    # The same holds for rows that Spark caches between two writes (10,000 by default), and for Parquet's row groups.
     "spark.sql.inMemoryColumnarStorage.batchSize": "200",
     "spark.hadoop.parquet.block.size": "33554432",
     "spark.hadoop.parquet.page.size.row.check.max": "100",
-    # The queries together have more generated classes than the 100 that are kept by default, and would compile each
-    # other's out again and again.
+    # The queries together have more generated classes than the 100 that Spark keeps by default. With 100, each query
+    # would push out the classes of the others, and Spark would compile them again and again.
     "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "pipelines.worker_daemon",
@@ -76,9 +77,9 @@ def create_session(
 
     `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
     `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here. Under
-    `spark-submit`, what it was given weighs more than `master` and `driver_memory`.
+    `spark-submit`, its own options weigh more than `master` and `driver_memory`.
     """
-    # Workers must be of the driver's interpreter: the system's has none of the packages.
+    # Workers must run in the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = [java_options] if java_options else []
     if log4j is not None:
@@ -91,7 +92,7 @@ def create_session(
     if not ui:
         conf["spark.ui.liveUpdate.period"] = "-1"
     named = [str(jar) for jar in jars]
-    if named:  # not only `spark.jars`: local files are read before Spark has those, and their classes cannot be kept
+    if named:  # the class path too: Spark reads local files before it has `spark.jars`, and can keep only its classes
         conf["spark.driver.extraClassPath"] = os.pathsep.join(named)
         if not master.startswith("local"):
             conf["spark.jars"] = ",".join(named)
@@ -106,7 +107,7 @@ def create_session(
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
     builder = SparkSession.builder.appName(name)
-    if "SPARK_ENV_LOADED" not in os.environ:  # set by spark-submit, whose own word then counts
+    if "SPARK_ENV_LOADED" not in os.environ:  # spark-submit sets the variable; then its own options count
         builder = builder.master(master).config("spark.driver.memory", driver_memory)
     for key, value in {**conf, **(extra or {})}.items():
         builder = builder.config(key, value)

@@ -15,7 +15,8 @@ from schemas.records import TICK
 class Ticker:
     """Ticks all partitions of a topic from a thread of its own, from `start()` to `stop()`.
 
-    While the broker is away it tries again at each interval; `error` is then what went wrong last, else None.
+    While the broker is away, the thread tries again at each interval, and `error` says what went wrong last. `error` is
+    None while all is well.
     """
 
     def __init__(self, client_options: Mapping[str, object], topic: str, *, interval: float, window: int) -> None:
@@ -38,7 +39,7 @@ class Ticker:
 
     @property
     def quiet(self) -> bool:
-        """No window can be open: a tick has passed the end of the last one in every partition."""
+        """Whether no window can be open: in every partition, a tick has passed the end of the last window."""
         return self._quiet
 
     def _run(self) -> None:

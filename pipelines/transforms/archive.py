@@ -26,9 +26,10 @@ COPIES = columns_of(TABLES["copies"])
 
 
 def frames(records: DataFrame, held: Broadcast[HeldFrames], taken: Accumulator[HeldFrames]) -> DataFrame:
-    """Columns partition, offset, stamp, value in; rows of the table `frames` out: those not in `held`, each once.
+    """Columns partition, offset, stamp, value in; rows of the table `frames` out: frames not in `held`, each once.
 
-    What is not a Frame has no row: the query `messages` puts it into quarantine. `taken` hears which frames have one.
+    A record that is no Frame has no row: the query `messages` puts the record into quarantine. `taken` hears which
+    frames have a row.
     """
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_frame_rows(held, taken), ddl(FRAMES)).select(*(column.name for column in FRAMES))
@@ -101,9 +102,10 @@ def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> tuple[ob
 
 
 def copy_rows(partition: int, offset: int, frame: Frame, bundles: Bundles) -> Iterator[tuple[object, ...]]:
-    """The rows, in the order of COPIES, of the messages in a frame that came IN; none for what is no RPC.
+    """The rows, in the order of COPIES, of the messages in a frame that came IN. A frame that is no RPC has none.
 
-    The network is that of the topic, be it there by name or by index, as in the table `messages`; else the frame's.
+    The network is the topic's, whether the topic goes by name or by index, as in the table `messages`; else the
+    frame's.
     """
     if frame.direction != Frame.IN:
         return
@@ -122,5 +124,5 @@ def copy_rows(partition: int, offset: int, frame: Frame, bundles: Bundles) -> It
 
 
 def _peer(raw: bytes, protocol: str) -> str:
-    """A node id of the BitTorrent DHT has no text of its own but hex."""
+    """A peer id as text. A node id of the BitTorrent DHT has no other text than hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)

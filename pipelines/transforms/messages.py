@@ -42,10 +42,10 @@ def decoded(records: DataFrame, how: Decoding) -> DataFrame:
 
 
 def first_copies(copies: DataFrame, remembered: str) -> DataFrame:
-    """DECODED in and out: one good copy of each message, and every fault (decision 5).
+    """DECODED in and out: one good copy of each message, and every fault (decision 5). `remembered`: a Spark interval.
 
-    Event time is the time of the micro-batch, so that no row is ever late: `dropDuplicatesWithinWatermark` drops late
-    rows in silence, and after an outage partitions are read at different speeds. `remembered`: a Spark interval.
+    Event time is the time of the micro-batch, so that no row is ever late. `dropDuplicatesWithinWatermark` drops late
+    rows in silence, and after an outage Spark reads partitions at different speeds.
     """
     return (
         copies.withColumn("seen_at", F.current_timestamp())
@@ -135,7 +135,7 @@ def _message_row(item: Decoded, how: Decoding) -> tuple[tuple[object, ...], int]
 
 
 def fault_rows(item: Faulty) -> Iterator[tuple[tuple[object, ...], int]]:
-    """One row, or more where the bytes are too many for one record: each then holds a part and says which."""
+    """One row, or more where the bytes are too many for one record. Each row then holds a part, and says which."""
     own = own_identity(item)
     size = len(item.data)
     for start in range(0, size or 1, PART):

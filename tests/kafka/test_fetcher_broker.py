@@ -17,7 +17,7 @@ from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
 
 from bridge.fetching.fetcher import Fetcher
-from bridge.fetching.offsets import Ledger
+from bridge.fetching.offsets import DoneOffsets
 from bridge.fetching.pending import FetchingOptions
 from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
 from deploy.embedded.broker import EmbeddedBroker
@@ -176,8 +176,8 @@ class Kiln:
         kept = self.committed()
         if kept is None:
             return list(range(until))
-        ledger = Ledger(kept.offset, kept.metadata, 0)
-        return [offset for offset in range(kept.offset, until) if ledger.take(offset)]
+        done_offsets = DoneOffsets(kept.offset, kept.metadata, 0)
+        return [offset for offset in range(kept.offset, until) if done_offsets.take(offset)]
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ class Kiln:
             raise BlocksAwayError(self.away)
         self.kept.append(cid)
 
-    def let_go(self, now: int) -> int:
+    def unpin_expired(self, now: int) -> int:
         return 0
 
     def close(self) -> None: ...

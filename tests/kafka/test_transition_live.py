@@ -25,7 +25,7 @@ from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, dec
 from schemas.streamid import StreamID
 from schemas.topics import Separator, topic_name
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]
 
 NETWORK = "local-transition"

@@ -25,7 +25,7 @@ from schemas.pubsub import write_update
 from schemas.streamid import StreamID
 from schemas.topics import Separator, separator_text, topic_name
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
 
 NETWORK = "local-two"

@@ -1,4 +1,4 @@
-"""Fixtures of foreign gossipsub peers; a test module takes them with `pytest_plugins = ["foreign_fixtures"]`."""
+"""Fixtures of foreign gossipsub peers; a test module takes them with `pytest_plugins = ["kit.foreign_fixtures"]`."""
 
 from __future__ import annotations
 

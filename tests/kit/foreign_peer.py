@@ -345,7 +345,7 @@ def _published(answer: Mapping[str, object]) -> Published:
     raise ForeignPeerError(f"not the outcome of a publication: {answer}")
 
 
-NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `foreign_fixtures` are
+NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `kit.foreign_fixtures` are
 
 
 # ---------------------------------------------------------------- the three

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.show.answer import write_json
+from deploy.show.answer_json import write_json
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
 

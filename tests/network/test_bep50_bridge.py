@@ -45,7 +45,7 @@ from schemas.pubsub import write_batch_update
 from schemas.records import QuarantineRecord
 from schemas.topics import Separator, separator_value, topic_name
 
-pytest_plugins = ["torrent_fixtures"]
+pytest_plugins = ["kit.torrent_fixtures"]
 
 NETWORK = "local-test"
 SEPARATOR = Separator("model", separator_value(b"\x01\x02"))

@@ -34,7 +34,7 @@ SEED = b"\x21" * 32
 KEY = SigningKey(SEED)
 PUBLIC, SALT = KEY.verify_key.encode(), hashlib.sha256(b"/ceramic/local/sep/model/kexample").digest()
 TOPIC = target(PUBLIC, SALT)
-pytest_plugins = ["torrent_fixtures"]
+pytest_plugins = ["kit.torrent_fixtures"]
 
 
 def value(text: bytes) -> bytes:

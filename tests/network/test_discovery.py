@@ -29,7 +29,7 @@ from bridge.node.kademlia import Address, announcement, topic_key
 from bridge.node.streams import make_host
 from schemas.identity import peer_bytes
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 
 FAST = DiscoveryOptions(
     first=0.2, every=1.0, dial=1.0, ask=3.0, prove=2.0, keep=1.0, back_off=5.0, back_off_most=20.0, renew=60.0

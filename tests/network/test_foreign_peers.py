@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kit.foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, payload
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 
 TOPIC = "/ceramic/testnet-foreign"
 COUNT = 100

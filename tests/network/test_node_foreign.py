@@ -36,7 +36,7 @@ from schemas.identity import Verdict, message_id, peer_bytes
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 
 COUNT = int(os.environ.get("KILN_TEST_NETWORK_MESSAGES", "200"))
 RATE = 200

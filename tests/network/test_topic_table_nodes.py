@@ -21,7 +21,7 @@ from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.topic_table import Bundles, agreement, hello_bytes, message_topic
 
-pytest_plugins = ["foreign_fixtures"]
+pytest_plugins = ["kit.foreign_fixtures"]
 
 SHARED_1, SHARED_2, SHARED_3 = "/ceramic/local-test/s1", "/ceramic/local-test/s2", "/ceramic/local-test/s3"
 ONLY_A, ONLY_B, NOWHERE = "/ceramic/local-test/a", "/ceramic/local-test/b", "/ceramic/local-test/none"

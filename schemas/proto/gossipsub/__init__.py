@@ -1,0 +1,1 @@
+"""The gossipsub RPC as protobuf."""

@@ -1,0 +1,1 @@
+"""The Frame as protobuf."""

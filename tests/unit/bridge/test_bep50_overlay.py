@@ -438,7 +438,7 @@ def test_what_was_published_in_an_earlier_run_is_ours_from_the_start() -> None:
     network.carry(place(2), other.subscribe(PUBLIC, SALT, network.now, item(3), [one], publishing=True))
     network.run(2.0)
     (conflict,) = [event for event in network.events[place(2)] if isinstance(event, Conflict)]
-    assert (conflict.held, conflict.other, conflict.ours) == (item(3), item(5), True)
+    assert (conflict.kept, conflict.other, conflict.ours) == (item(3), item(5), True)
     with pytest.raises(PublishError, match="another publisher"):
         publish(network, place(2), item(6))
 
@@ -472,7 +472,7 @@ def test_two_publishers_of_one_key_notice_each_other() -> None:
     publish(network, other, item(2))
     network.run(1.0)
     conflicts = [event for event in network.events[one] if isinstance(event, Conflict)]
-    assert [(event.held, event.other, event.ours) for event in conflicts] == [(item(1), item(2), True)]
+    assert [(event.kept, event.other, event.ours) for event in conflicts] == [(item(1), item(2), True)]
     with pytest.raises(PublishError, match="another publisher"):
         publish(network, one, item(3))
     publish(network, other, item(3))  # only one of them goes on

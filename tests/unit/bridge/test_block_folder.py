@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks
+from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks, verified
 from bridge.ipfs.folder import FolderBlocks
-from schemas.cid import block_cid, cid_text
+from schemas.cid import block_cid, cid_text, verify
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(block_cid(DATA))
@@ -95,3 +95,16 @@ def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None
     (tmp_path / "blocks").write_text("a file")
     with pytest.raises(BlocksAwayError, match="blocks cannot be written"):
         open_blocks("", tmp_path).put(CID, DATA)
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_a_block_is_verified_as_the_fast_way_does(data: bytes, other: bytes) -> None:
+    """`schemas.cid.verify` is what messages and events are checked with."""
+    cid = block_cid(other)
+    refused = verify(data, cid)
+    if refused is None:
+        assert verified(cid_text(cid), data) == data
+    else:
+        with pytest.raises(BlockRefusedError) as error:
+            verified(cid_text(cid), data)
+        assert error.value.reason == refused.reason

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.fetching.attempts import Answer, Ask, Away, Batch, Failed, Origin, fetch
-from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, Ledger
-from bridge.fetching.pending import Desk, FetchingOptions, Memory, Output, Place
+from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway, fetch
+from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
+from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
 from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.folder import FolderBlocks
+from bridge.kafka.place import Place
 from pipelines.logic.windows import PartitionWindows
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
@@ -48,7 +49,7 @@ MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
 OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
 OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
 EVERYTHING = [parse_interest("*")]
-UNAVAILABLE = Failed("genesis_unavailable", "nobody gave it", final=False)
+UNAVAILABLE = FetchFailed("genesis_unavailable", "nobody gave it", final=False)
 
 
 def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
@@ -94,12 +95,12 @@ def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m
 
 
 class Run:
-    """A desk of one partition, begun at offset 0, and a broker that takes everything at once."""
+    """Pending fetches of one partition, begun at offset 0, and a broker that takes everything at once."""
 
-    def __init__(self, options: FetchingOptions = OPTIONS, memory: Memory | None = None) -> None:
-        self.desk = Desk(options, memory or Memory())
-        self.ledger = Ledger(0, "", 1_000)
-        self.desk.start(0, self.ledger)
+    def __init__(self, options: FetchingOptions = OPTIONS, memory: KnownAnswers | None = None) -> None:
+        self.pending = PendingFetches(options, memory or KnownAnswers())
+        self.done_offsets = DoneOffsets(0, "", 1_000)
+        self.pending.start(0, self.done_offsets)
         self.offset = 0
         self.now = START
         self.written: list[Output] = []
@@ -107,23 +108,23 @@ class Run:
     def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> None:
         for record in records:
             value = encode(record) if isinstance(record, WantedRecord) else record
-            self.desk.take(Place(0, self.offset), value, [parse_interest(text) for text in interests], self.now)
+            self.pending.take(Place(0, self.offset), value, [parse_interest(text) for text in interests], self.now)
             self.offset += 1
 
     def round(self) -> list[Output]:
-        due = self.desk.round(self.now)
-        if not self.ledger.repeating and (due.going or self.ledger.changed):
-            self.ledger.committed()
-        self.desk.written()
+        due = self.pending.next_writes(self.now)
+        if not self.done_offsets.repeating and (due.going or self.done_offsets.changed):
+            self.done_offsets.committed()
+        self.pending.written()
         outputs = [output for stage in due.stages for output in stage]
         self.written += outputs
         return outputs
 
-    def next(self) -> list[Ask]:
-        return self.desk.next(self.now)
+    def next(self) -> list[BlockRequest]:
+        return self.pending.next(self.now)
 
-    def answer(self, ask: Ask, answer: Answer) -> list[Output]:
-        self.desk.answer(ask, answer, self.now)
+    def answer(self, ask: BlockRequest, answer: Answer) -> list[Output]:
+        self.pending.answer(ask, answer, self.now)
         return self.round()
 
     def try_until(self, end: int, answer: Answer) -> list[Output]:
@@ -158,10 +159,10 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     run = Run()
     run.take(*(wanted_update(1, number) for number in range(3)))
     (ask,) = run.next()
-    assert ask == Ask("genesis", genesis_cid(1))
+    assert ask == BlockRequest("genesis", genesis_cid(1))
     assert run.next() == []
-    run.desk.answer(ask, Origin(MODEL, None), run.now)
-    due = run.desk.round(run.now)
+    run.pending.answer(ask, GenesisAnswer(MODEL, None), run.now)
+    due = run.pending.next_writes(run.now)
     assert due.going == {0: {0, 1, 2}}
     first, streams, blocks = due.stages
     released = [decode_update(output.value) for output in first]
@@ -172,9 +173,9 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     assert stream.key == stream_of(1).encode()
     assert decode_stream(stream.value) == StreamRecord(NETWORK, stream_of(1), MODEL, run.now)
     assert blocks == []
-    assert run.ledger.place == 0  # until the broker has them
-    run.desk.written()
-    assert run.ledger.place == 3
+    assert run.done_offsets.place == 0  # until the broker has them
+    run.pending.written()
+    assert run.done_offsets.place == 3
 
 
 def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of_the_fetcher() -> None:
@@ -182,7 +183,7 @@ def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of
     record = wanted_update(1, 5)
     run.take(record)
     (ask,) = run.next()
-    run.answer(ask, Origin(MODEL, None))
+    run.answer(ask, GenesisAnswer(MODEL, None))
     (update,) = run.updates()
     assert record.update is not None
     assert update.epoch == Epoch(f"genesis/{NETWORK}/0", 1_001)
@@ -197,7 +198,7 @@ def test_stream_that_is_known_waits_for_nothing_and_is_not_told_again() -> None:
     run = Run()
     run.take(wanted_update(1, 0))
     (ask,) = run.next()
-    run.answer(ask, Origin(MODEL, None))
+    run.answer(ask, GenesisAnswer(MODEL, None))
     run.take(wanted_update(1, 1))
     assert run.next() == []
     (output,) = run.round()
@@ -209,7 +210,7 @@ def test_answer_and_a_later_update_in_one_round_keep_their_order() -> None:
     run = Run()
     run.take(wanted_update(1, 0), wanted_update(1, 1))
     (ask,) = run.next()
-    run.desk.answer(ask, Origin(MODEL, None), run.now)
+    run.pending.answer(ask, GenesisAnswer(MODEL, None), run.now)
     run.take(wanted_update(1, 2))
     run.round()
     assert [update.message for update in run.updates()] == ["message 0", "message 1", "message 2"]
@@ -219,12 +220,12 @@ def test_stream_without_a_separator_goes_on_without_one_and_is_counted_by_kind()
     run = Run()
     run.take(wanted_update(1, 0))
     (ask,) = run.next()
-    update, stream = run.answer(ask, Origin(None, "sep_missing"))
+    update, stream = run.answer(ask, GenesisAnswer(None, "sep_missing"))
     assert update.key == stream_of(1).encode()
     assert decode_update(update.value).separator is None
     assert decode_update(update.value).separator_source == "genesis"
     assert (decode_stream(stream.value).separator, decode_stream(stream.value).without) == (None, "sep_missing")
-    assert run.desk.counts["sep_missing"] == 1
+    assert run.pending.counts["sep_missing"] == 1
 
 
 def test_one_that_does_not_come_holds_up_no_other() -> None:
@@ -233,9 +234,9 @@ def test_one_that_does_not_come_holds_up_no_other() -> None:
     for _ in range(3):  # two at once
         for ask in run.next():
             failed = ask.cid == genesis_cid(0)
-            run.answer(ask, UNAVAILABLE if failed else Origin(MODEL, None))
+            run.answer(ask, UNAVAILABLE if failed else GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == [f"message {number}" for number in range(1, 6)]
-    assert run.ledger.place == 0
+    assert run.done_offsets.place == 0
 
 
 def test_retries_leave_half_of_the_fetches_to_what_is_new() -> None:
@@ -246,7 +247,7 @@ def test_retries_leave_half_of_the_fetches_to_what_is_new() -> None:
     run.now += 5 * S
     assert len(run.next()) == 2
     run.take(wanted_update(9, 9), wanted_update(8, 8), wanted_update(7, 7))
-    assert run.next() == [Ask("genesis", genesis_cid(9)), Ask("genesis", genesis_cid(8))]
+    assert run.next() == [BlockRequest("genesis", genesis_cid(9)), BlockRequest("genesis", genesis_cid(8))]
 
 
 def test_it_is_tried_again_with_pauses_that_grow_and_then_is_a_fault_of_each_update() -> None:
@@ -265,7 +266,7 @@ def test_it_is_tried_again_with_pauses_that_grow_and_then_is_a_fault_of_each_upd
     assert {(fault.stage, fault.reason) for fault in faults} == {("fetch", "genesis_unavailable")}
     assert faults[0].detail == "not had in 5 tries over 15 s: nobody gave it"
     assert [output.key for output in run.written] == [b"0/0/1", b"0/1/1"]
-    assert run.ledger.place == 2
+    assert run.done_offsets.place == 2
 
 
 def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() -> None:
@@ -278,7 +279,7 @@ def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() ->
     run.now += 100 * S
     run.take(wanted_update(1, 2))
     (ask,) = run.next()
-    run.answer(ask, Origin(MODEL, None))
+    run.answer(ask, GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == ["message 2"]
 
 
@@ -286,7 +287,7 @@ def test_what_can_never_be_had_is_not_tried_again() -> None:
     run = Run()
     run.take(wanted_update(1, 0))
     (ask,) = run.next()
-    (output,) = run.answer(ask, Failed("cid_hash_unsupported", "hash 0x1b", final=True))
+    (output,) = run.answer(ask, FetchFailed("cid_hash_unsupported", "hash 0x1b", final=True))
     fault = decode_quarantine(output.value)
     assert (fault.reason, fault.detail) == ("cid_hash_unsupported", "hash 0x1b")
     run.now += 50 * S
@@ -297,20 +298,20 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
     run = Run()
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
-        run.answer(ask, Away("no answer from http://127.0.0.1:5001"))
-    assert run.desk.away == "no answer from http://127.0.0.1:5001"
+        run.answer(ask, IpfsAway("no answer from http://127.0.0.1:5001"))
+    assert run.pending.away == "no answer from http://127.0.0.1:5001"
     asked = 0
     for _ in range(1_000):
         for ask in run.next():
             asked += 1
-            run.answer(ask, Away("still"))
+            run.answer(ask, IpfsAway("still"))
         run.now += S
     assert (asked, run.written) == (500, [])  # one at a time, each 2 s
     for _ in range(10):
         for ask in run.next():
-            run.answer(ask, Origin(MODEL, None))
+            run.answer(ask, GenesisAnswer(MODEL, None))
         run.now += S
-    assert run.desk.away is None
+    assert run.pending.away is None
     assert len(run.updates()) == 4
 
 
@@ -318,7 +319,7 @@ def test_time_while_ipfs_is_away_does_not_count_as_tried() -> None:
     run = Run()
     run.take(wanted_update(1, 0))
     run.try_until(6, UNAVAILABLE)
-    run.try_until(1_000, Away("gone"))
+    run.try_until(1_000, IpfsAway("gone"))
     assert run.written == []
     run.try_until(60, UNAVAILABLE)
     (fault,) = run.faults()
@@ -363,16 +364,16 @@ def test_record_that_asks_for_nothing_is_quarantined(value: bytes | None) -> Non
     assert (output.key, fault.data) == (b"wanted/0/0", value or b"")
     assert (fault.stage, fault.reason) == ("wanted", "wanted_malformed")
     assert fault.detail.startswith("record 0/0 of wanted: ")
-    assert run.next() == [Ask("genesis", genesis_cid(1))]
-    assert run.ledger.place == 1
+    assert run.next() == [BlockRequest("genesis", genesis_cid(1))]
+    assert run.done_offsets.place == 1
 
 
 def test_what_another_network_wants_is_left_alone() -> None:
     run = Run()
     record = encode(wanted_update(1, 0)).replace(b'{"network":"local-test"', b'{"network":"mainnet"')
     run.take(record)
-    assert (run.next(), run.round(), run.ledger.place) == ([], [], 1)
-    assert run.desk.counts["other_network"] == 1
+    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 1)
+    assert run.pending.counts["other_network"] == 1
 
 
 # ---------------------------------------------------------------- batches
@@ -383,15 +384,15 @@ def test_block_of_a_batch_goes_on_after_the_streams_in_it() -> None:
     cid, data = block_of(1, 2)
     run.take(wanted_batch(cid))
     (ask,) = run.next()
-    assert ask == Ask("batch", cid)
-    assert run.answer(ask, Batch(data, (stream_of(1), stream_of(2)))) == []
+    assert ask == BlockRequest("batch", cid)
+    assert run.answer(ask, BatchAnswer(data, (stream_of(1), stream_of(2)))) == []
     one, two = run.next()
     assert {one.cid, two.cid} == {genesis_cid(1), genesis_cid(2)}
-    assert [output.topic for output in run.answer(one, Origin(MODEL, None))] == ["streams"]
-    assert [output.topic for output in run.answer(two, Origin(OTHER, None))] == ["streams", "blocks"]
+    assert [output.topic for output in run.answer(one, GenesisAnswer(MODEL, None))] == ["streams"]
+    assert [output.topic for output in run.answer(two, GenesisAnswer(OTHER, None))] == ["streams", "blocks"]
     assert run.blocks() == [BlockRecord(NETWORK, cid, run.now, MODEL, block=data)]
     assert [output.key for output in run.written if output.topic == "blocks"] == [cid.encode()]
-    assert run.ledger.place == 1
+    assert run.done_offsets.place == 1
 
 
 def test_streams_that_cannot_be_had_in_time_hold_up_no_block() -> None:
@@ -399,15 +400,15 @@ def test_streams_that_cannot_be_had_in_time_hold_up_no_block() -> None:
     cid, data = block_of(1, 2)
     run.take(wanted_batch(cid))
     (ask,) = run.next()
-    run.answer(ask, Batch(data, (stream_of(1), stream_of(2))))
+    run.answer(ask, BatchAnswer(data, (stream_of(1), stream_of(2))))
     one, two = run.next()
     run.answer(one, UNAVAILABLE)
     run.now += 5 * S
     assert [output.topic for output in run.round()] == ["blocks"]
     run.now += 60 * S
     assert run.next() == []  # nobody waits for the first any more
-    assert [output.topic for output in run.answer(two, Origin(MODEL, None))] == ["streams"]
-    assert not run.desk.busy
+    assert [output.topic for output in run.answer(two, GenesisAnswer(MODEL, None))] == ["streams"]
+    assert not run.pending.busy
 
 
 def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after_the_batch() -> None:
@@ -415,12 +416,12 @@ def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after
     cid, data = block_of(1)
     run.take(wanted_batch(cid), wanted_update(1, 0))
     batch, genesis = run.next()
-    run.answer(batch, Batch(data, (stream_of(1),)))
+    run.answer(batch, BatchAnswer(data, (stream_of(1),)))
     run.answer(genesis, UNAVAILABLE)
     run.now += 5 * S
     run.round()
     (again,) = run.next()
-    run.answer(again, Origin(MODEL, None))
+    run.answer(again, GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == ["message 0"]
 
 
@@ -429,7 +430,7 @@ def test_without_the_check_the_block_goes_on_at_once() -> None:
     cid, data = block_of(1)
     run.take(wanted_batch(cid))
     (ask,) = run.next()
-    (output,) = run.answer(ask, Batch(data, (stream_of(1),)))
+    (output,) = run.answer(ask, BatchAnswer(data, (stream_of(1),)))
     assert output.topic == "blocks"
     assert run.next() == []
 
@@ -438,10 +439,10 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
     run = Run()
     cid, _ = block_of(1)
     run.take(wanted_batch(cid), interests=["tenant", f"model/{OTHER.value}"])
-    assert (run.next(), run.round(), run.ledger.place) == ([], [], 1)
-    assert run.desk.counts["not_of_interest"] == 1
+    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 1)
+    assert run.pending.counts["not_of_interest"] == 1
     run.take(wanted_batch(cid), interests=["model"])
-    assert run.next() == [Ask("batch", cid)]
+    assert run.next() == [BlockRequest("batch", cid)]
 
 
 def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
@@ -449,27 +450,27 @@ def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
     cid, data = block_of(1)
     run.take(wanted_batch(cid), wanted_batch(cid, OTHER), wanted_batch(cid, message="of another peer"))
     (ask,) = run.next()
-    run.answer(ask, Batch(data, ()))
+    run.answer(ask, BatchAnswer(data, ()))
     run.take(wanted_batch(cid))
     assert (run.next(), run.round()) == ([], [])
     assert [block.separator for block in run.blocks()] == [MODEL, OTHER]
-    assert run.desk.counts["again"] == 2
+    assert run.pending.counts["again"] == 2
     # who announces it first under a false one must not hide it from those who do so rightly
     run.take(wanted_batch(cid, SeparatorRecord("tenant", MODEL.value)))
-    assert run.next() == [Ask("batch", cid)]
+    assert run.next() == [BlockRequest("batch", cid)]
 
 
 def test_block_that_cannot_be_had_is_told_with_its_reason_and_quarantined() -> None:
     run = Run()
     cid, _ = block_of(1)
     run.take(wanted_batch(cid), wanted_batch(cid, message="of another peer"))
-    run.try_until(60, Failed("block_unavailable", "nobody gave it", final=False))
+    run.try_until(60, FetchFailed("block_unavailable", "nobody gave it", final=False))
     (block,) = run.blocks()
     assert (block.block, block.reason, block.separator) == (None, "block_unavailable", MODEL)
     (fault,) = run.faults()
     assert (fault.reason, decode_wanted(fault.data)) == ("block_unavailable", wanted_batch(cid))
     assert [output.key for output in run.written] == [cid.encode()] * 2
-    assert run.ledger.place == 2
+    assert run.done_offsets.place == 2
 
 
 def test_blocks_that_wait_for_their_streams_are_few() -> None:
@@ -480,7 +481,7 @@ def test_blocks_that_wait_for_their_streams_are_few() -> None:
     asks = run.next()
     assert len(asks) == 16
     for number, ask in enumerate(asks):
-        run.answer(ask, Batch(b"", (stream_of(number),)))
+        run.answer(ask, BatchAnswer(b"", (stream_of(number),)))
     assert {ask.kind for ask in run.next()} == {"genesis"}
     run.now += 5 * S
     run.round()
@@ -524,57 +525,57 @@ def test_unsigned_and_signed_genesis() -> None:
     payload = genesis_of(1)
     envelope = signed(payload)
     blocks: Blocks = Held(payload, envelope)
-    assert fetch(blocks, Ask("genesis", genesis_cid(1)), 1) == Origin(MODEL, None)
+    assert fetch(blocks, BlockRequest("genesis", genesis_cid(1)), 1) == GenesisAnswer(MODEL, None)
     root = cid_text(block_cid(envelope, 0x85))
-    assert fetch(blocks, Ask("genesis", root), 1) == Origin(MODEL, None)
+    assert fetch(blocks, BlockRequest("genesis", root), 1) == GenesisAnswer(MODEL, None)
     half: Blocks = Held(envelope)
-    answer = fetch(half, Ask("genesis", root), 1)
-    assert isinstance(answer, Failed)
+    answer = fetch(half, BlockRequest("genesis", root), 1)
+    assert isinstance(answer, FetchFailed)
     assert (answer.reason, answer.final) == ("genesis_unavailable", False)
 
 
 def test_genesis_without_a_separator_says_why() -> None:
     block = genesis_of(1, None)
-    answer = fetch(Held(block), Ask("genesis", cid_text(block_cid(block))), 1)
-    assert answer == Origin(None, "sep_missing")
+    answer = fetch(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    assert answer == GenesisAnswer(None, "sep_missing")
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "answer"),
     [
-        (BlocksAwayError("gone"), "genesis", Away("gone")),
-        (BlockUnavailableError("not found"), "batch", Failed("block_unavailable", "not found", final=False)),
-        (BlockRefusedError("block_too_large", "a lot"), "batch", Failed("block_too_large", "a lot", final=True)),
+        (BlocksAwayError("gone"), "genesis", IpfsAway("gone")),
+        (BlockUnavailableError("not found"), "batch", FetchFailed("block_unavailable", "not found", final=False)),
+        (BlockRefusedError("block_too_large", "a lot"), "batch", FetchFailed("block_too_large", "a lot", final=True)),
     ],
 )
 def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:
     blocks = Held()
     blocks.error = error
-    assert fetch(blocks, Ask("batch" if kind == "batch" else "genesis", genesis_cid(1)), 1) == answer
+    assert fetch(blocks, BlockRequest("batch" if kind == "batch" else "genesis", genesis_cid(1)), 1) == answer
 
 
 def test_block_that_is_no_batch(tmp_path: Path) -> None:
     blocks = FolderBlocks(tmp_path)
     block = genesis_of(1)
     blocks.put(genesis_cid(1), block)
-    answer = fetch(blocks, Ask("batch", genesis_cid(1)), 1)
-    assert isinstance(answer, Failed)
+    answer = fetch(blocks, BlockRequest("batch", genesis_cid(1)), 1)
+    assert isinstance(answer, FetchFailed)
     assert (answer.reason, answer.final) == ("block_malformed", True)
     cid, data = block_of(4, 5)
     blocks.put(cid, data)
-    read = fetch(blocks, Ask("batch", cid), 1)
-    assert isinstance(read, Batch)
+    read = fetch(blocks, BlockRequest("batch", cid), 1)
+    assert isinstance(read, BatchAnswer)
     assert (read.block, set(read.streams)) == (data, {stream_of(4), stream_of(5)})
 
 
 def test_other_event_than_an_init_is_no_genesis() -> None:
     block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + block_cid(b"x")), "data": []}, canonical=True)
-    answer = fetch(Held(block), Ask("genesis", cid_text(block_cid(block))), 1)
-    assert isinstance(answer, Failed)
+    answer = fetch(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    assert isinstance(answer, FetchFailed)
     assert (answer.reason, answer.final) == ("genesis_not_init", True)
 
 
-# ---------------------------------------------------------------- ledger
+# ---------------------------------------------------------------- done_offsets
 
 
 @pytest.mark.parametrize(
@@ -591,9 +592,9 @@ def test_other_event_than_an_init_is_no_genesis() -> None:
     ],
 )
 def test_metadata_that_cannot_be_read_is_taken_as_none(text: str) -> None:
-    ledger = Ledger(5, text, 77)
-    assert (ledger.generation, ledger.place, ledger.repeating) == (78, 5, False)
-    assert ledger.take(5)
+    done_offsets = DoneOffsets(5, text, 77)
+    assert (done_offsets.generation, done_offsets.place, done_offsets.repeating) == (78, 5, False)
+    assert done_offsets.take(5)
 
 
 @given(
@@ -611,16 +612,16 @@ def test_metadata_that_cannot_be_read_is_taken_as_none(text: str) -> None:
 def test_ledger_keeps_what_is_done_over_restarts_in_few_bytes(
     steps: list[tuple[str, int]],
 ) -> None:
-    ledger = Ledger(0, "", 1)
+    done_offsets = DoneOffsets(0, "", 1)
     at, done, waiting = 0, set[int](), list[int]()
     taken, empty = Counter[int](), set[int]()
 
     def take(count: int) -> None:
         nonlocal at
-        for _ in range(ledger.room(count)):
+        for _ in range(done_offsets.room(count)):
             while at in empty:
                 at += 1
-            fresh = ledger.take(at)
+            fresh = done_offsets.take(at)
             assert fresh == (at not in done), at
             if fresh:
                 taken[at] += 1
@@ -634,59 +635,59 @@ def test_ledger_keeps_what_is_done_over_restarts_in_few_bytes(
             empty |= {*range(at, at + number)} - taken.keys()  # offsets that Kafka gives to no record
         elif what == "done" and waiting:
             offset = waiting.pop(number % len(waiting))
-            ledger.done(offset)
+            done_offsets.done(offset)
             done.add(offset)
         elif what == "most":
             for offset in [offset for index, offset in enumerate(waiting) if index % number]:
                 waiting.remove(offset)
-                ledger.done(offset)
+                done_offsets.done(offset)
                 done.add(offset)
         elif what == "restart":
-            place, metadata, generation = ledger.place, ledger.metadata(), ledger.generation
-            ledger = Ledger(place, metadata, 0)
-            assert ledger.generation == generation + 1
+            place, metadata, generation = done_offsets.place, done_offsets.metadata(), done_offsets.generation
+            done_offsets = DoneOffsets(place, metadata, 0)
+            assert done_offsets.generation == generation + 1
             at, waiting = place, []
         going = set(waiting[:: max(1, len(waiting) // MOST_GOING + 1)])
-        assert len(ledger.metadata(going)) <= MAX_METADATA
-        again = Ledger(ledger.place, ledger.metadata(going), 0)
+        assert len(done_offsets.metadata(going)) <= MAX_METADATA
+        again = DoneOffsets(done_offsets.place, done_offsets.metadata(going), 0)
         assert {offset for offset in waiting if again.may_go(offset)} == (going or set(waiting))
-        assert ledger.place <= min(waiting, default=ledger.read)
+        assert done_offsets.place <= min(waiting, default=done_offsets.read)
 
 
 def test_one_that_never_comes_and_many_that_do_need_few_bytes() -> None:
-    ledger = Ledger(0, "", 1)
+    done_offsets = DoneOffsets(0, "", 1)
     for offset in range(100_000):
-        assert ledger.room(1) == 1
-        ledger.take(offset)
+        assert done_offsets.room(1) == 1
+        done_offsets.take(offset)
         if offset % 1_000:
-            ledger.done(offset)
-    assert ledger.place == 0
-    assert len(ledger.metadata()) < 400
+            done_offsets.done(offset)
+    assert done_offsets.place == 0
+    assert len(done_offsets.metadata()) < 400
 
 
 def test_as_many_as_can_be_written_wait_and_then_no_more_are_taken() -> None:
-    ledger = Ledger(0, "", 1)
+    done_offsets = DoneOffsets(0, "", 1)
     at = 0
-    while room := ledger.room(500):
+    while room := done_offsets.room(500):
         for _ in range(room):
-            ledger.take(at)
+            done_offsets.take(at)
             if at % 3:
-                ledger.done(at)
+                done_offsets.done(at)
             at += 1
     assert at >= 16_000
-    assert len(ledger.metadata()) <= MAX_METADATA
+    assert len(done_offsets.metadata()) <= MAX_METADATA
     for offset in range(0, at, 3):
-        ledger.done(offset)
-    assert ledger.room(500) == 500
+        done_offsets.done(offset)
+    assert done_offsets.room(500) == 500
 
 
 def test_records_that_kafka_holds_no_longer_are_told() -> None:
-    ledger = Ledger(0, "", 1)
+    done_offsets = DoneOffsets(0, "", 1)
     for offset in range(10):
-        ledger.take(offset)
+        done_offsets.take(offset)
     for offset in range(5, 10):
-        ledger.done(offset)
-    again = Ledger(ledger.place, ledger.metadata(), 0)
+        done_offsets.done(offset)
+    again = DoneOffsets(done_offsets.place, done_offsets.metadata(), 0)
     assert again.gone(3) == 3
     assert again.place == 3
     assert [offset for offset in range(3, 12) if again.take(offset)] == [3, 4, 10, 11]
@@ -739,27 +740,27 @@ def _live(
     pace: Iterator[int],
 ) -> tuple[int, str]:
     """One run from what is committed; what is committed at its end."""
-    memory = Memory()
+    memory = KnownAnswers()
     for stream, value in told.items():
-        memory.knows(stream, decode_stream(value).separator)
-    desk = Desk(FetchingOptions(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
-    ledger = Ledger(*committed, fresh_generation)
-    desk.start(0, ledger)
+        memory.add_stream(stream, decode_stream(value).separator)
+    pending = PendingFetches(FetchingOptions(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
+    done_offsets = DoneOffsets(*committed, fresh_generation)
+    pending.start(0, done_offsets)
     at, now = committed[0], START
     try:
         for _ in range(100):
             now += S
-            for _ in range(min(desk.room(0, next(pace)), len(wanted) - at)):
-                desk.take(Place(0, at), wanted[at], EVERYTHING, now)
+            for _ in range(min(pending.room(0, next(pace)), len(wanted) - at)):
+                pending.take(Place(0, at), wanted[at], EVERYTHING, now)
                 at += 1
-            for ask in desk.next(now):
+            for ask in pending.next(now):
                 missing = any(genesis_cid(number) == ask.cid for number in never)
-                desk.answer(ask, UNAVAILABLE if missing else Origin(MODEL, None), now)
-            due = desk.round(now)
-            if not ledger.repeating and (ledger.changed or due.going):
+                pending.answer(ask, UNAVAILABLE if missing else GenesisAnswer(MODEL, None), now)
+            due = pending.next_writes(now)
+            if not done_offsets.repeating and (done_offsets.changed or due.going):
                 life.step()
-                committed = (ledger.place, ledger.metadata(due.going.get(0, ())))
-                ledger.committed()
+                committed = (done_offsets.place, done_offsets.metadata(due.going.get(0, ())))
+                done_offsets.committed()
             for output in (output for stage in due.stages for output in stage):
                 life.step()
                 if output.topic == "updates":
@@ -768,7 +769,7 @@ def _live(
                     told[output.key.decode()] = output.value
                 else:
                     quarantine.add(decode_quarantine(output.value).data)
-            desk.written()
+            pending.written()
     except _CrashError:
         pass
     return committed
@@ -809,26 +810,26 @@ def test_what_was_going_at_a_crash_goes_again_first_and_alone() -> None:
     first = Run()
     first.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2))
     asks = first.next()
-    first.desk.answer(asks[1], Origin(MODEL, None), START)
-    due = first.desk.round(START)
-    generation = first.ledger.generation
-    metadata = first.ledger.metadata(due.going[0])
+    first.pending.answer(asks[1], GenesisAnswer(MODEL, None), START)
+    due = first.pending.next_writes(START)
+    generation = first.done_offsets.generation
+    metadata = first.done_offsets.metadata(due.going[0])
     # the process ends here; whether the two were written nobody knows
 
     run = Run()
-    run.ledger = Ledger(0, metadata, 77)
-    run.desk = Desk(OPTIONS, Memory())
-    run.desk.start(0, run.ledger)
+    run.done_offsets = DoneOffsets(0, metadata, 77)
+    run.pending = PendingFetches(OPTIONS, KnownAnswers())
+    run.pending.start(0, run.done_offsets)
     run.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2), wanted_update(1, 3))
     asks = run.next()
-    assert run.answer(asks[0], Origin(MODEL, None)) == []
-    assert run.ledger.repeating
-    again = [decode_update(output.value) for output in run.answer(asks[1], Origin(MODEL, None))[:2]]
+    assert run.answer(asks[0], GenesisAnswer(MODEL, None)) == []
+    assert run.done_offsets.repeating
+    again = [decode_update(output.value) for output in run.answer(asks[1], GenesisAnswer(MODEL, None))[:2]]
     assert [(update.message, update.epoch.batch) for update in again] == [
         ("message 1", generation),
         ("message 2", generation),
     ]
-    assert not run.ledger.repeating
+    assert not run.done_offsets.repeating
     rest = [decode_update(output.value) for output in run.round() if output.topic == "updates"]
     assert [(update.message, update.epoch.batch) for update in rest] == [
         ("message 0", generation + 1),
@@ -840,9 +841,9 @@ def test_many_that_wait_for_one_genesis_go_on_in_parts_and_the_answer_after_the_
     run = Run()
     run.take(*(wanted_update(1, number) for number in range(700)))
     (ask,) = run.next()
-    topics = [[output.topic for output in run.answer(ask, Origin(MODEL, None))]]
+    topics = [[output.topic for output in run.answer(ask, GenesisAnswer(MODEL, None))]]
     run.take(wanted_update(1, 700))
-    while run.desk.busy:
+    while run.pending.busy:
         topics.append([output.topic for output in run.round()])
     assert topics == [["updates"] * 300, ["updates"] * 300, ["updates"] * 101 + ["streams"]]
     assert [update.message for update in run.updates()] == [f"message {number}" for number in range(701)]

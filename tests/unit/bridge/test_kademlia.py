@@ -35,6 +35,8 @@ from bridge.node.kademlia import (
     told,
     topic_key,
 )
+from bridge.node.view import peer_name
+from schemas.identity import peer_of_ed25519, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
 OURS = Address("192.0.2.1", 4811)
@@ -54,6 +56,17 @@ def contact(number: int, *addresses: Address) -> Contact:
 def test_the_key_of_a_topic_is_its_sha2_256_multihash() -> None:
     assert b"\x12\x20" + hashlib.sha256(b"/ceramic/testnet-clay").digest() == KEY
     assert topic_key("/ceramic/ü")[2:] == hashlib.sha256("/ceramic/ü".encode()).digest()
+
+
+@given(st.text(max_size=60))
+def test_the_key_of_any_topic_is_its_sha2_256_multihash(topic: str) -> None:
+    assert topic_key(topic) == b"\x12\x20" + hashlib.sha256(topic.encode()).digest()
+
+
+@given(st.binary(min_size=32, max_size=32), st.booleans())
+def test_a_peer_has_one_name_in_status_and_messages(key: bytes, hashed: bool) -> None:
+    peer_id = b"\x12\x20" + key if hashed else peer_of_ed25519(key)
+    assert peer_name(peer_id) == peer_text(peer_id)
 
 
 def test_peer_ids() -> None:
@@ -282,27 +295,27 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
     for _ in range(4):
         failures.failed(peer(1), OURS, now)
         pause = 0
-        while failures.alone(peer(1), OURS, now + pause):
+        while failures.in_backoff(peer(1), OURS, now + pause):
             pause += 1
         until.append(pause)
         now += pause
     assert until == [10, 20, 35, 35]
-    assert not failures.alone(peer(2), OURS, now)  # another may be there
-    assert not failures.alone(peer(1), Address("192.0.2.2", 1), now)
+    assert not failures.in_backoff(peer(2), OURS, now)  # another may be there
+    assert not failures.in_backoff(peer(1), Address("192.0.2.2", 1), now)
     failures.failed(peer(1), OURS, now)
     failures.well(peer(1), OURS)
-    assert not failures.alone(peer(1), OURS, now)
+    assert not failures.in_backoff(peer(1), OURS, now)
 
 
 def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
     failures = Failures(first=10, most=35, remembered=100, per_address=3)
     dialled = 0
     for number in range(50):
-        if not failures.alone(peer(number), OURS, 1):
+        if not failures.in_backoff(peer(number), OURS, 1):
             failures.dialling(OURS, 1)
             dialled += 1
     assert dialled == 3
-    assert not failures.alone(peer(60), OURS, 11)
+    assert not failures.in_backoff(peer(60), OURS, 11)
 
 
 def test_failures_are_forgotten_when_there_are_too_many() -> None:

@@ -202,7 +202,18 @@ def test_a_block_is_put_with_its_codec_and_not_pinned_by_that(kubo: FakeKubo, cl
     assert "Origin" not in asked.headers  # Kubo refuses those of browsers
 
 
-@pytest.mark.parametrize(("codec", "name"), [(0x55, "raw"), (0x85, "dag-jose"), (0x70, "dag-pb")])
+@pytest.mark.parametrize(
+    ("codec", "name"),
+    [
+        (0x55, "raw"),
+        (0x85, "dag-jose"),
+        (0x70, "dag-pb"),
+        (0x71, "dag-cbor"),
+        (0x0129, "dag-json"),
+        (0x51, "cbor"),
+        (0x0200, "json"),
+    ],
+)
 def test_each_codec_has_kubos_name(kubo: FakeKubo, client: Kubo, codec: int, name: str) -> None:
     cid = cid_text(block_cid(DATA, codec))
     kubo.answers["block/put"] = kubo_json({"Key": cid, "Size": len(DATA)})
@@ -211,7 +222,11 @@ def test_each_codec_has_kubos_name(kubo: FakeKubo, client: Kubo, codec: int, nam
 
 
 def test_a_codec_that_kubo_cannot_put_is_refused_unasked(kubo: FakeKubo, client: Kubo) -> None:
-    for cid in (cid_text(block_cid(DATA, 0x4242)), cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:])):
+    for cid in (
+        cid_text(block_cid(DATA, 0x4242)),
+        cid_text(block_cid(DATA, 0x72)),
+        cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:]),
+    ):
         with pytest.raises(BlockRefusedError) as refused:
             client.put(cid, DATA)
         assert refused.value.reason == "cid_codec_unsupported"

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
-from bridge.publishing.outbox import TOO_OLD, Outbox, Output, Place, PublishError, PublishingOptions
+from bridge.kafka.place import Place
+from bridge.publishing.outbox import TOO_OLD, Outbox, Output, PublishError, PublishingOptions
 from bridge.publishing.pins import Pins
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
@@ -88,7 +89,7 @@ class Ipfs:
             raise self.error
         self.kept[cid] = block
 
-    def let_go(self, now: int) -> int:
+    def unpin_expired(self, now: int) -> int:
         return 0
 
     def close(self) -> None: ...
@@ -453,19 +454,19 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     pins.keep("one", b"1", START)
     pins.keep("two", b"2", START + 50 * S)
     assert node.said == ["put one", "pin one", "put two", "pin two"]
-    assert pins.let_go(START + 99 * S) == 0
+    assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
     again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
     node.away = True
     with pytest.raises(BlocksAwayError):
-        again.let_go(START + 100 * S)
+        again.unpin_expired(START + 100 * S)
     node.away = False
-    assert again.let_go(START + 100 * S) == 1
+    assert again.unpin_expired(START + 100 * S) == 1
     assert node.said[4:] == ["unpin one"]
     again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
-    assert again.let_go(START + 219 * S) == 0
-    assert again.let_go(START + 220 * S) == 1
-    assert again.let_go(START + 999 * S) == 0
+    assert again.unpin_expired(START + 219 * S) == 0
+    assert again.unpin_expired(START + 220 * S) == 1
+    assert again.unpin_expired(START + 999 * S) == 0
 
 
 # ---------------------------------------------------------------- transition

@@ -215,6 +215,32 @@ def test_a_wrong_value_is_named_with_its_place_and_what_is_expected(
     )
 
 
+def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "[traffic]\npeers = 3\n")
+    monkeypatch.setenv("KILN_TRAFFIC__COPIES", "9")
+    assert problems(path).startswith(f"{path}:1, environment KILN_TRAFFIC__COPIES: traffic: copies cannot be more than")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("KAFKA__EMBEDDED_HEAP", "2gb", 'a size as -Xmx takes it, such as "384m" or "2g"'),
+        ("KAFKA__PREFIX", "kiln/", "at most 100 letters, digits, dots, - and _"),
+        ("DISCOVERY__PREFIX", "ipfs", 'the start of a protocol\'s name, such as "/ipfs"'),
+        ("NETWORK", "a b", "a name without slash and space"),
+        ("PUBLISH__ENABLED", "maybe", 'true, false or "auto"'),
+        ("TRAFFIC__SEED", "many", "a valid integer"),
+        ("TRAFFIC__ENABLED", "maybe", "a valid boolean"),
+    ],
+)
+def test_what_is_expected_is_said_in_words(
+    name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"KILN_{name}", value)
+    key = name.lower().replace("__", ".")
+    assert problems() == f'environment KILN_{name}: {key} = "{value}": expected {expected}'
+
+
 def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILN_POLICY__NETWORKS", "{testnet-clay: none}")
     monkeypatch.setenv("KILN_BATCH", "4")

@@ -17,7 +17,8 @@ from deltalake import write_deltalake
 from conf.errors import KilnError, PrerequisiteError
 from conf.settings.model import Settings
 from conf.settings.reading import DEFAULT_FILE
-from deploy.cli.app import command_line, run_command
+from deploy.cli.app import run_command
+from deploy.cli.run import command_line
 from deploy.embedded.java import JavaError
 from deploy.traffic import read_ledger
 from schemas.capture import open_capture, read_capture

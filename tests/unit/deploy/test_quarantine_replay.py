@@ -14,17 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable, write_deltalake
 
 from deploy.cli.app import run_command
-from deploy.quarantine.replay import (
-    At,
-    Found,
-    Requeue,
-    RequeueError,
-    frame_of,
-    in_words,
-    read_again,
-    wanted_again,
-    with_messages,
-)
+from deploy.quarantine.frames import At, frame_of, reread, with_messages
+from deploy.quarantine.replay import Found, QuarantineReplay, QuarantineReplayError, in_words
+from deploy.quarantine.unfetched import unfetched
 from deploy.sql.ask import ask
 from deploy.traffic.replay import replay
 from pipelines.lake.lake import Lake
@@ -134,7 +126,7 @@ def world(tmp_path: Path) -> World:
 
 
 def requeue(world: World, how: Decoding = AFTER, reason: str = UNKNOWN_BUNDLE) -> tuple[Found, list[Frame]]:
-    queue = Requeue(Lake(str(world.lake)), reason, how)
+    queue = QuarantineReplay(Lake(str(world.lake)), reason, how)
     found = queue.find()
     return found, list(queue.frames())
 
@@ -146,7 +138,7 @@ def test_messages_come_back_as_if_the_bundle_had_been_there_from_the_start(world
     world.take(frames, BEFORE)
     assert world.messages() == []
     found, again = requeue(world)
-    assert found == Found(back=6, held=5)
+    assert found == Found(back=6, present=5)
     assert {each.origin for each in again} == {Frame.REPLAY}
     for each, original in zip(again, [*frames[:5], frames[-1]], strict=True):
         each.origin = Frame.LIVE
@@ -168,7 +160,7 @@ def test_a_second_time_nothing_is_left_to_bring_back(world: World) -> None:
     before = world.messages()
     world.forget()
     found, again = requeue(world)
-    assert (found, again) == (Found(held=3), [])
+    assert (found, again) == (Found(present=3), [])
     assert world.messages() == before
 
 
@@ -190,7 +182,7 @@ def test_what_was_good_in_the_same_frame_is_not_sent_again(world: World) -> None
 def test_what_still_cannot_be_read_stays(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     found, again = requeue(world, BEFORE)
-    assert (found, again) == (Found(same=1), [])
+    assert (found, again) == (Found(refused=1), [])
 
 
 def test_a_forged_message_does_not_come_back(world: World) -> None:
@@ -218,7 +210,7 @@ def test_an_unsigned_message_that_was_said_twice_comes_back_twice(world: World) 
         each.origin = Frame.REPLAY
     world.take(frames, BEFORE)
     found, again = requeue(world)
-    assert found == Found(back=2, held=1)
+    assert found == Found(back=2, present=1)
     world.take(again, AFTER)
     assert len(world.messages()) == 2
 
@@ -227,7 +219,7 @@ def test_a_frame_that_is_not_held_is_counted(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     world.take([frame(1, message(1))], BEFORE)  # written twice, held once
     found, again = requeue(world)
-    assert (found, len(again)) == (Found(back=1, lost=1), 1)
+    assert (found, len(again)) == (Found(back=1, missing=1), 1)
 
 
 def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
@@ -239,10 +231,10 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
     ]
     write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=arrow_schema(QUARANTINE)), mode="append")
     for reason in ("update_malformed", "frame_malformed"):
-        with pytest.raises(RequeueError, match=f"{reason}.*no frame"):
-            Requeue(Lake(str(world.lake)), reason, AFTER)
-    with pytest.raises(RequeueError, match="did you mean update_malformed"):
-        Requeue(Lake(str(world.lake)), "update_malforme", AFTER)
+        with pytest.raises(QuarantineReplayError, match=f"{reason}.*no frame"):
+            QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
+    with pytest.raises(QuarantineReplayError, match="did you mean update_malformed"):
+        QuarantineReplay(Lake(str(world.lake)), "update_malforme", AFTER)
 
 
 EARLIER = "unknown bundle hash"
@@ -273,12 +265,12 @@ def test_rows_of_an_earlier_kiln_come_back_by_either_spelling(world: World, reas
 def test_what_is_refused_as_before_is_known_by_either_spelling(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     spell_as_an_earlier_kiln(world)
-    assert requeue(world, BEFORE, EARLIER)[0] == Found(same=1)
+    assert requeue(world, BEFORE, EARLIER)[0] == Found(refused=1)
 
 
 def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RequeueError, match="no table quarantine"):
-        Requeue(Lake(str(tmp_path)), UNKNOWN_BUNDLE, AFTER)
+    with pytest.raises(QuarantineReplayError, match="no table quarantine"):
+        QuarantineReplay(Lake(str(tmp_path)), UNKNOWN_BUNDLE, AFTER)
 
 
 def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
@@ -292,10 +284,10 @@ def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
 
 
 def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:
-    assert set(read_again(frame(1, message(1), message(2)), {None}, "rpc_malformed", AFTER).items) == {0, 1}
+    assert set(reread(frame(1, message(1), message(2)), {None}, "rpc_malformed", AFTER).items) == {0, 1}
     broken = frame(1, message(1))
     broken.payload = b"\xff\xff"
-    assert read_again(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
+    assert reread(broken, {None}, "rpc_malformed", AFTER) == ({}, 1)
 
 
 @pytest.mark.skipif(not CAPTURE.exists(), reason="the shared captures are not here")
@@ -323,7 +315,7 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
     assert world.messages() == []
     assert world.rows("SELECT reason, count(*) FROM quarantine GROUP BY ALL") == [(UNKNOWN_BUNDLE, 853)]
     found, again = requeue(world, how)
-    assert (found.back + found.held, found.same, found.lost) == (853, 0, 0)
+    assert (found.back + found.present, found.refused, found.missing) == (853, 0, 0)
     world.take(again, how)
     (tmp_path / "always").mkdir()
     always = World(tmp_path / "always")
@@ -336,7 +328,7 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
 def test_what_was_found_is_said() -> None:
     assert in_words(Found()) == "nothing to bring back"
     assert "1,000 messages" in in_words(Found(back=1000))
-    assert "3 would be refused" in in_words(Found(same=3))
+    assert "3 would be refused" in in_words(Found(refused=3))
 
 
 # ---------------------------------------------------------------- the command
@@ -432,7 +424,7 @@ def give_up(world: World, *records: WantedRecord | bytes) -> None:
 
 def test_what_could_not_be_fetched_is_asked_for_again_in_its_order(world: World) -> None:
     give_up(world, waiting("second"), waiting("1st"), waiting("1st"))
-    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st"), waiting("second")], 0)
+    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st"), waiting("second")], 0)
 
 
 def test_what_has_come_since_is_not_asked_for(world: World) -> None:
@@ -445,19 +437,19 @@ def test_what_has_come_since_is_not_asked_for(world: World) -> None:
         buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
         buffer.add(row)
         write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
-    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)
+    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)
 
 
 def test_what_another_version_gave_up_is_counted_and_stops_nothing(world: World) -> None:
     other = encode(waiting("2nd")).replace(b'"update":', b'"waits":')
     give_up(world, waiting("1st"), other)
-    assert wanted_again(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
+    assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("1st")], 1)
 
 
 def test_a_reason_of_fetching_may_be_given_with_spaces(world: World) -> None:
     give_up(world, waiting("1st"))
-    assert wanted_again(Lake(str(world.lake)), "genesis unavailable") == ([waiting("1st")], 0)
+    assert unfetched(Lake(str(world.lake)), "genesis unavailable") == ([waiting("1st")], 0)
 
 
 def test_another_reason_is_none_of_fetching(world: World) -> None:
-    assert wanted_again(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None
+    assert unfetched(Lake(str(world.lake)), UNKNOWN_BUNDLE) is None

@@ -26,22 +26,10 @@ from deploy.observe.snapshot import (
     Snapshot,
 )
 from deploy.observe.summary import read_summary, row_counts
-from deploy.show.screen import (
-    LineView,
-    LiveView,
-    clock,
-    copies_per_message,
-    count,
-    line,
-    open_view,
-    rate,
-    render,
-    seconds,
-    separator,
-    short,
-    top,
-)
+from deploy.show.screen import line, render
 from deploy.show.summary import look_with, render_summary
+from deploy.show.views import LineView, LiveView, open_view
+from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES

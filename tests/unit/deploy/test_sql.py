@@ -13,7 +13,8 @@ import pytest
 from deltalake import write_deltalake
 from rich.console import Console
 
-from deploy.show.answer import cell, distinct, json_value, print_table, write_json
+from deploy.show.answer import cell, print_table
+from deploy.show.answer_json import distinct, json_value, write_json
 from deploy.sql.ask import SqlError, ask
 from pipelines.lake.lake import Lake, LakeError
 

@@ -29,6 +29,7 @@ from schemas.topic_table import (
     bundle_hash,
     hello_bytes,
     hello_extensions,
+    hello_of,
     intersect,
     message_topic,
     parse_hello,
@@ -371,3 +372,23 @@ def test_the_topic_of_a_message() -> None:
         answer = message_topic(message, table)
         assert isinstance(answer, Rejected)
         assert answer.reason == reason
+
+
+@given(st.lists(hashes, unique=True, max_size=8), st.binary(max_size=40))
+def test_the_hello_of_an_rpc_holds_the_hashes_and_nothing_else(hashes_: list[bytes], more: bytes) -> None:
+    rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="a")])
+    rpc.control.extensions.CopyFrom(hello_extensions(hashes_))
+    unknown = b"\xfa\x01" + bytes([len(more)]) + more  # field 31, bytes
+    rpc.control.extensions.topicTableExtension.MergeFromString(unknown)
+    assert hello_of(rpc) == hello_bytes(hashes_)
+    assert parse_hello(hello_of(rpc)) == hashes_
+
+
+@pytest.mark.parametrize("refused", [[b"AAAA", b"AAAA"], [b"AAA"], [n.to_bytes(4, "big") for n in range(257)]])
+def test_an_rpc_without_a_table_or_with_a_refused_one_has_no_hello(refused: list[bytes]) -> None:
+    rpc = RPC()
+    assert hello_of(rpc) == b""
+    rpc.control.extensions.testExtension.SetInParent()
+    assert hello_of(rpc) == b""
+    rpc.control.extensions.topicTableExtension.topicBundleHashes.extend(refused)
+    assert hello_of(rpc) == b""

@@ -1,0 +1,12 @@
+"""Where a record stands in its topic."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A record of one topic."""
+
+    partition: int
+    offset: int

@@ -1,0 +1,32 @@
+"""`kiln config show` and `kiln config check`: the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli.options import ConfigOption, StateOption, loaded
+
+commands = typer.Typer(name="config", no_args_is_help=True, help="Print the settings in force, or check a file.")
+
+
+@commands.command("show")
+def config_show(state: StateOption = None, config: ConfigOption = None) -> None:
+    """Print the settings in force as TOML, and say where each comes from that is not the default."""
+    from conf.settings.printing import shown
+
+    print(shown(loaded(config, state)), end="")
+
+
+@commands.command("check")
+def config_check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Settings file. Default: the file in force.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Check a settings file together with the environment, and name each fault with its place."""
+    found = loaded(file or config, None)
+    print(f"{found.file}: fine")

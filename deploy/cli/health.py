@@ -1,0 +1,45 @@
+"""`kiln status` and `kiln doctor`: how Kiln does, and what is in the way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import typer
+
+from deploy.cli.exits import ENVIRONMENT, OK
+from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, settings_of
+
+commands = typer.Typer()
+
+
+@commands.command()
+def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Show the broker's topics, how far each query has read, and the tables."""
+    settings = settings_of(config, state)
+    from deploy.observe.status import read_status
+    from deploy.show.status import render_status, status_json
+
+    found = read_status(settings)
+    if as_json:
+        print(status_json(found))
+    else:
+        answers().print(render_status(found, datetime.now(UTC)))
+
+
+@commands.command()
+def doctor(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
+    """Look for what is in the way, and say what to do.
+
+    The command looks at Java, jars, packages, ports, disk, memory, broker, checkpoints, tables and IPFS node. The exit
+    code is 3 when something is in the way.
+    """
+    settings = settings_of(config, state)
+    from deploy.observe.doctor import examine, failed
+    from deploy.show.doctor import doctor_json, render_checks
+
+    checks = examine(settings)
+    if as_json:
+        print(doctor_json(checks))
+    else:
+        answers().print(render_checks(checks))
+    raise typer.Exit(ENVIRONMENT if failed(checks) else OK)

@@ -1,0 +1,47 @@
+"""`kiln interests`: which separators the bridge follows."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from conf.errors import KilnError
+from deploy.cli.exits import UsageError
+from deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
+
+commands = typer.Typer()
+
+
+@commands.command()
+def interests(
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="X", help="Follow X too: * for all, a separator key, or key/value."),
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="X", help="Follow X no more.")] = None,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """List the separators that the bridge follows, or change them while the bridge runs."""
+    settings = settings_of(config, state)
+    from bridge.process.interests import InterestsFile
+    from schemas.topics import TopicError
+
+    file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
+    now = list(file.read())
+    if file.error:
+        raise KilnError(f"{file.error}. Mend or remove the file, then try again")
+    if add or remove:
+        unknown = [text for text in remove or () if text not in now]
+        if unknown:
+            raise UsageError(f"--remove {unknown[0]}: the bridge follows {', '.join(now) or 'nothing'}")
+        now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
+        try:
+            file.write(now)
+        except TopicError as error:
+            raise UsageError(f"--add: {error}") from None
+    now = list(dict.fromkeys(now))
+    print(json.dumps(now) if as_json else "\n".join(now))

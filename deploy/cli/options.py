@@ -1,0 +1,97 @@
+"""What the commands share: options, the settings that the options name, and where a command writes its words.
+
+A file of commands is imported whenever `kiln` starts. So everything slow (settings, Spark, DuckDB, Kafka, rich) is
+imported inside the functions that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.exits import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conf.settings.model import Settings
+    from conf.settings.reading import Loaded
+    from pipelines.lake.lake import Lake
+
+# conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
+StateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="State folder, with broker data, tables, checkpoints and logs [KILN_STATE]. Default: state.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file [KILN_CONFIG]. Default: conf/kiln.toml."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def loaded(config: Path | None, state: Path | None, network: str | None = None) -> Loaded:
+    """The settings in force, and where each came from. SettingsError."""
+    from conf.settings.reading import load
+
+    return load(config, state=state, network=network)
+
+
+def settings_of(config: Path | None, state: Path | None, network: str | None = None) -> Settings:
+    """The settings in force. SettingsError."""
+    return loaded(config, state, network).settings
+
+
+def lake_of(settings: Settings) -> Lake:
+    """The lake of these settings."""
+    from pipelines.lake.lake import Lake
+
+    return Lake(str(settings.lake))
+
+
+def length_of(text: str) -> timedelta:
+    """The value of `--for`. UsageError: the text is no length of time, or the length is 0."""
+    from conf.settings.durations import parse_duration
+
+    try:
+        duration = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--for {text}: expected {error}") from None
+    if not duration:
+        raise UsageError(f"--for {text}: expected more than nothing")
+    return duration
+
+
+def answers() -> Console:
+    """Where the answer goes: stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def notes() -> Console:
+    """Where words go that are not the answer: stderr, so that the answer can be piped."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def note_once(console: Console) -> Callable[[str], None]:
+    """Says what a command waits for. Words that begin alike up to a colon are said once: jars report each of many."""
+    said: set[str] = set()
+
+    def say(words: str) -> None:
+        kind = words.split(":")[0]
+        if kind not in said:
+            said.add(kind)
+            console.print(words, style="dim")
+
+    return say

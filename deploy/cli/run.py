@@ -1,0 +1,140 @@
+"""`kiln run`, `kiln job`, `kiln bridge`: what runs until its time is over, or until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.exits import FAILED, OK, UsageError
+from deploy.cli.options import ConfigOption, StateOption, answers, lake_of, length_of, note_once, notes, settings_of
+
+if TYPE_CHECKING:
+    from conf.settings.model import JobName, Settings
+    from deploy.run.network import Source
+
+commands = typer.Typer()
+
+
+@commands.command()
+def run(
+    duration: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Stop after this time, such as 60s or 5m. Default: at Ctrl-C."),
+    ] = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Run no bridge. Process all that Kafka holds, then stop.")
+    ] = False,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap",
+            metavar="ADDR",
+            help="A peer of the network to join (/ip4/…/tcp/…/p2p/…). Repeat the option for more peers.",
+        ),
+    ] = None,
+    no_network: Annotated[
+        bool, typer.Option("--no-network", help="Run no bridge. Process what others write to Kafka.")
+    ] = False,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NAME", help="Name of the network, as in /ceramic/NAME.")
+    ] = None,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run everything: broker, bridge, all queries, and a screen.
+
+    If no peer to dial is named, Kiln makes a demo network on this machine, and publishes its batches there.
+    """
+    if duration is not None and catch_up:
+        raise UsageError("--for and --catch-up: choose one; --catch-up ends by itself")
+    length = None if duration is None else length_of(duration)
+    settings = settings_of(config, state, network)
+    if bootstrap:
+        settings = settings.model_copy(
+            update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
+        )
+    # made-up traffic must not go where others listen
+    elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
+    source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
+    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, "none" if no_network or catch_up else source))
+
+
+def _run(settings: Settings, names: Sequence[JobName], length: timedelta | None, catch_up: bool, source: Source) -> int:
+    from deploy.observe.summary import read_summary, row_counts
+    from deploy.run.application import run_application
+    from deploy.show.summary import render_summary
+    from deploy.show.views import open_view
+
+    console = answers()
+    before = row_counts(lake_of(settings))
+    with open_view(console) as view:
+        outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, source=source)
+    summary = read_summary(
+        lake_of(settings),
+        elapsed=timedelta(seconds=outcome.seconds),
+        first_batch=None if outcome.first_batch is None else timedelta(seconds=outcome.first_batch),
+        batches=outcome.batches,
+        late_p50=outcome.late_p50,
+        late_p99=outcome.late_p99,
+        before=before,
+        errors=[outcome.error] if outcome.error else (),
+    )
+    console.print(render_summary(summary, command_line(sys.argv[0], settings)), soft_wrap=True)
+    return FAILED if outcome.error else OK
+
+
+@commands.command()
+def job(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="archive, messages, updates, batch or sink.")],
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run one query as a Spark application of its own, until Ctrl-C or SIGTERM."""
+    query = _job_name(name)
+    raise typer.Exit(_run(settings_of(config, state), (query,), length=None, catch_up=False, source="none"))
+
+
+def _job_name(name: str) -> JobName:
+    from conf.settings.keys import nearest
+    from schemas.queries import QUERIES
+
+    for query in QUERIES:
+        if query == name:
+            return query
+    raise UsageError(f"there is no query {name}{nearest(name, QUERIES)}; there are {', '.join(QUERIES)}")
+
+
+@commands.command()
+def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
+    """Run the bridge alone, on the network of bridge.bootstrap, until Ctrl-C or SIGTERM."""
+    settings = settings_of(config, state)
+    from bridge.process.main import run as run_bridge
+    from deploy.kafka.broker import broker
+
+    out = notes()
+    with broker(settings, note_once(out)):
+        out.print(f"{settings.bridge_dir / 'status.json'} says how the bridge does; Ctrl-C stops it", style="dim")
+        run_bridge(settings)
+
+
+def command_line(program: str, settings: Settings) -> str:
+    """What a user types for `kiln sql` and these settings.
+
+    A path to `kiln` where the shell finds none, and `--state` where the folder is not the default.
+    """
+    name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
+    default = Path("state").absolute()
+    state = (
+        ""
+        if settings.state == default or os.environ.get("KILN_STATE")
+        else f" --state {shlex.quote(str(settings.state))}"
+    )
+    return f"{name} sql{state}"

@@ -1,0 +1,148 @@
+"""`kiln replay` and `kiln generate`: captured frames into Kafka, and made-up traffic into a capture file."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, BinaryIO, cast
+
+import typer
+
+from conf.errors import KilnError
+from deploy.cli.exits import UsageError
+from deploy.cli.options import ConfigOption, StateOption, length_of, note_once, notes, settings_of
+
+commands = typer.Typer()
+
+
+@commands.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Capture files (*.rpc.gz).")],
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--network", metavar="NAME", help="Network of the frames. Default: the network that their topics name."
+        ),
+    ] = None,
+    pace: Annotated[
+        float | None,
+        typer.Option("--pace", metavar="X", help="1: as fast as captured. 2: twice as fast. Default: full speed."),
+    ] = None,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put captured frames into Kafka, for kiln run --catch-up.
+
+    The command ends when the broker has all frames. If a file cannot be read, no frame of any file is sent.
+    """
+    if pace is not None and not pace > 0:
+        raise UsageError(f"--pace {pace:g}: expected more than 0; 1 is as fast as captured")
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{file}: no such capture file")
+    settings = settings_of(config, state)
+    import time
+
+    from deploy.traffic.replay import Progress, survey_file
+    from deploy.traffic.replay import replay as replay_file
+    from schemas.capture import CaptureError
+
+    surveys = []
+    for file in files:  # all of them, before a broker is started
+        try:
+            surveys.append(survey_file(file))
+        except CaptureError as error:
+            raise KilnError(f"{file}: {error}") from error
+    from bridge.kafka.producers import FramesProducer, connect
+    from deploy.kafka.broker import broker
+
+    out = notes()
+    with broker(settings, note_once(out)) as servers:
+        topic = settings.kafka.topic("frames")
+        for file, found in zip(files, surveys, strict=True):
+            producing = FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic)
+            with producing as producer, out.status(file.name) as shown:
+
+                def progress(now: Progress, name: str = file.name) -> None:
+                    if now.records % 2_000 == 0:
+                        shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
+
+                try:
+                    sent = replay_file(
+                        file,
+                        producer.send,
+                        found=found,
+                        network=network,
+                        fallback=settings.network,
+                        pace=pace,
+                        now=time.monotonic,
+                        sleep=time.sleep,
+                        progress=progress,
+                    )
+                except CaptureError as error:
+                    raise KilnError(f"{file}: {error}") from error
+                producer.flush()
+            out.print(
+                f"{file}: {sent.records:,} records, {sent.frames:,} frames of {sent.connections:,} connections "
+                f"into {topic} as network {sent.network}"
+            )
+    out.print("next: kiln run --catch-up", style="dim")
+
+
+@commands.command()
+def generate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file to write (*.rpc.gz).")],
+    duration: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Length of time that the traffic covers.")
+    ] = "60s",
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="N", help="Messages a second, copies not counted [traffic.rate]."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same bytes [traffic.seed].")
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--start", metavar="TIME", help="Time of the first frame, ISO 8601.")
+    ] = "2025-01-01T00:00:00Z",
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Also write what is true of the traffic, as JSON lines."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NAME", help="Network of the traffic, as in /ceramic/NAME.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write made-up traffic into a capture file, for kiln replay.
+
+    The same arguments and settings write the same bytes.
+    """
+    length = length_of(duration)
+    settings = settings_of(config, None, network)
+    from dataclasses import replace
+
+    from conf.settings.durations import micros
+    from deploy.traffic import Traffic, write_traffic
+    from deploy.traffic.options import traffic_options
+
+    try:
+        began = datetime.fromisoformat(start)
+    except ValueError:
+        raise UsageError(f"--start {start}: expected a time such as 2025-01-01T00:00:00Z") from None
+    began = began if began.tzinfo else began.replace(tzinfo=UTC)
+    per_second = rate if rate is not None else float(settings.traffic.rate)
+    try:
+        options = traffic_options(settings).for_capture()
+        options = options if seed is None else replace(options, seed=seed)
+        traffic = Traffic(options, int(began.timestamp()) * 1_000_000_000, per_second, keep_ledger=ledger is not None)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    # no name and no time in the gzip header, so that equal traffic is an equal file
+    with file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+        records = write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=micros(length) * 1_000))
+    if ledger is not None and traffic.ledger is not None:
+        with ledger.open("wb") as lines:
+            traffic.ledger.write(lines)
+    notes().print(f"{file}: {records:,} records of {duration} of traffic; next: kiln replay {file}")

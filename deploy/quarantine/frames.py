@@ -1,0 +1,106 @@
+"""One frame of the table `frames`, decoded again: which of its messages get further now."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Final, NamedTuple
+
+from pipelines.logic.decode import Decoded, Decoding, Faulty, decode
+from schemas.frames import BEP50, DIRECTIONS, gossip_messages
+from schemas.identity import peer_bytes
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.reject import Rejected
+
+COLUMNS: Final = (
+    "network, connection, direction, local_peer, remote_peer, protocol, epoch_us(observed_at), sequence, payload, "
+    "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
+)
+"""of the table `frames`, as `frame_of` takes them"""
+
+
+class At(NamedTuple):
+    """Where a frame was in `kiln.frames`."""
+
+    partition: int
+    offset: int
+
+
+Places = dict[At, set[int | None]]
+"""Which messages of which frames, by position in the RPC; None: the frame as a whole."""
+
+
+class Reread(NamedTuple):
+    """What came of decoding a frame again."""
+
+    items: dict[int, Decoded | Faulty]
+    """messages that get further now, by position in the RPC: good, or refused for another reason"""
+    refused: int
+    """how many messages are refused for the same reason"""
+
+
+def reread(frame: Frame, positions: Set[int | None], reason: str, how: Decoding) -> Reread:
+    """What of the messages at `positions` (None: all of them), refused for `reason` then, gets further now."""
+    items: dict[int, Decoded | Faulty] = {}
+    same: set[int | None] = set()
+    for item in decode(frame.SerializeToString(), 0, 0, 0, how):
+        position = item.place.position
+        if isinstance(item, Faulty) and item.reason == reason:
+            same.add(position)
+        elif position is not None and (position in positions or None in positions):
+            items[position] = item
+    if None in same:  # the frame itself is what was refused, and is
+        return Reread({}, 1)
+    return Reread(items, len((same & positions) - {None}))
+
+
+def with_messages(frame: Frame, positions: Set[int]) -> Frame:
+    """The frame with these messages of its RPC and nothing else; as it is, if these are all."""
+    messages = gossip_messages(frame)
+    if isinstance(messages, Rejected) or len(positions) == len(messages):
+        return frame
+    kept = sorted(positions)
+    copy = Frame()
+    copy.CopyFrom(frame)
+    copy.payload = RPC(publish=[messages[position] for position in kept]).SerializeToString()
+    if frame.verdicts:
+        copy.verdicts = bytes(frame.verdicts[at] if at < len(frame.verdicts) else 0 for at in kept)
+    return copy
+
+
+def frame_of(row: tuple[object, ...]) -> tuple[At, Frame]:
+    """A row of the table `frames`, in the order of COLUMNS, as the Frame it was, but of origin REPLAY."""
+    (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
+    (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]
+    frame = Frame(
+        network=str(network),
+        connection=_bytes(connection),
+        direction=Frame.IN if direction == DIRECTIONS[Frame.IN] else Frame.OUT,
+        local_peer=_peer(str(local), str(protocol)),
+        remote_peer=_peer(str(remote), str(protocol)),
+        protocol=str(protocol),
+        observed_at=_int(observed_at) * 1000,
+        payload=_bytes(payload),
+        hello_in=_bytes(hello_in),
+        hello_out=_bytes(hello_out),
+        sequence=_int(sequence),
+        verdicts=_bytes(verdicts),
+        origin=Frame.REPLAY,
+        remote_address=_bytes(address),
+        declared_length=_int(declared_length),
+    )
+    return At(_int(partition), _int(offset)), frame
+
+
+def _peer(text: str, protocol: str) -> bytes:
+    return bytes.fromhex(text) if protocol == BEP50 else peer_bytes(text)
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    assert isinstance(value, bytes)
+    return value

@@ -1,0 +1,127 @@
+"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of its newest version.
+
+delta-rs says which files those are, and DuckDB reads the files itself. The other way, a dataset of pyarrow, costs more
+than a second of imports, and 1.5 ms for each file. That way is left for the tables that need it: tables with partition
+columns, with columns of types beyond `duckdb_type`, with features of Delta beyond reader version 1, or in a store that
+is no folder. Kiln writes no such table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Final
+from urllib.parse import unquote
+
+import duckdb
+from deltalake import DeltaTable
+
+from pipelines.lake.lake import Lake
+
+# Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
+_TYPES: Final = {
+    "string": "VARCHAR",
+    "long": "BIGINT",
+    "integer": "INTEGER",
+    "short": "SMALLINT",
+    "byte": "TINYINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "binary": "BLOB",
+    "date": "DATE",
+    "timestamp": "TIMESTAMPTZ",
+}
+_DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
+_GLOB: Final = re.compile(r"[*?\[]")
+
+
+def open_tables(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str], *, reads_rows: bool = True
+) -> list[str]:
+    """Makes a view of each named table, and returns the files that the views read.
+
+    `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
+    A query that does read rows from a table with files of several schemas fails. LakeError.
+    """
+    files: list[str] = []
+    for name in names:
+        table = lake.open(name)
+        columns = _columns(table)
+        paths = None if columns is None else _files(lake.table(name), table)
+        if columns is None or paths is None:
+            connection.register(name, table.to_pyarrow_dataset())
+            continue
+        connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {_select(columns, paths, union_by_name=reads_rows)}")
+        files += paths
+    return files
+
+
+def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
+    """From now on the connection reads these files and no other, and no variable of this program. Nothing undoes it."""
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute(f"SET allowed_paths = {_list(files)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def duckdb_type(told: object) -> str | None:
+    """A type of a Delta schema (PROTOCOL.md, Schema Serialization Format) in DuckDB; None: there is none here."""
+    match told:
+        case str():
+            decimal = _DECIMAL.fullmatch(told)
+            return f"DECIMAL({decimal[1]}, {decimal[2]})" if decimal else _TYPES.get(told)
+        case {"type": "array", "elementType": element}:
+            of = duckdb_type(element)
+            return of and f"{of}[]"
+        case {"type": "map", "keyType": key, "valueType": value}:
+            parts = duckdb_type(key), duckdb_type(value)
+            return f"MAP({parts[0]}, {parts[1]})" if all(parts) else None
+    return None
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column in SQL."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _columns(table: DeltaTable) -> dict[str, str] | None:
+    """Columns and their types; None: the table takes more than reading its files."""
+    if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
+        return None
+    columns: dict[str, str] = {}
+    for field in json.loads(table.schema().to_json())["fields"]:
+        kind = duckdb_type(field["type"])
+        if kind is None:
+            return None
+        columns[field["name"]] = kind
+    return columns
+
+
+def _files(folder: str, table: DeltaTable) -> list[str] | None:
+    """The files of the newest version, as paths; None: they are not all in the folder, or DuckDB would take one for a
+    pattern. Delta's log has them as URIs, relative to the folder (PROTOCOL.md, Add File)."""
+    relative = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
+    paths = [f"{folder}/{path}" for path in relative]
+    elsewhere = any("://" in path or PurePosixPath(path).is_absolute() for path in relative)
+    return None if "://" in folder or elsewhere or any(map(_GLOB.search, paths)) else paths
+
+
+def _select(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool) -> str:
+    """The columns of the table, whichever of them a file has: a file that is older than a column has none of it."""
+    nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
+    if not files:
+        return nothing
+    scan = (
+        f"SELECT * FROM read_parquet({_list(files)}, union_by_name = {str(union_by_name).lower()}, "
+        "hive_partitioning = false)"
+    )
+    wanted = ", ".join(f"{quoted(name)}::{kind} AS {quoted(name)}" for name, kind in columns.items())
+    return f"SELECT {wanted} FROM ({nothing} UNION ALL BY NAME {scan})"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"

@@ -1,0 +1,144 @@
+"""The list of metrics: closed, against what the bridge's code counts and what its status can hold."""
+
+from __future__ import annotations
+
+import ast
+import types
+import typing
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bridge.fetching import attempts, pending
+from bridge.ipfs import blocks
+from bridge.status import BridgeStatus
+from schemas import genesis, topic_table
+from schemas.dht import krpc
+from schemas.metrics import GROUPS, METRICS, is_declared, markdown
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNTERS = "counters."
+# which names count what, and where the counts stand in the status
+PLACES = {
+    "bridge/gossip": {"counters": COUNTERS, "_counters": COUNTERS},
+    "bridge/node": {"counters": COUNTERS, "_counters": COUNTERS},
+    "bridge/fetching": {"counts": "fetcher.counts."},
+    "bridge/bep50": {"dropped": "bep50.dropped.", "unsent": "bep50.unsent.", "_counts": "bep50."},
+}
+FETCH_REASONS = (
+    *(*attempts.REASONS, *genesis.REASONS),
+    *(blocks.TOO_LARGE, blocks.WRONG_HASH, blocks.WRONG_CID, blocks.CID_MALFORMED),
+    *(blocks.HASH_UNSUPPORTED, blocks.CODEC_UNSUPPORTED),
+)
+REFUSALS = {value.code for value in vars(krpc).values() if isinstance(value, krpc.Refusal)}
+# a name that is made while the bridge runs comes out of a closed set
+MADE = {
+    "hashes.reason": topic_table.REASONS,
+    "found.reason": tuple(reason.replace(" ", "_") for reason in topic_table.INDEX_REASONS),
+    "record.without": genesis.WITHOUT,
+    "what": (),  # `_end`, whose callers are looked at
+    "failed.reason": FETCH_REASONS,
+    "message.reason": krpc.REASONS,
+    "f'refused_{error.refusal.code}'": tuple(f"refused_{code}" for code in sorted(REFUSALS)),
+    "type(error).__name__": ("OSError",),
+}
+
+
+def counted(path: Path, places: dict[str, str]) -> Iterator[str]:
+    """The paths in the status of what a file counts: `counters[NAME] += …`, `counters[NAME] = …`, `_end(…, NAME)`."""
+    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AugAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            for target in targets:
+                if isinstance(target, ast.Subscript) and (name := last_name(target.value)) in places:
+                    for counter in names(target.slice, module):
+                        yield places[name] + counter
+        elif isinstance(node, ast.Call) and last_name(node.func) == "_end" and "counts" in places:
+            for counter in names(node.args[1], module):
+                yield places["counts"] + counter
+
+
+def last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def names(key: ast.expr, module: types.ModuleType) -> tuple[str, ...]:
+    if isinstance(key, ast.Constant):
+        return (str(key.value),)
+    if isinstance(key, ast.IfExp):
+        return (*names(key.body, module), *names(key.orelse, module))
+    if isinstance(key, ast.Name) and isinstance(value := getattr(module, key.id, None), str):
+        return (value,)
+    text = ast.unparse(key).removesuffix(".replace(' ', '_')")
+    assert text in MADE, f"{module.__name__} counts {text}: say in this test out of which closed set that name comes"
+    return MADE[text]
+
+
+FILES = [(path, places) for folder, places in PLACES.items() for path in sorted((ROOT / folder).glob("*.py"))]
+COUNTED = {name for path, places in FILES for name in counted(path, places)}
+
+
+def numbers(kind: object, path: str = "") -> Iterator[str]:
+    """The paths of all numbers in a status struct; those of a dictionary end in `*`."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind in (int, float):
+        yield path
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind)
+        for field in msgspec.structs.fields(kind):
+            yield from numbers(hints[field.name], f"{path}.{field.name}" if path else field.name)
+    elif origin is dict:
+        yield from numbers(arguments[1], f"{path}.*")
+    elif origin is tuple:
+        yield from numbers(arguments[0], f"{path}[]")
+    elif origin in (types.UnionType, typing.Union):
+        for each in arguments:
+            yield from numbers(each, path)
+
+
+NOT_METRICS = {"at", "pid"}
+"""when, and which process"""
+
+
+def test_every_counter_of_the_code_is_declared() -> None:
+    assert len(COUNTED) > 120
+    assert {name for name in COUNTED if not is_declared(name)} == set()
+
+
+def test_every_number_of_the_status_is_declared() -> None:
+    found = set(numbers(BridgeStatus)) - NOT_METRICS
+    dictionaries = {path for path in found if path.endswith(".*")}
+    plain = {path for path in found - dictionaries if not path.startswith("peers[].savings[]")}
+    assert {path for path in plain if not is_declared(path)} == set()
+    for path in dictionaries:
+        assert any(name.startswith(path.removesuffix("*")) for name in METRICS), path
+
+
+def test_nothing_is_declared_that_is_not_counted() -> None:
+    told = {*numbers(BridgeStatus), *COUNTED, "bep50.unsent.*"}
+    assert set(METRICS) - told == set()
+
+
+def test_a_counter_without_a_sentence_would_be_noticed() -> None:
+    assert not is_declared("counters.made_up")
+    assert is_declared("mesh./ceramic/mainnet")
+    assert is_declared("bep50.unsent.PermissionError")
+    with pytest.raises(AssertionError, match="closed set"):
+        names(ast.parse("some.thing", mode="eval").body, pending)
+
+
+def test_names_are_given_once_and_sentences_are_sentences() -> None:
+    paths = [f"{group.path}{metric.name}" for group in GROUPS for metric in group.metrics]
+    assert len(paths) == len(set(paths)) == len(METRICS)
+    for metric in METRICS.values():
+        assert metric.says[0].isupper() or metric.says[0] == "`", metric
+        assert metric.says.endswith("."), metric
+        assert metric.unit
+
+
+def test_the_page_is_made_from_the_list() -> None:
+    assert (ROOT / "docs/METRICS.md").read_text(encoding="utf-8") == markdown(), "see the docstring of schemas.metrics"
