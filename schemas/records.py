@@ -218,7 +218,7 @@ def quarantine_key(partition: int, offset: int, message_index: int | None = None
 
 
 def quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
-    """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", without prefix."""
+    """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", no prefix."""
     return f"{topic}/{partition}/{offset}".encode()
 
 
