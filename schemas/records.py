@@ -217,6 +217,11 @@ def quarantine_key(partition: int, offset: int, message_index: int | None = None
     return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
 
 
+def quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
+    """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", no prefix."""
+    return f"{topic}/{partition}/{offset}".encode()
+
+
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
     """The reverse of quarantine_key. A key with a slash that is no coordinates of a frame (as a record of another topic
     has) is nothing; any other is taken as a CID. ValueError if the key is not UTF-8."""

@@ -25,6 +25,7 @@ from schemas.records import (
     decode_wanted,
     encode,
     quarantine_key,
+    quarantine_record_key,
     update_key,
 )
 from schemas.streamid import StreamID, StreamIdError
@@ -252,7 +253,7 @@ class PendingFetches:
                 self._take_update(wanted, now)
         except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError) as error:
             detail = f"record {place.partition}/{place.offset} of wanted: {error}"
-            key = f"wanted/{place.partition}/{place.offset}".encode()
+            key = quarantine_record_key("wanted", place.partition, place.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
             self._end(place, MALFORMED)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.proto.gossipsub.rpc_pb2 import (
-    RPC,
-    Message,
-)
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 PeerID = bytes  # multihash bytes
 

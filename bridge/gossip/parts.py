@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from schemas.proto.gossipsub.rpc_pb2 import (
-    RPC,
-    ControlIHave,
-)
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 _OVERHEAD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 

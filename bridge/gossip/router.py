@@ -39,18 +39,11 @@ from bridge.gossip.score import Score
 from bridge.gossip.table_side import Item, Savings, TableSide
 from bridge.status import SavingDirection, SavingStatus
 from schemas.identity import Policy, Verdict, judge
-from schemas.proto.gossipsub.rpc_pb2 import (
-    RPC,
-    ControlExtensions,
-    ControlMessage,
-    Message,
-)
+from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
 from schemas.topic_table import Bundles
 
 Verify = Callable[[Message], Verdict]
 
-
-_NOT_CHECKED: Final = int(Verdict.NOT_CHECKED)
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
 _VERDICT_BITS: Final = 3  # of a number in the seen set; the rest tells one copy's bytes from another's
 

@@ -22,6 +22,7 @@ from schemas.records import (
     QuarantineRecord,
     decode_batch,
     encode,
+    quarantine_record_key,
 )
 from schemas.topics import Separator, TopicError
 
@@ -387,4 +388,6 @@ class Outbox:
             data=value,
             observed_at=now,
         )
-        return Output(place, "quarantine", f"batches/{place.partition}/{place.offset}".encode(), encode(fault))
+        return Output(
+            place, "quarantine", quarantine_record_key("batches", place.partition, place.offset), encode(fault)
+        )

@@ -10,7 +10,16 @@ import msgspec
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
 from schemas.batch import MAX_BLOCK, write_blocks
 from schemas.cid import CidError, cid_bytes
-from schemas.records import UNREADABLE, BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, decode_update, encode
+from schemas.records import (
+    UNREADABLE,
+    BatchRecord,
+    QuarantineRecord,
+    SeparatorRecord,
+    batch_key,
+    decode_update,
+    encode,
+    quarantine_record_key,
+)
 from schemas.streamid import StreamIdError, stream_text
 
 
@@ -88,4 +97,4 @@ def _unreadable(record: LogRecord, error: Exception) -> Output:
         data=record.value or b"",
         observed_at=record.stamp,
     )
-    return Output("quarantine", f"updates/{record.partition}/{record.offset}".encode(), encode(fault))
+    return Output("quarantine", quarantine_record_key("updates", record.partition, record.offset), encode(fault))
