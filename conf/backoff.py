@@ -2,9 +2,9 @@
 
 
 def pause_after(failures: int, least: float, most: float) -> float:
-    """Seconds to wait after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
+    """How long to wait after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
 
-    0.0 where nothing has failed yet.
+    In the unit of `least` and `most`. 0.0 where nothing has failed yet.
     """
     if failures < 1:
         return 0.0

@@ -29,6 +29,7 @@ from bridge.bep50.machine import (
 from bridge.bep50.plain import Found, PlainNode
 from bridge.bep50.table import GONE, Contact, RoutingTable
 from bridge.bep50.transactions import Answer, Transactions
+from conf.backoff import pause_after
 from schemas.dht.bencode import Value
 from schemas.dht.items import Item, is_signed, item_fields, limit, put_fields, read_item, target
 from schemas.dht.krpc import (
@@ -108,7 +109,7 @@ class Topic:
         self._connected = False
         self._join_count = 0
         self._looking = 0
-        self._retry = FIRST_RETRY
+        self._tries = 0
         self._announced: float | None = None
         self._stored_plain: float | None = None
         self._join()
@@ -156,14 +157,14 @@ class Topic:
             for address in self._first_contacts:
                 self.hear(address, insist=True)
         if self._connected and since is not None and since < machine.settings.announce:
-            self._retry = FIRST_RETRY
+            self._tries = 0
             self._join_in(machine.settings.announce - since)
             return
         if not self._looking:
             self._looking = len(self.tables)  # a lookup in each family
             self._plain.look_up(b"get_peers", self.target, self._found_peers, self._announce)
-        self._join_in(self._retry)
-        self._retry = min(2 * self._retry, LAST_RETRY)
+        self._tries += 1
+        self._join_in(pause_after(self._tries, FIRST_RETRY, LAST_RETRY))
 
     def _join_in(self, delay: float) -> None:
         self._join_count += 1  # only the timer set last counts

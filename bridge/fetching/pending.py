@@ -12,6 +12,7 @@ from msgspec import structs
 from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway
 from bridge.fetching.offsets import MOST_GOING, DoneOffsets
 from bridge.kafka.place import Place
+from conf.backoff import pause_after
 from schemas.cid import cid_text
 from schemas.records import (
     UNREADABLE,
@@ -360,7 +361,7 @@ class PendingFetches:
             if answer.final or waited >= self._options.give_up or not (fetch.waiting or fetch.checks):
                 self._give_up(fetch, answer, waited, now)
             else:
-                fetch.due = now + min(_SECOND << min(fetch.tries - 1, 6), _LONGEST_PAUSE)
+                fetch.due = now + round(pause_after(fetch.tries, _SECOND, _LONGEST_PAUSE))
             return
         del self._fetches[request]
         if isinstance(answer, GenesisAnswer):

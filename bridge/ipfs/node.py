@@ -9,6 +9,7 @@ from typing import Final
 from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import Helia, HeliaError
 from bridge.ipfs.kubo import Kubo, KuboError
+from conf.backoff import pause_after
 from schemas.batch import MAX_BLOCK
 
 _EVERY: Final = 10.0  # s between two looks at the node
@@ -78,15 +79,15 @@ class NodeBlocks:
             raise BlocksAwayError(self._about)
 
     def _look_after(self) -> None:
-        pause = self._every
+        failures = 0
         while not self._stop.is_set():
             if self._ready():
                 self._about = self._look()
-                pause = self._every
+                failures = 0
             else:
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                failures += 1
             self._looked.set()
-            self._stop.wait(pause)
+            self._stop.wait(pause_after(1 + failures, self._every, _LONGEST_PAUSE))
 
     def _ready(self) -> bool:
         """Whether there is a node to look at; our own is started if it does not run."""

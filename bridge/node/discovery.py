@@ -51,6 +51,7 @@ from bridge.node.kademlia import (
     told,
     topic_key,
 )
+from conf.backoff import pause_after
 
 PREFIX: Final = "/ipfs"
 _TICK: Final = 0.5
@@ -145,7 +146,7 @@ class Failures:
     def failed(self, peer: bytes, address: Address | None, now: float) -> None:
         """The peer was not at the address, None: was of no use."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
-        self._failed[peer, address] = (count + 1, now + min(self._first * 2.0 ** min(count, 30), self._most))
+        self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._most))
         if len(self._failed) > self._remembered:
             del self._failed[next(iter(self._failed))]
 

@@ -50,6 +50,7 @@ from bridge.node.seqno import Seqno
 from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
 from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
+from conf.backoff import pause_after
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -343,7 +344,7 @@ class Node:
         return [conn for conn in self._swarm.get_connections(peer) if not conn.is_closed]
 
     async def _keep_dialled(self, target: BootstrapPeer) -> None:
-        delay = self._options.redial_first
+        failures = 0
         while True:
             began = trio.current_time()
             if not self._open_connections(target.id):
@@ -353,10 +354,11 @@ class Node:
             if link is not None:
                 await link.gone.wait()
             if trio.current_time() - began > self._options.redial_most:
-                delay = self._options.redial_first
+                failures = 0
+            failures += 1
+            pause = pause_after(failures, self._options.redial_first, self._options.redial_most)
             # spread: many nodes lose the same peer at the same moment
-            await trio.sleep(delay * random.uniform(0.75, 1.25))
-            delay = min(delay * 2, self._options.redial_most)
+            await trio.sleep(pause * random.uniform(0.75, 1.25))
 
     async def _dial(self, target: BootstrapPeer) -> str:
         """ "" or why no address answered."""

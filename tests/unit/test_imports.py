@@ -70,14 +70,10 @@ def test_no_spark_outside_its_rooms(folder: str) -> None:
     assert found == set()
 
 
-# The router is one state machine, and its tests are one file. The host is to be cut.
-MAY_BE_LONG = {"bridge/gossip/router.py", "tests/unit/bridge/test_router.py", "bridge/node/host.py"}
-
-
 def test_no_file_is_too_long_to_read() -> None:
     files = {path: text.count("\n") for path, text in python_files(*ROOMS, "tests").items()}
     long = {path for path, lines in files.items() if lines > 900 and not path.endswith("_pb2.py")}
-    assert long - MAY_BE_LONG == set()
+    assert long == set()
 
 
 SAYS_NOTHING = (
