@@ -1,8 +1,9 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
 Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start),
-`broker/lock` (held locked by the broker's process itself, for as long as it lives), `broker/address.json`;
-`logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative: the folder can be moved.
+`broker/lock` (locked by the broker's process for as long as that process lives), `broker/address.json`, `broker/owner`
+(deploy/embedded/owner.py); `logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative,
+so that the folder can be moved.
 """
 
 from __future__ import annotations
@@ -357,11 +358,8 @@ def _check_free(port: int, setting: str) -> None:
         raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
     holder = port_holder(port)
     by = holder.in_words if holder is not None else "another program"
-    stop = (
-        f"stop that Kiln, type kiln broker stop --state {shlex.quote(str(holder.state))}, or "
-        if holder and holder.state
-        else ""
-    )
+    state = holder.state if holder is not None else None
+    stop = f"stop that Kiln, or type kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
     raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -34,10 +35,10 @@ class Ownership:
             if not try_lock(lock):
                 lock.close()
                 return False
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
             self._lock = lock
+            with suppress(OSError):  # a full disk: the lock counts, and the number is only for people
+                os.ftruncate(lock.fileno(), 0)
+                os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
         return True
 
     def release(self) -> None:
