@@ -9,6 +9,7 @@ from bridge.status import BridgeStatus
 from conf.settings.model import Settings
 from deploy.children.bridge import BridgeProcess
 from deploy.demo.process import DemoNetwork
+from deploy.observe.snapshot import BridgeInRun
 
 Source = Literal["demo", "network", "none"]
 """Where frames come from: a network made on this machine, the one of `bridge.bootstrap`, or Kafka alone."""
@@ -60,9 +61,11 @@ class LiveNetwork:
             self._going = True
 
     @property
-    def heard_batches(self) -> dict[str, int]:
-        """How many BATCH_UPDATEs each node of the demo network has heard."""
-        return self._demo.heard if self._demo is not None else {}
+    def seen(self) -> BridgeInRun | None:
+        """What bridge and demo network told last; None: this run has no bridge."""
+        if self.source == "none":
+            return None
+        return BridgeInRun(self.status, self._demo.heard if self._demo is not None else {})
 
     @property
     def errors(self) -> tuple[str, ...]:
