@@ -28,7 +28,7 @@ class Ownership:
         return self._lock is not None
 
     def take(self) -> bool:
-        """Whether this process owns the broker now: because it did already, or because nobody did. OSError."""
+        """Takes the place if it is free, and returns whether this process owns the broker now. OSError."""
         if self._lock is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._path.open("a+", encoding="ascii")
@@ -55,7 +55,7 @@ def owner(state: Path) -> int | None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(lock.read() or 0)  # 0: so young that it has not written its number
+                return int(lock.read() or 0)  # 0: the owner is so young that it has not written its number
     except FileNotFoundError:
         return None
     return None
@@ -63,7 +63,7 @@ def owner(state: Path) -> int | None:
 
 def try_lock(lock: IO[str]) -> bool:
     """Whether the file is locked for this process now."""
-    # who looks whether a lock is held locks it for an instant, too: worth a second try, not a refusal
+    # a process that looks whether a lock is held locks the file for an instant, too: worth a second try
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
