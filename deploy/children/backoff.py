@@ -12,25 +12,26 @@ _LONGEST_PAUSE = 30.0
 
 
 class Backoff:
-    """A pause after each death, twice as long as the one before, until it is well again."""
+    """A pause after each death of a process: each twice as long as the pause before, until the process is well
+    again."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: monotonic s."""
         self._now = now
         self.deaths = 0
-        """since it was well"""
+        """deaths since the process was well"""
         self._at = 0.0
 
     def died(self) -> None:
-        """It is not to be started before the pause is over."""
+        """The process has died: `due` is false until the pause is over."""
         self.deaths += 1
         self._at = self._now() + pause_after(self.deaths, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def well(self) -> None:
-        """It does what it is for: the next pause is the shortest again."""
+        """The process does its work: the next pause is the shortest again."""
         self.deaths = 0
 
     @property
     def due(self) -> bool:
-        """Whether it may be started now."""
+        """Whether the process may be started now."""
         return self._now() >= self._at

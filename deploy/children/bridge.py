@@ -1,4 +1,4 @@
-"""The bridge as a process beside the queries: started, started again when it dies, known by its status file."""
+"""The bridge as a child process: started, started again when it dies, known by the status file that it writes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from conf.settings.model import Settings
 from conf.settings.reading import environment
 from deploy.children.backoff import Backoff
 from deploy.children.logs import keep_small
-from deploy.children.spawn import end, tied_to_parent
+from deploy.children.spawn import dies_with_parent, end
 
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
 
 
 class BridgeProcess:
-    """`start()`, then `check()` now and then, then `stop()`. What it prints is in `logs/bridge.log`."""
+    """`start()`, then `check()` now and then, then `stop()`. What the bridge prints is in
+    `logs/bridge.log`."""
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -30,33 +31,33 @@ class BridgeProcess:
         self._error = ""
 
     def start(self) -> None:
-        """Starts it, and returns at once."""
+        """Starts the bridge, and returns at once."""
         self._settings.logs.mkdir(parents=True, exist_ok=True)
         self._settings.bridge_dir.mkdir(parents=True, exist_ok=True)
         self._told.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                tied_to_parent([sys.executable, "-m", "bridge.process.main"]),
+                dies_with_parent([sys.executable, "-m", "bridge.process.main"]),
                 env=child_environment(self._settings),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: it stops after the queries have said so
+                start_new_session=True,  # Ctrl-C is for us: the bridge stops after the queries
             )
 
     def check(self) -> None:
-        """Starts it again when it has died, after a pause that doubles; keeps its log small."""
+        """Starts the bridge again when it has died, after a pause that doubles. Keeps the log small."""
         if self._process is not None and self._process.poll() is not None:
             self._backoff.died()
             self._error = f"the bridge ended with {self._process.returncode}: {self._last_words()}"
             self._process = None
-            self._told.unlink(missing_ok=True)  # fresh as it may be, it is that of a dead one
+            self._told.unlink(missing_ok=True)  # fresh as the status may be, it is of a dead bridge
         if self._process is None and self._backoff.due:
             self.start()
         keep_small(self._log)
 
     def status(self, wall: float) -> BridgeStatus | None:
-        """What it said last; None while there is none, or an old one. `wall`: unix seconds now."""
+        """What the bridge said last. None: nothing yet, or nothing for 10 s. `wall`: unix seconds now."""
         status = read_status(self._told)
         if status is None or wall - status.at > _FRESH:
             return None
@@ -66,11 +67,11 @@ class BridgeProcess:
 
     @property
     def error(self) -> str:
-        """Why it is not running, in words; empty when it is."""
+        """In words why the bridge does not run; empty: the bridge runs."""
         return self._error
 
     def stop(self, patience: float = 15.0) -> None:
-        """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
+        """Sends SIGTERM, and SIGKILL when the bridge takes longer than `patience` s to end."""
         process, self._process = self._process, None
         if process is not None:
             end(process, patience)
@@ -89,5 +90,5 @@ class BridgeProcess:
 
 
 def child_environment(settings: Settings) -> Mapping[str, str]:
-    """The environment of a process of Kiln's that is to have just these settings."""
+    """The environment that gives a child process just these settings."""
     return {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)} | environment(settings)

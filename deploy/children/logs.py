@@ -1,4 +1,4 @@
-"""What child processes print, kept in files that do not grow without end."""
+"""Logs of child processes, kept from growing without end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 LIMIT: Final = 8 << 20
-"""bytes; twice as much is kept at most, and what is written between two looks"""
+"""bytes; log and copy together have at most twice as much, and what a process writes between two looks"""
 
 
 def keep_small(path: Path, limit: int = LIMIT) -> None:
-    """Moves what a log holds to `NAME.1` once it is over `limit` bytes, over what was there. None there: none to move.
+    """Copies a log of more than `limit` bytes to `NAME.1`, over an older copy, and empties the log.
 
-    The file itself stays, and is emptied: a process may have it open, for appending. What is written to it in the
-    instant between copy and emptying is lost.
+    The log stays the same file, because a process may have it open for appending. What a process writes between the
+    copy and the emptying is lost. Where there is no log, nothing happens.
     """
     try:
         if path.stat().st_size <= limit:

@@ -1,4 +1,4 @@
-"""Child processes that end with us, also when we are killed."""
+"""Child processes: ended with their parent, also when the parent is killed, and ended on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 # Run in a fresh interpreter between fork and exec: the kernel's own way to end a child whose parent was killed. A
 # `preexec_fn` could deadlock in a parent with threads.
-_TIE_TO_PARENT = """
+_DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]):
@@ -17,15 +17,18 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """The command, changed so that it gets SIGTERM when the thread that starts it ends. It begins with a full path."""
+def dies_with_parent(command: Sequence[str]) -> list[str]:
+    """The command, changed so that its process gets SIGTERM when the thread that starts the process ends.
+
+    `command` begins with a full path. On other systems than Linux, the command is unchanged.
+    """
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 def end(process: subprocess.Popen[bytes] | subprocess.Popen[str], patience: float) -> None:
-    """SIGTERM, and SIGKILL when that takes longer than `patience` s."""
+    """Sends SIGTERM, and SIGKILL when the process takes longer than `patience` s to end."""
     process.terminate()
     try:
         process.wait(patience)

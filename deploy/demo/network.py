@@ -25,20 +25,16 @@ refused. `batch`: a BATCH_UPDATE that Kubo heard, with its exact bytes; to a rea
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
@@ -50,32 +46,21 @@ from bridge.node.keys import KeyFileError, load_or_create
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno, SeqnoError
 from conf.locks import StateInUseError, locked
-from deploy.children.spawn import tied_to_parent
-from deploy.demo.kubo_peer import CATCH_UP, KuboError, library_path
+from deploy.demo.events import Events, Tally, in_thread
+from deploy.demo.kubo_node import KUBO, KuboNode
+from deploy.demo.kubo_peer import CATCH_UP, KuboError
 from deploy.demo.overlay import NODES, Listeners
 from deploy.traffic.content import TopicData, contents, topics
 from deploy.traffic.options import TrafficOptions
 from schemas.identity import peer_text
-from schemas.pubsub import read_message
-from schemas.reject import Rejected
 from schemas.topics import parse_topic
 
-KUBO: Final = "kubo"
 OURS: Final = ("one", "two")
-BATCHES_KEPT: Final = 50
 MOST_SEPARATORS: Final = 500  # with a topic: Kubo has to be asked for the messages of each, again and again
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
-_KUBO_PATIENCE: Final = 40.0  # s until it listens; the first time it makes an RSA key
-_IN_FLIGHT: Final = 32  # commands that Kubo has not answered
-_LINE: Final = 32 << 20  # bytes; Kubo tells all it heard since in one line
 _READ: Final = 1 << 16
-_ERRORS: Final = 20
-_FAREWELL: Final = 2.0  # s that a process gets to end by itself
-
-
-_T = TypeVar("_T")
 
 
 class NetworkError(Exception):
@@ -91,211 +76,6 @@ class _Nowhere:
     def subscribe(self, callback: Callable[[], None]) -> None: ...
 
 
-class _Out:
-    """Lines for stdout. Writing them never holds up the network: of what the reader is late for, the oldest goes."""
-
-    def __init__(self) -> None:
-        self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)
-        self._state: dict[str, bytes] = {}  # the last of each other event
-        self._filled = trio.Event()
-
-    def batch(self, event: Mapping[str, object]) -> None:
-        self._batches.append(_line(event))
-        self._filled.set()
-
-    def state(self, event: Mapping[str, object]) -> None:
-        self._state[str(event["event"])] = _line(event)
-        self._filled.set()
-
-    async def write(self, fd: int) -> None:
-        """Until the reader is gone."""
-        while True:
-            await self._filled.wait()
-            self._filled = trio.Event()
-            lines = b"".join([*self._state.values(), *self._batches])
-            self._state.clear()
-            self._batches.clear()
-            try:
-                await _in_thread(_write_all, fd, lines)
-            except OSError:
-                return
-
-
-@dataclass
-class _Tally:
-    """What happened so far."""
-
-    published: Counter[str] = field(default_factory=Counter)
-    batches: Counter[str] = field(default_factory=Counter)
-    failed: int = 0
-    errors: deque[str] = field(default_factory=lambda: deque(maxlen=_ERRORS))
-
-    def error(self, text: str) -> None:
-        if text not in self.errors:
-            self.errors.append(text)
-
-    def heard(self, node: str, data: bytes) -> str | None:
-        """The CID, if it is a BATCH_UPDATE that this node heard."""
-        message = read_message(data)
-        if isinstance(message, Rejected) or message.type != "BATCH_UPDATE":
-            return None
-        self.batches[node] += 1
-        return message.batch
-
-
-class _Kubo:
-    """The Kubo process. `running` from when it listens to when it ends."""
-
-    def __init__(self, folder: Path, tally: _Tally, out: _Out) -> None:
-        self._folder = folder
-        self._tally = tally
-        self._out = out
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unanswered: set[int] = set()
-        self._commands = 0
-        self._answered = trio.Event()
-        self._told = trio.Event()  # ready, or ended
-        self.peer = ""
-        self.addresses: list[str] = []
-        self.running = False
-
-    def start(self) -> None:
-        """KuboError: it is not to be had here."""
-        library_path()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
-        commands, self._to = os.pipe()
-        self._from, events = os.pipe()
-        try:
-            with (self._folder / "stderr.log").open("wb") as log:
-                # here, not in a thread as trio does: the process is tied to the thread that starts it
-                self._process = subprocess.Popen(
-                    tied_to_parent(command),
-                    stdin=commands,
-                    stdout=events,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C is for us: we end it
-                )
-        finally:
-            os.close(commands)
-            os.close(events)
-        self._stdin = trio.lowlevel.FdStream(self._to)
-        self._stdout = trio.lowlevel.FdStream(self._from)
-
-    async def listen(self) -> None:
-        """Reads what it tells, until it ends."""
-        pending = bytearray()
-        try:
-            async for some in self._stdout:
-                pending += some
-                *lines, rest = pending.split(b"\n") if b"\n" in some else [pending]
-                pending = bytearray(rest)
-                if len(pending) > _LINE:
-                    raise KuboError("Kubo told a line without end")
-                for line in lines:
-                    self._note(json.loads(line))
-        except (OSError, ValueError, KuboError) as error:
-            self._tally.error(f"Kubo told what cannot be read: {error}")
-            if self._process is not None:
-                self._process.kill()
-        self._tally.error(f"Kubo has ended{self._last_words()}; the network goes on without it")
-        self.running = False
-        self._told.set()
-        self._answered.set()
-
-    async def ready(self) -> bool:
-        """Waits until it listens; False if it will not."""
-        with trio.move_on_after(_KUBO_PATIENCE):
-            await self._told.wait()
-            return self.running
-        self._tally.error(f"Kubo did not listen within {_KUBO_PATIENCE:g} s{self._last_words()}")
-        return False
-
-    async def join(self, names: tuple[str, ...]) -> None:
-        """Subscribes it; returns when it is."""
-        for name in names:
-            await self._tell({"cmd": "subscribe", "topic": name})
-        while self._unanswered and self.running:
-            await self._answer()
-
-    async def publish(self, message: TopicData) -> None:
-        data = base64.b64encode(message.data).decode()
-        await self._tell({"cmd": "publish_raw", "topic": message.topic, "data": data})
-
-    async def _tell(self, command: Mapping[str, object]) -> None:
-        while len(self._unanswered) >= _IN_FLIGHT and self.running:
-            await self._answer()
-        if not self.running:
-            return
-        self._commands += 1
-        self._unanswered.add(self._commands)
-        try:
-            await self._stdin.send_all(_line({**command, "id": self._commands}))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.running = False
-
-    async def _answer(self) -> None:
-        self._answered = trio.Event()
-        await self._answered.wait()
-
-    def _note(self, event: dict[str, object]) -> None:
-        match event:
-            case {"event": "messages", "items": list(items)}:
-                for item in items:
-                    self._hear(item)
-            case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
-                self.peer, self.addresses = peer, [str(each) for each in addresses]
-                self.running = True
-                self._told.set()
-            case {"event": "published", "sent": int(sent), "failed": int(failed)}:
-                self._tally.published[KUBO] += sent
-                self._tally.failed += failed
-            case {"event": "error", "text": str(text)}:
-                self._tally.error(f"Kubo: {text}")
-        number = event.get("id")
-        if isinstance(number, int):
-            self._unanswered.discard(number)
-            self._answered.set()
-
-    def _hear(self, item: Mapping[str, str]) -> None:
-        data = base64.b64decode(item["data"])
-        cid = self._tally.heard(KUBO, data)
-        if cid is not None:
-            self._out.batch(
-                {
-                    "event": "batch",
-                    "node": KUBO,
-                    "topic": item["topic"],
-                    "from": item["from"],
-                    "cid": cid,
-                    "data": item["data"],
-                }
-            )
-
-    def _last_words(self) -> str:
-        log = self._folder / "stderr.log"
-        with suppress(OSError):
-            lines = log.read_text(errors="replace").split("\n")
-            words = " ".join(line.strip() for line in lines[-6:] if line.strip())
-            if words:
-                return f": {words[-500:]} ({log})"
-        return f" (nothing is in {log})"
-
-    async def stop(self) -> None:
-        """Ends the process: the end of its stdin, and SIGKILL if that takes long."""
-        process = self._process
-        if process is None:
-            return
-        await self._stdin.aclose()
-        with trio.move_on_after(_FAREWELL):
-            while process.poll() is None:
-                await trio.sleep(0.02)
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        await self._stdout.aclose()
-
-
 class _Network:
     """The three nodes and what they say."""
 
@@ -308,9 +88,9 @@ class _Network:
         self._fd = fd
         self._topics = topics(world, MOST_SEPARATORS)
         self._contents: Iterator[TopicData] = contents(world, time.time_ns, self._topics)
-        self._tally = _Tally()
-        self._out = _Out()
-        self._kubo = _Kubo(folder / KUBO, self._tally, self._out)
+        self._tally = Tally()
+        self._out = Events()
+        self._kubo = KuboNode(folder / KUBO, self._tally, self._out)
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}  # peer id: node
         self._go = trio.Event()
@@ -398,7 +178,7 @@ class _Network:
         pending = b""
         # os.read in a thread: stdin may be a terminal, which is not ours to make non-blocking, and Python's own buffer
         # has a lock that would outlive us
-        while some := await _in_thread(os.read, 0, _READ):
+        while some := await in_thread(os.read, 0, _READ):
             *lines, pending = (pending + some).split(b"\n")
             pending = pending[-_READ:]
             for line in lines:
@@ -502,21 +282,6 @@ class _Pace:
             await trio.sleep(1)
         self._due = max(self._due + 1 / rate, trio.current_time() - CATCH_UP / rate)
         await trio.sleep_until(self._due)
-
-
-async def _in_thread(call: Callable[..., _T], *arguments: object) -> _T:
-    """What blocks and cannot be interrupted; left to itself when cancelled."""
-    return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
-
-
-def _line(event: Mapping[str, object]) -> bytes:
-    return json.dumps(event).encode() + b"\n"
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

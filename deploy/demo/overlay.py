@@ -1,7 +1,7 @@
-"""BEP 50 on the demo network: two nodes that listen to what Kiln announces.
+"""BEP 50 on the demo network: two nodes that listen to the batches that Kiln announces.
 
-One of them announces it again under a key of its own, for a few separators, which Kiln follows: so there is something
-to hear, and no block is spoken of that nobody has.
+For a few separators the first node announces these batches again, under a key of its own that Kiln follows. So Kiln has
+something to hear, and every block that is announced is there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from schemas.reject import Rejected
 from schemas.topics import Separator, separator_text, topic_name
 
 NODES: Final = ("one", "two")
-AGAIN: Final = 3
-"""Separators whose batches are announced again."""
+REANNOUNCED: Final = 3
+"""How many separators' batches the first node announces again under a key of its own."""
 
 
 class Listeners:
-    """Both nodes, on free ports of 127.0.0.1. `folder` keeps what they are."""
+    """Both nodes, on free ports of 127.0.0.1. `folder` keeps their identities."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class Listeners:
         sink: Sink,
         error: Callable[[str], None],
     ) -> None:
-        """`publisher`: the public key to listen to, for these separators. `error` is told what goes wrong."""
+        """`publisher`: the public key to follow, for these separators. `error` hears in words what goes wrong."""
         self._folder = folder
         self._network = network
         self._follow = tuple(Source(publisher, each) for each in separators)
-        self._again = {topic_salt(network, each): each for each in separators[:AGAIN]}
+        self._reannounced = {topic_salt(network, each): each for each in separators[:REANNOUNCED]}
         self._sink = sink
         self._error = error
         self._key = publisher_key(folder)
         self._to_announce, self._heard_by_one = trio.open_memory_channel[Item](math.inf)
         self.addresses: list[str] = []
-        """Where they listen, once they do."""
+        """Where the nodes listen, once they do."""
         self.heard: Counter[str] = Counter()
-        """Items that each has heard."""
+        """How many items each node has heard."""
 
     @property
     def sources(self) -> list[str]:
-        """What one of them announces, as the settings name it (`bep50.follow`)."""
+        """What the first node announces, as the settings name a source (`bep50.follow`)."""
         key = self._key.verify_key.encode().hex()
-        return [f"{key}/{separator_text(each)}" for each in self._again.values()]
+        return [f"{key}/{separator_text(each)}" for each in self._reannounced.values()]
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; started when both listen. CarrierError."""
+        """Runs until cancelled. The task has started when both nodes listen. CarrierError."""
         async with trio.open_nursery() as nursery:
             for name in NODES:
                 carrier = Carrier(
@@ -80,17 +80,17 @@ class Listeners:
                 await nursery.start(carrier.run)
                 self.addresses += [each.text for each in carrier.addresses]
                 if name == NODES[0]:
-                    nursery.start_soon(self._announce_again, carrier)
+                    nursery.start_soon(self._reannounce, carrier)
             task_status.started()
 
     def _hear(self, name: str, item: Item) -> None:
         self.heard[name] += 1
-        if name == NODES[0] and item.salt in self._again:
+        if name == NODES[0] and item.salt in self._reannounced:
             self._to_announce.send_nowait(item)
 
-    async def _announce_again(self, carrier: Carrier) -> None:
+    async def _reannounce(self, carrier: Carrier) -> None:
         async for item in self._heard_by_one:
-            separator = self._again[item.salt]
+            separator = self._reannounced[item.salt]
             found = read_announcement(item.value, self._network, item.salt)
             if isinstance(found, Rejected):
                 continue

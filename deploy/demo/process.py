@@ -18,7 +18,7 @@ from conf.settings.model import Settings
 from deploy.children.backoff import Backoff
 from deploy.children.bridge import child_environment
 from deploy.children.logs import keep_small
-from deploy.children.spawn import end, tied_to_parent
+from deploy.children.spawn import dies_with_parent, end
 
 _READY_IN = 60.0  # s
 _TRIES = 4
@@ -31,7 +31,7 @@ class DemoNetworkError(PrerequisiteError):
 class DemoNetwork:
     """`launch()`, `addresses()` once it listens, `go()`, `check()` now and then, `stop()`. Its log is `logs/demo.log`.
 
-    The BATCH_UPDATEs that its Kubo node heard are kept in `demo/heard.jsonl`, with their bytes.
+    `demo/heard.jsonl` keeps the BATCH_UPDATEs that the Kubo node heard, with their bytes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,19 +41,19 @@ class DemoNetwork:
         self._ready = threading.Event()
         self._addresses: tuple[str, ...] = ()
         self.heard: dict[str, int] = {}
-        """BATCH_UPDATEs that each node of it has heard"""
+        """how many BATCH_UPDATEs each node has heard"""
         self.errors: tuple[str, ...] = ()
         try:
             self._publisher = publisher_key(settings.bridge_dir).verify_key.encode().hex()
         except KeyFileError as error:
             raise DemoNetworkError(str(error)) from error
         self.contacts: tuple[str, ...] = ()
-        """Where its nodes of BEP 50 listen, once it is up."""
+        """Where the nodes of BEP 50 listen, once the network is up."""
         self.follow: tuple[str, ...] = ()
-        """What they announce."""
+        """What the nodes of BEP 50 announce."""
 
     def launch(self) -> None:
-        """Starts it, and returns at once."""
+        """Starts the network, and returns at once."""
         self._ready = threading.Event()
         self._addresses = ()
         settings, traffic = self._settings, self._settings.traffic
@@ -70,7 +70,7 @@ class DemoNetwork:
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                tied_to_parent(
+                dies_with_parent(
                     [
                         sys.executable,
                         "-m",
@@ -91,9 +91,9 @@ class DemoNetwork:
         ).start()
 
     def check(self) -> None:
-        """Starts it again when it has died, after a pause that doubles; keeps its log small.
+        """Starts the network again when it has died, after a pause that doubles. Keeps the log small.
 
-        Then it listens elsewhere, and waits to be told to go.
+        A network that was started again listens elsewhere, and waits for `go`.
         """
         if self._process is not None and self._process.poll() is not None:
             self._backoff.died()
@@ -105,36 +105,36 @@ class DemoNetwork:
 
     @property
     def listens(self) -> bool:
-        """Whether it is up: `addresses` does not wait then."""
+        """Whether the network is up, so that `addresses` does not wait."""
         return self._process is not None and self._ready.is_set() and bool(self._addresses)
 
     def addresses(self) -> tuple[str, ...]:
-        """Where its nodes listen, as bootstrap peers for the bridge; waits until they do. DemoNetworkError."""
+        """Where the nodes listen, as bootstrap peers for the bridge. Waits until they do. DemoNetworkError."""
         deadline = time.monotonic() + _READY_IN
         while not self.listens:
             self._ready.wait(0.05)
-            self.check()  # the one of a Kiln that was killed just now may still be leaving
+            self.check()  # the network of a Kiln that was just killed may still be ending
             if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
                 raise DemoNetworkError(f"the demo network did not come up: {self._log} says why")
         return self._addresses
 
     def go(self) -> None:
-        """Lets it publish."""
+        """Lets the network publish."""
         self._tell("go")
 
     def hush(self) -> None:
-        """Lets it publish no more; its nodes stay and listen."""
+        """Lets the network publish no more. The nodes stay, and listen."""
         self._tell("hush")
 
     def _tell(self, command: str) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        with suppress(BrokenPipeError):  # it has ended, and `errors` says so
+        with suppress(BrokenPipeError):  # the network has ended, and `errors` says so
             self._process.stdin.write(f'{{"cmd":"{command}"}}\n')
             self._process.stdin.flush()
 
     def stop(self, patience: float = 10.0) -> None:
-        """Ends it and all its nodes."""
+        """Ends the network with all its nodes."""
         process, self._process = self._process, None
         if process is not None:
             end(process, patience)
@@ -147,7 +147,7 @@ class DemoNetwork:
         with (self._settings.state / "demo" / "heard.jsonl").open("a") as heard:
             for line in lines:
                 if not line.endswith("\n"):
-                    break  # it was killed
+                    break  # the network was killed
                 event = json.loads(line)
                 match event["event"]:
                     case "ready":

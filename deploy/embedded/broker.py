@@ -1,8 +1,9 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
 Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start),
-`broker/lock` (held locked by the broker's process itself, for as long as it lives), `broker/address.json`;
-`logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative: the folder can be moved.
+`broker/lock` (locked by the broker's process for as long as that process lives), `broker/address.json`, `broker/owner`
+(deploy/embedded/owner.py); `logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative,
+so that the folder can be moved.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from conf.errors import PrerequisiteError
-from deploy.children.spawn import tied_to_parent
+from deploy.children.spawn import dies_with_parent
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
 from deploy.embedded.owner import try_lock
@@ -38,8 +39,8 @@ from deploy.embedded.ports import HOST, free_ports, port_holder, why_taken
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
-# Start takes a second or two of CPU, all of it the JVM's: the quick compiler and a collector without threads of its own
-# take the least, and leave the cores to Spark, which starts at the same time.
+# A start takes the JVM a second or two of CPU. The quick compiler and a collector without threads of its own take the
+# least, and leave the cores to Spark, which starts at the same time.
 _JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -55,7 +56,7 @@ class BrokerError(PrerequisiteError):
 
 
 class BrokerRunningError(BrokerError):
-    """Another process has the broker of this state folder running (or is just starting it), at `address`."""
+    """Another process runs the broker of this state folder at `address`, or is just starting it (None)."""
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
@@ -66,18 +67,18 @@ class BrokerRunningError(BrokerError):
 
 
 def running(state: Path) -> str | None:
-    """`host:port` of the broker that runs on this state folder, whoever started it; None if none does.
+    """`host:port` of the broker that runs on this state folder, whoever started the broker; None: no broker runs.
 
-    It may be so young that it does not answer yet: `await_broker` waits for that.
+    A young broker does not answer yet: `await_broker` waits until the broker does.
     """
     found = _running(state)
     return found[0] if found else None
 
 
 def stop_running(state: Path, timeout: float = 20.0) -> bool:
-    """End the broker of this state folder, whoever started it (one that outlived its Kiln, for example).
+    """End the broker of this state folder, whoever started the broker, and return whether there was one.
 
-    Returns whether there was one. BrokerError if it is still there after SIGKILL.
+    BrokerError: the broker belongs to another user, or is still there after SIGKILL.
     """
     found = _running(state)
     if found is None:
@@ -105,7 +106,7 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
 
     BrokerError after `timeout` seconds, or as soon as `process` has ended.
     """
-    # imported while the JVM starts: it is not small
+    # a slow import, made while the JVM starts
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
@@ -113,7 +114,7 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
     host, _, port = address.rpartition(":")
     quiet = logging.getLogger("kafka")
     level = quiet.level
-    quiet.setLevel(logging.CRITICAL)  # it logs each refused connection as an error
+    quiet.setLevel(logging.CRITICAL)  # kafka-python logs each refused connection as an error
     try:
         while True:
             if process is not None and process.poll() is not None:
@@ -135,9 +136,10 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
 
 
 def archive_classes(classpath: Iterable[Path]) -> Path:
-    """Start the broker once in a scratch folder and keep the classes it loads, parsed, in a file beside its jars.
+    """Start the broker once in a scratch folder, and keep the classes that it loads, parsed, in a file beside the jars.
 
-    It halves the time of later starts; a JVM that the file does not fit ignores it. BrokerError: it cannot be made.
+    The file halves the time of later starts. A JVM that the file does not fit ignores the file. BrokerError: the file
+    cannot be made.
     """
     jars = tuple(classpath)
     archive = _archive(jars)
@@ -159,10 +161,10 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
 class EmbeddedBroker:
     """The broker of one state folder; a context manager that starts and stops it.
 
-    `port` and `controller_port` are listened on at 127.0.0.1 only. `classpath`: `jars.broker_classpath()`. `settings`
-    are Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends when the
-    *thread* that started it does, even by SIGKILL; otherwise it outlives a killed parent, and `running` finds it.
-    `port_settings`: what the ports are called where the user can change them, for the error that one is taken.
+    The broker listens on `port` and `controller_port` of 127.0.0.1 only. `classpath`: `jars.broker_classpath()`.
+    `settings` are Kafka's own, and weigh more than `conf/broker.properties`. `die_with_parent` (Linux): the broker ends
+    when the *thread* that started it ends, even by SIGKILL. Otherwise the broker outlives a killed parent, and
+    `running` finds it. `port_settings`: the settings of the two ports, for the error about a taken port.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class EmbeddedBroker:
         self.die_with_parent = die_with_parent
         self.port_settings = port_settings
         archive = _archive(self.classpath) if self.classpath else None
-        # where it does not fit this Java, the JVM goes on without
+        # a JVM that the file does not fit goes on without it
         self.jvm_options: tuple[str, ...] = (
             (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
         )
@@ -204,14 +206,14 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int | None:
-        """Process number while it runs."""
+        """The broker's process number while the broker runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self, timeout: float = 60.0) -> str:
         """Start the broker, wait until it takes requests, and return its address.
 
         BrokerRunningError: this folder's broker runs already. BrokerError: a port is taken, Java or the disk fails, or
-        it does not come up within `timeout` seconds (then it is ended again).
+        the broker does not come up within `timeout` seconds, and so was ended again.
         """
         self.launch()
         with ExitStack() as failed:  # or was interrupted: no broker is left behind
@@ -225,7 +227,8 @@ class EmbeddedBroker:
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and do not wait: `await_broker(broker.address)` and `start` do. Errors as there."""
+        """Start the broker and return at once. `await_broker(broker.address)` and `start` wait. Errors as of
+        `start`."""
         if self.pid is not None:
             return
         folder = self.state / "broker"
@@ -249,7 +252,7 @@ class EmbeddedBroker:
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
             command = [*java, "kafka.Kafka", properties.name]
             if self.die_with_parent:
-                command = tied_to_parent(command)
+                command = dies_with_parent(command)
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -258,13 +261,13 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C goes to every process of a session: the broker must outlive the queries that still write to it
                 start_new_session=True,
-                # the lock lives as long as any process has this open, so the broker holds it even when we are gone
+                # a lock lasts as long as a process has its file open: so the broker holds the lock when we are gone
                 pass_fds=(lock.fileno(),),
             )
             _write_whole(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End it: SIGTERM, and SIGKILL if that takes longer than `timeout` seconds. Does nothing if it does not run."""
+        """End the broker, if it runs: SIGTERM, and SIGKILL if the end takes longer than `timeout` seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -304,7 +307,7 @@ class EmbeddedBroker:
             "listeners": f"KILN://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
             "advertised.listeners": f"KILN://{HOST}:{self.port}",
             "listener.security.protocol.map": "KILN:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            # from the folder it runs in: no path to escape, and the state folder can be moved
+            # relative to the folder where the broker runs: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }
         lines = [f"{key}={_escaped(value)}" for key, value in {**self.settings, **own}.items()]
@@ -312,7 +315,7 @@ class EmbeddedBroker:
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
-        """Lay the empty storage; `meta.properties` is written last by Kafka, so an interrupted one is laid again."""
+        """Lay the empty storage. Kafka writes `meta.properties` last, so an interrupted storage is laid again."""
         java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}")
         command = [*java, "kafka.tools.StorageTool", "format", "-t", _cluster_id(folder), "-c", "server.properties"]
         run = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -357,11 +360,8 @@ def _check_free(port: int, setting: str) -> None:
         raise BrokerError(f"port {port} on {HOST} is not to be had ({error.strerror}): set {setting} to a free one")
     holder = port_holder(port)
     by = holder.in_words if holder is not None else "another program"
-    stop = (
-        f"stop that Kiln, type kiln broker stop --state {shlex.quote(str(holder.state))}, or "
-        if holder and holder.state
-        else ""
-    )
+    state = holder.state if holder is not None else None
+    stop = f"stop that Kiln, or type kiln broker stop --state {shlex.quote(str(state))}; or " if state else ""
     raise BrokerError(f"port {port} on {HOST} is in use by {by}: {stop}set {setting} to a free one")
 
 
@@ -371,7 +371,7 @@ def _cluster_id(folder: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         name = "-"
-        while name.startswith("-"):  # it would be taken for an option
+        while name.startswith("-"):  # the tool would take the name for an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         _write_whole(path, name)
         return name
@@ -397,7 +397,7 @@ def _utf16(character: str) -> list[int]:
 
 
 def main() -> int:
-    """Keep the broker's classes for the jars of this checkout; no more than a note where that fails."""
+    """Keep the broker's classes for the jars of this checkout. Where that fails, print a note and return 0."""
     try:
         archive_classes(broker_classpath())
     except (BrokerError, JarsError) as error:

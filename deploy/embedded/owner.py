@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -27,17 +28,17 @@ class Ownership:
         return self._lock is not None
 
     def take(self) -> bool:
-        """Whether this process owns the broker now: because it did already, or because nobody did. OSError."""
+        """Takes the place if it is free, and returns whether this process owns the broker now. OSError."""
         if self._lock is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._path.open("a+", encoding="ascii")
             if not try_lock(lock):
                 lock.close()
                 return False
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
             self._lock = lock
+            with suppress(OSError):  # a full disk: the lock counts, and the number is only for people
+                os.ftruncate(lock.fileno(), 0)
+                os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
         return True
 
     def release(self) -> None:
@@ -54,7 +55,7 @@ def owner(state: Path) -> int | None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(lock.read() or 0)  # 0: so young that it has not written its number
+                return int(lock.read() or 0)  # 0: the owner is so young that it has not written its number
     except FileNotFoundError:
         return None
     return None
@@ -62,7 +63,7 @@ def owner(state: Path) -> int | None:
 
 def try_lock(lock: IO[str]) -> bool:
     """Whether the file is locked for this process now."""
-    # who looks whether a lock is held locks it for an instant, too: worth a second try, not a refusal
+    # a process that looks whether a lock is held locks the file for an instant, too: worth a second try
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

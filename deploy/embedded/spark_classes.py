@@ -1,6 +1,6 @@
-"""Keeps the classes that Spark's JVM loads, parsed, in a file beside its jars: to load them is a third of a start.
+"""Keeps the classes that Spark's JVM loads, parsed, in a file beside the jars: loading them is a third of a start.
 
-Class data sharing (JEP 350): the JVM writes the file at its end, and a later one with the same jars maps it.
+Class data sharing (JEP 350): the JVM writes the file when the JVM ends. A later JVM with the same jars maps the file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PATIENCE = 120.0  # s to write the file
 def keep_classes(root: Path) -> None:
     """Runs all queries once over some made-up traffic, in a scratch folder. `root`: the folder of jars.
 
-    KilnError: what they need is not there, or the JVM wrote no file.
+    KilnError: the queries lack something, or the JVM wrote no file.
     """
     kept = spark_classes(root)
-    kept.unlink(missing_ok=True)  # a JVM cannot read one and write one
+    kept.unlink(missing_ok=True)  # a JVM cannot read such a file and write another
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         fresh = Path(scratch) / "classes.jsa"
         port, controller_port = free_ports()
@@ -68,7 +68,7 @@ def _run(settings: Settings) -> None:
 
 
 def _end_jvm() -> None:
-    """It goes on after its session until Python ends, or seems to."""
+    """Ends the JVM, which goes on after its session until Python closes the JVM's stdin."""
     gateway = SparkContext._gateway
     assert gateway is not None
     jvm: subprocess.Popen[bytes] = gateway.proc
@@ -81,7 +81,7 @@ def _end_jvm() -> None:
 
 
 def main() -> int:
-    """Keep Spark's classes for the jars of this checkout; no more than a note where that fails."""
+    """Keep Spark's classes for the jars of this checkout. Where that fails, print a note and return 0."""
     print("keeping what Spark's JVM loads, for quicker starts (a minute, once)")
     try:
         keep_classes(ensure())

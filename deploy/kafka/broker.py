@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from conf.settings.model import Kafka, Settings
@@ -129,7 +129,8 @@ class KeptBroker(LaunchedBroker):
 
     def _keep(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
-            self._take()  # the owner may have been killed
+            with suppress(OSError):
+                self._ownership.take()  # the owner may have been killed
             if self._error:
                 self._restart()
             elif running(self._state) is None:

@@ -1,4 +1,4 @@
-"""What a run looks like at one moment: plain data for the screen, the log line and whoever else shows it."""
+"""What a run looks like at one moment: plain data, for the screen and for the line of a log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
+
+from bridge.status import BridgeStatus
 
 QueryPhase = Literal["starting", "running", "idle", "restarting", "failed", "stopped"]
 
@@ -25,9 +27,9 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class QueryLine:
-    """A streaming query. Rates are rows a second; `took`: seconds of its last micro-batch; `lag`: records behind.
+    """A streaming query. Rates are rows a second. `took`: seconds of the last micro-batch. `lag`: records not read yet.
 
-    None: not known (yet). `error`: why it last failed, in words, empty if it never did.
+    None: not known (yet). `error`: in words why the query failed last; empty if the query never failed.
     """
 
     name: str
@@ -42,64 +44,18 @@ class QueryLine:
 
 
 @dataclass(frozen=True)
-class PeerLine:
-    """A peer of the bridge; `outbound`: we dialled."""
+class BridgeInRun:
+    """The bridge of a run, as the bridge tells of itself."""
 
-    peer: str
-    agent: str
-    protocol: str
-    outbound: bool
-
-
-@dataclass(frozen=True)
-class OverlayLine:
-    """The BEP 50 overlay; `contacts` over all `topics`, `items` new ones heard or made, `dropped` datagrams."""
-
-    topics: int
-    contacts: int
-    published: int
-    items: int
-    dropped: int
-    publishing: str = ""
-
-
-@dataclass(frozen=True)
-class FetchLine:
-    """What is wanted out of IPFS: records that wait, blocks under way, blocks had, updates let go, given up."""
-
-    node: str
-    waiting: int
-    fetching: int
-    blocks: int
-    released: int
-    given_up: int
-
-
-@dataclass(frozen=True)
-class BridgeLine:
-    """The bridge on the screen; counts since it started. `heard`: BATCH_UPDATEs by node of the demo network."""
-
-    state: str
-    address: str = ""
-    peers: Sequence[PeerLine] = ()
-    topics: int = 0
-    mesh: Sequence[tuple[str, int]] = ()
-    """peers by topic"""
-    frames_in: int = 0
-    frames_out: int = 0
-    spooled: int = 0
-    """bytes on disk that Kafka has not taken"""
-    published: int = 0
-    publishing: str = ""
+    status: BridgeStatus | None = None
+    """None: the bridge has said nothing yet, or nothing for long"""
     heard: Mapping[str, int] = field(default_factory=dict)
-    overlay: OverlayLine | None = None
-    fetch: FetchLine | None = None
-    """of both, None: it does not run"""
+    """BATCH_UPDATEs that each node of the demo network has heard"""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the screen shows, at one moment. Counts are of this run; None: not known (yet). Newest batch first."""
+    """All that the screen shows, at one moment. Counts are of this run. None: not known (yet)."""
 
     network: str
     mode: str
@@ -116,6 +72,7 @@ class Snapshot:
     open_separators: int | None = None
     batches: int = 0
     newest_batches: Sequence[BatchLine] = ()
+    """the newest first"""
     window: timedelta = timedelta(seconds=1)
     late_p50: float | None = None
     """seconds later than T after the first update was heard, of live batches"""
@@ -123,7 +80,7 @@ class Snapshot:
     quarantine: Mapping[str, int] = field(default_factory=dict)
     """by reason"""
     queries: Sequence[QueryLine] = ()
-    bridge: BridgeLine | None = None
-    """None: there is none in this run"""
+    bridge: BridgeInRun | None = None
+    """None: there is no bridge in this run"""
     errors: Sequence[str] = ()
     """in words, newest last"""

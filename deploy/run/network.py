@@ -9,9 +9,10 @@ from bridge.status import BridgeStatus
 from conf.settings.model import Settings
 from deploy.children.bridge import BridgeProcess
 from deploy.demo.process import DemoNetwork
+from deploy.observe.snapshot import BridgeInRun
 
 Source = Literal["demo", "network", "none"]
-"""Where frames come from: a network made on this machine, the one of `bridge.bootstrap`, or Kafka alone."""
+"""Where frames come from: a network made on this machine, the network of `bridge.bootstrap`, or Kafka alone."""
 
 
 class LiveNetwork:
@@ -25,7 +26,7 @@ class LiveNetwork:
         self.source = source
         self._going = False
         self.status: BridgeStatus | None = None
-        """What the bridge said last; None before it has, or when it hangs."""
+        """What the bridge said last. None: nothing yet, or nothing for long."""
 
     def launch(self) -> None:
         """Starts what needs no broker, and returns at once."""
@@ -45,13 +46,13 @@ class LiveNetwork:
         self._going = False
 
     def check(self) -> None:
-        """Starts again what has died; lets the demo network speak once somebody listens."""
+        """Starts again what has died. Lets the demo network speak once the bridge listens."""
         if self._bridge is None:
             return
         if self._demo is not None:
             self._demo.check()
             if self._demo.listens and self._demo.addresses() != self._addresses:
-                self._bridge.stop()  # it dials where the dead one listened
+                self._bridge.stop()  # the bridge dials where the dead network listened
                 self.start()
         self._bridge.check()
         self.status = self._bridge.status(time.time())
@@ -60,9 +61,11 @@ class LiveNetwork:
             self._going = True
 
     @property
-    def heard_batches(self) -> dict[str, int]:
-        """How many BATCH_UPDATEs each node of the demo network has heard."""
-        return self._demo.heard if self._demo is not None else {}
+    def seen(self) -> BridgeInRun | None:
+        """What bridge and demo network told last; None: this run has no bridge."""
+        if self.source == "none":
+            return None
+        return BridgeInRun(self.status, self._demo.heard if self._demo is not None else {})
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -71,12 +74,12 @@ class LiveNetwork:
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
 
     def hush(self) -> None:
-        """The demo network says no more, and still listens."""
+        """Silences the demo network, which still listens."""
         if self._demo is not None:
             self._demo.hush()
 
     def stop(self) -> None:
-        """The speakers first, so that the bridge hears them to the end."""
+        """Ends the demo network first, so that the bridge hears the network to its end, and then the bridge."""
         if self._demo is not None:
             self._demo.stop()
         if self._bridge is not None:
@@ -86,8 +89,10 @@ class LiveNetwork:
 def on_the_demo_network(
     settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
 ) -> Settings:
-    """The settings of a bridge on the demo network: nobody is out there, so batches are published. `contacts` and
-    `follow` are of its nodes of BEP 50."""
+    """The settings of a bridge on the demo network, where the bridge publishes, since nobody else is there.
+
+    `contacts`, `follow`: where the network's nodes of BEP 50 listen, and what they announce.
+    """
     return settings.model_copy(
         update={
             "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),

@@ -1,4 +1,4 @@
-"""The Spark session of `kiln run`: its JVM writes into log files, not on the screen."""
+"""The Spark session of `kiln run`, whose JVM writes into log files and not on the screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.spark.session import create_session
 
 @contextmanager
 def spark_session(settings: Settings) -> Iterator[SparkSession]:
-    """A Spark session whose JVM says what it has to say in `logs/spark.log`, and not on the screen."""
+    """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts."""
     settings.logs.mkdir(parents=True, exist_ok=True)
     with _said_to(settings.logs / "spark.out"):
         spark = create_session(
@@ -40,13 +40,13 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
 
 def _kept_classes() -> str:
     classes = spark_classes()
-    # where it does not fit the jars or the Java, the JVM goes on without
+    # a JVM that the file does not fit goes on without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
 
 
 @contextmanager
 def _said_to(path: Path) -> Iterator[None]:
-    """A process started in here writes its output to a file."""
+    """A process that is started meanwhile writes its output to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

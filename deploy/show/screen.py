@@ -11,7 +11,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from deploy.observe.snapshot import BridgeLine, FetchLine, OverlayLine, QueryPhase, Snapshot
+from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
+from deploy.observe.snapshot import BridgeInRun, QueryPhase, Snapshot
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 
 _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
@@ -25,6 +26,26 @@ _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
 # Colours of the terminal's own theme, so that they fit a light one too.
 _LABEL = "dim"
 _TITLE = "bold cyan"
+
+# A bridge that has said nothing yet.
+_SILENT = BridgeStatus(
+    at=0,
+    pid=0,
+    peer="",
+    network="",
+    addresses=(),
+    interests=(),
+    topics=(),
+    mesh={},
+    peers=(),
+    frames_in=0,
+    frames_out=0,
+    bytes_in=0,
+    bytes_out=0,
+    spool=SpoolStatus(put=0, acknowledged=0, memory_bytes=0, disk_bytes=0, full=False),
+    publisher=PublisherStatus(""),
+    counters={},
+)
 
 
 def line(snapshot: Snapshot) -> str:
@@ -48,18 +69,29 @@ def line(snapshot: Snapshot) -> str:
     return " | ".join(" ".join(part.split()) for part in parts)
 
 
-def _bridge_words(bridge: BridgeLine | None) -> list[str]:
+def _bridge_words(bridge: BridgeInRun | None) -> list[str]:
     if bridge is None:
         return []
+    status = bridge.status or _SILENT
     heard = (
         f" (heard by {', '.join(f'{name} {number}' for name, number in bridge.heard.items())})" if bridge.heard else ""
     )
-    return [
-        f"peers {len(bridge.peers)} topics {bridge.topics} in {count(bridge.frames_in)} out {count(bridge.frames_out)}",
-        f"published {count(bridge.published)}{heard}",
-        *([f"BEP 50 announced {count(bridge.overlay.published)}"] if bridge.overlay else []),
-        *([f"wanted {count(bridge.fetch.waiting)} blocks {count(bridge.fetch.blocks)}"] if bridge.fetch else []),
+    traffic = f"in {count(status.frames_in)} out {count(status.frames_out)}"
+    words = [
+        f"peers {len(status.peers)} topics {len(status.topics)} {traffic}",
+        f"published {count(status.publisher.published)}{heard}",
     ]
+    if status.bep50 is not None:
+        words.append(f"BEP 50 announced {count(status.bep50.publisher.published)}")
+    fetcher = _fetcher(status)
+    if fetcher is not None:
+        words.append(f"wanted {count(fetcher.waiting)} blocks {count(fetcher.counts.get('blocks', 0))}")
+    return words
+
+
+def _fetcher(status: BridgeStatus) -> FetcherStatus | None:
+    """The fetcher, where it is on."""
+    return None if status.fetcher is None or status.fetcher.state.startswith("off") else status.fetcher
 
 
 # ---------------------------------------------------------------- the picture
@@ -221,74 +253,84 @@ def _batches(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
     return [_title("batches", width, "newest first"), table, *filler]
 
 
-def _bridge(bridge: BridgeLine | None, width: int, peers: int) -> list[RenderableType]:
+def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[RenderableType]:
     """The title, a line of figures, one of BEP 50 and one of IPFS where they run, and a line for each peer."""
     if bridge is None:
         return []
+    status = bridge.status or _SILENT
+    state = (
+        "starting"
+        if bridge.status is None
+        else "reading has stopped: the spool is full"
+        if status.spool.full
+        else "listening"
+    )
     heard = ", ".join(f"{name} {count(number)}" for name, number in bridge.heard.items())
-    mesh = max((number for _, number in bridge.mesh), default=0)
     figures = Text.assemble(
         ("in ", _LABEL),
-        count(bridge.frames_in),
+        count(status.frames_in),
         ("  out ", _LABEL),
-        count(bridge.frames_out),
+        count(status.frames_out),
         ("  topics ", _LABEL),
-        count(bridge.topics),
+        count(len(status.topics)),
         ("  mesh ", _LABEL),
-        f"{mesh}",
+        f"{max(status.mesh.values(), default=0)}",
         ("  spool ", _LABEL),
-        f"{bridge.spooled / 1e6:.1f} MB" if bridge.spooled else "empty",
+        f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
-        count(bridge.published),
-        (f"  heard by {heard}" if heard else f"  {bridge.publishing}", _LABEL),
+        count(status.publisher.published),
+        (f"  heard by {heard}" if heard else f"  {status.publisher.state}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
-    lines: list[RenderableType] = [_title("network", width, f"{bridge.state} {bridge.address}".strip()), figures]
-    if bridge.overlay is not None:
-        lines.append(_overlay(bridge.overlay, width))
+    address = next(iter(status.addresses), "")
+    lines: list[RenderableType] = [_title("network", width, f"{state} {address}".strip()), figures]
+    if status.bep50 is not None:
+        lines.append(_overlay(status.bep50, width))
         peers -= 1
-    if bridge.fetch is not None:
-        lines.append(_fetch(bridge.fetch, width))
+    fetcher = _fetcher(status)
+    if fetcher is not None:
+        lines.append(_fetch(fetcher, status.ipfs, width))
         peers -= 1
-    for peer in list(bridge.peers)[:peers]:
+    for peer in status.peers[:peers]:
         arrow = "→" if peer.outbound else "←"
         line = Text.assemble(f"{arrow} {short(peer.peer, 16)} ", (f"{peer.protocol} ", _LABEL), peer.agent)
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
-    return [*lines, *(Text("") for _ in range(peers - len(bridge.peers)))]
+    return [*lines, *(Text("") for _ in range(peers - len(status.peers)))]
 
 
-def _overlay(overlay: OverlayLine, width: int) -> Text:
+def _overlay(overlay: OverlayStatus, width: int) -> Text:
     figures = Text.assemble(
         ("BEP 50  topics ", _LABEL),
-        count(overlay.topics),
+        count(overlay.joined),
         ("  contacts ", _LABEL),
         count(overlay.contacts),
         ("  items ", _LABEL),
         count(overlay.items),
         ("  dropped ", _LABEL),
-        count(overlay.dropped),
+        count(sum(overlay.dropped.values())),
         ("  announced ", _LABEL),
-        count(overlay.published),
-        (f"  {overlay.publishing}", _LABEL),
+        count(overlay.publisher.published),
+        (f"  {overlay.publisher.state}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     return figures
 
 
-def _fetch(fetch: FetchLine, width: int) -> Text:
+def _fetch(fetcher: FetcherStatus, node: str, width: int) -> Text:
+    counts = fetcher.counts
     figures = Text.assemble(
         ("IPFS  wanted ", _LABEL),
-        count(fetch.waiting),
+        count(fetcher.waiting),
         ("  fetching ", _LABEL),
-        count(fetch.fetching),
+        count(fetcher.fetching),
         ("  blocks ", _LABEL),
-        count(fetch.blocks),
+        count(counts.get("blocks", 0)),
         ("  updates let go ", _LABEL),
-        count(fetch.released),
+        count(counts.get("released", 0)),
         ("  given up ", _LABEL),
-        count(fetch.given_up),
-        (f"  {fetch.node}", _LABEL),
+        count(counts.get("quarantined", 0)),
+        (f"  {node}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     return figures

@@ -180,6 +180,24 @@ def test_taken_port_names_its_setting(tmp_path: Path, new_broker: NewBroker, tak
     assert running(tmp_path) is None
 
 
+def test_taken_port_names_the_process_that_has_it(tmp_path: Path, new_broker: NewBroker, taken_port: int) -> None:
+    broker = new_broker(tmp_path)
+    broker.port = taken_port
+    with pytest.raises(BrokerError, match=rf"in use by process {os.getpid()} \(.*\): set kafka\.embedded_port "):
+        broker.start()
+
+
+def test_taken_port_names_the_state_folder_of_the_kiln_that_has_it(
+    tmp_path: Path, broker: EmbeddedBroker, new_broker: NewBroker
+) -> None:
+    other = new_broker(tmp_path)
+    other.controller_port = broker.controller_port
+    with pytest.raises(BrokerError) as caught:
+        other.start()
+    assert f"the embedded broker of the state folder {broker.state} (process {broker.pid})" in str(caught.value)
+    assert f"kiln broker stop --state {broker.state}; or set kafka.embedded_controller_port " in str(caught.value)
+
+
 def test_broker_that_cannot_start_says_why(tmp_path: Path, new_broker: NewBroker) -> None:
     broker = new_broker(tmp_path)
     broker.settings["log.retention.ms"] = "soon"

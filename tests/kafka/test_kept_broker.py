@@ -1,20 +1,25 @@
-"""The broker of a run is started again when it dies, whoever had started it."""
+"""The embedded broker of a run: started again when it dies, and ended by the Kiln that owns it."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import free_ports
 from kafka import KafkaProducer
 from kit.awaiting import wait_until
+from kit.kiln_process import Kiln
 
 from conf.settings.model import Kafka, Settings
-from deploy.embedded.broker import EmbeddedBroker, await_broker, running
+from deploy.cli.app import run_command
+from deploy.embedded.broker import BrokerError, EmbeddedBroker, await_broker, running, stop_running
+from deploy.embedded.owner import owner
 from deploy.kafka.broker import launched_broker
 
 pytestmark = pytest.mark.kafka
@@ -44,6 +49,127 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
         assert second.offset == first.offset + 1
         producer.close()
     assert running(tmp_path) is None
+
+
+# ---------------------------------------------------------------- who ends it
+
+
+@pytest.fixture
+def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
+    """A state folder of its own, and two captures in it. No broker outlives the test."""
+    kiln = Kiln(tmp_path / "state", free_ports(2))
+    for name, length in (("long", "600s"), ("short", "1s")):
+        kiln.run("generate", str(tmp_path / f"{name}.rpc.gz"), "--for", length, "--rate", "5", "--network", "mine")
+    yield kiln
+    stop_running(kiln.state)
+
+
+def start_replay(kiln: Kiln) -> subprocess.Popen[str]:
+    """A Kiln with a broker and without Spark, which takes ten minutes; returned when its broker answers."""
+    process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--pace", "1")
+    wait_until(lambda: owner(kiln.state) == process.pid, "the Kiln owns its broker")
+    wait_until(lambda: running(kiln.state) is not None, "the broker runs")
+    await_broker(kiln.servers)
+    return process
+
+
+def replay_shortly(kiln: Kiln) -> None:
+    kiln.run("replay", str(kiln.state.parent / "short.rpc.gz"))
+
+
+def test_the_broker_of_a_killed_kiln_ends_with_the_kiln_that_adopts_it(kiln: Kiln) -> None:
+    killed = start_replay(kiln)
+    broker = _pid(kiln.state)
+    killed.kill()
+    killed.wait()
+    assert (owner(kiln.state), _pid(kiln.state)) == (None, broker)
+    replay_shortly(kiln)
+    assert running(kiln.state) is None
+
+
+def test_a_kiln_beside_the_owner_leaves_the_broker_running(kiln: Kiln) -> None:
+    first = start_replay(kiln)
+    broker = _pid(kiln.state)
+    replay_shortly(kiln)
+    assert (owner(kiln.state), _pid(kiln.state)) == (first.pid, broker)
+    first.send_signal(signal.SIGINT)
+    first.wait(timeout=60)
+    assert running(kiln.state) is None
+
+
+def test_a_kiln_that_uses_a_broker_owns_it_once_the_owner_is_killed(kiln: Kiln) -> None:
+    first = start_replay(kiln)
+    broker = _pid(kiln.state)
+    with launched_broker(_settings(kiln), lambda words: None) as launched:
+        launched.ready()
+        assert owner(kiln.state) == first.pid
+        first.kill()
+        first.wait()
+        wait_until(lambda: owner(kiln.state) == os.getpid(), "another owner")
+        assert _pid(kiln.state) == broker
+    assert (owner(kiln.state), running(kiln.state)) == (None, None)
+
+
+def test_a_broker_at_another_address_is_named_and_left(kiln: Kiln) -> None:
+    first = start_replay(kiln)
+    first.kill()
+    first.wait()
+    elsewhere = Settings(state=kiln.state, kafka=Kafka(embedded_port=free_ports(1)[0]))
+    with (
+        pytest.raises(BrokerError, match=f"runs at {kiln.servers}, the settings say"),
+        launched_broker(elsewhere, print),
+    ):
+        pass
+    assert running(kiln.state) == kiln.servers
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
+    stop = ("broker", "stop", "--state", str(kiln.state))
+    assert run_command(stop) == 0
+    assert capsys.readouterr().out == f"no embedded broker runs in {kiln.state}\n"
+    first = start_replay(kiln)
+    assert run_command(stop) == 1
+    assert f"belongs to a Kiln that runs (process {first.pid})" in capsys.readouterr().err
+    await_broker(kiln.servers, timeout=5)
+    first.kill()
+    first.wait()
+    assert run_command(stop) == 0
+    assert capsys.readouterr().out == f"stopped the embedded broker of {kiln.state}, which was at {kiln.servers}\n"
+    assert running(kiln.state) is None
+
+
+def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, capsys: Capture) -> None:
+    with launched_broker(_settings(kiln), lambda words: None) as launched:
+        launched.ready()
+        broker = _pid(kiln.state)
+        assert run_command(("broker", "stop", "--state", str(kiln.state), "--force")) == 0
+        assert f"the Kiln that runs (process {os.getpid()}) starts it again" in capsys.readouterr().out
+        wait_until(partial(_another, kiln.state, broker), "another broker")
+
+
+def test_no_broker_is_started_for_files_that_cannot_be_replayed(kiln: Kiln, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.rpc.gz"
+    broken.write_bytes((tmp_path / "short.rpc.gz").read_bytes()[:-20])
+    for file, expected in ((broken, "the compressed file is truncated"), (tmp_path, "no such capture file")):
+        done = subprocess.run(
+            kiln.command("replay", str(tmp_path / "short.rpc.gz"), str(file)),
+            env=kiln.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert f"{file}: " in done.stderr
+        assert expected in done.stderr
+    assert not (kiln.state / "broker").exists()
+
+
+def _settings(kiln: Kiln) -> Settings:
+    ports = [int(kiln.environment[f"KILN_KAFKA__EMBEDDED_{name}"]) for name in ("PORT", "CONTROLLER_PORT")]
+    return Settings(state=kiln.state, kafka=Kafka(embedded_port=ports[0], embedded_controller_port=ports[1]))
 
 
 def _pid(state: Path) -> int:

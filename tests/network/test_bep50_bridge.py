@@ -26,7 +26,7 @@ from bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publishe
 from bridge.bep50.store import Store
 from bridge.publishing.outbox import PublishError
 from bridge.status import OverlayStatus, PublisherStatus, read_status
-from deploy.demo.overlay import AGAIN, NODES, Listeners
+from deploy.demo.overlay import NODES, REANNOUNCED, Listeners
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.dht.announcement import (
     Announced,
@@ -608,12 +608,12 @@ def test_names_of_nodes_are_looked_up_and_those_without_an_address_told(
 def test_the_demo_network_hears_batches_and_announces_them_again(tmp_path: Path) -> None:
     async def main() -> None:
         errors: list[str] = []
-        others = [Separator("model", separator_value(bytes([2, number]))) for number in range(AGAIN)]
+        others = [Separator("model", separator_value(bytes([2, number]))) for number in range(REANNOUNCED)]
         listeners = Listeners(tmp_path / "demo", NETWORK, SOURCE.key, [SEPARATOR, *others], Tape(), errors.append)
         async with trio.open_nursery() as nursery:
             await nursery.start(listeners.run)
             follow = [parse_source(text) for text in listeners.sources]
-            assert len(follow) == AGAIN
+            assert len(follow) == REANNOUNCED
             async with kiln(tmp_path / "a", KEY, follow=follow, contacts=listeners.addresses) as a:
                 await a.announce(1, peers=2)
                 await a.announce(2, peers=2, separator=others[-1])  # of these one more than are announced again

@@ -36,13 +36,13 @@ WORLD = TrafficOptions(seed=5, network="local-demo-test", separators=6, streams=
 ARGUMENTS = ["--network", WORLD.network, "--seed", "5", "--separators", "6", "--streams", "60"]
 MODULE = ["-m", "deploy.demo.network"]
 WITHOUT_KUBO = """
-from deploy.demo import network
+from deploy.demo import kubo_node, network
 from deploy.demo.kubo_peer import KuboError
 
 def library_path():
     raise KuboError("Kubo is not installed")
 
-network.library_path = library_path
+kubo_node.library_path = library_path
 network.main()
 """
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
@@ -15,16 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deploy.observe.snapshot import (
-    BatchLine,
-    BridgeLine,
-    FetchLine,
-    OverlayLine,
-    PeerLine,
-    QueryLine,
-    QueryPhase,
-    Snapshot,
-)
+from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus, SpoolStatus
+from deploy.observe.snapshot import BatchLine, BridgeInRun, QueryLine, QueryPhase, Snapshot
 from deploy.observe.summary import read_summary, row_counts
 from deploy.show.screen import line, render
 from deploy.show.summary import look_with, render_summary
@@ -56,6 +49,44 @@ FULL = Snapshot(
     quarantine={f"reason_{n}": 90 - n for n in range(9)},
     queries=[QueryLine(name, phase, 31, 212, 0.84, 610, 5_200) for name, phase in zip(NAMES, PHASES, strict=True)],
     errors=["batch: the broker went away. " * 12, "sink: disk is full"],
+)
+
+
+STATUS = BridgeStatus(
+    at=1_735_689_600.0,
+    pid=4711,
+    peer="12D3KooWbridge",
+    network="local-demo",
+    addresses=("/ip4/127.0.0.1/tcp/4001",),
+    interests=("*",),
+    topics=("/ceramic/local-demo", "/ceramic/local-demo/sep/model/k2"),
+    mesh={"/ceramic/local-demo": 3, "/ceramic/local-demo/sep/model/k2": 2},
+    peers=tuple(
+        PeerStatus(f"12D3KooW{number}", "kubo", "/meshsub/1.1.0", "/ip4/127.0.0.1/tcp/1", True, 0.0, 1, 1, 0)
+        for number in range(3)
+    ),
+    frames_in=12_345,
+    frames_out=678,
+    bytes_in=0,
+    bytes_out=0,
+    spool=SpoolStatus(put=0, acknowledged=0, memory_bytes=0, disk_bytes=0, full=False),
+    publisher=PublisherStatus("waiting for batches", 211),
+    counters={},
+)
+OVERLAY = OverlayStatus(
+    key="",
+    node="",
+    addresses=(),
+    joined=12,
+    contacts=24,
+    topics=(),
+    publisher=PublisherStatus("waiting for batches", 211),
+    items=242,
+    stored=0,
+    frames_in=0,
+    frames_out=0,
+    dropped={"not_krpc": 2, "refused_203": 1},
+    unsent={},
 )
 
 
@@ -116,23 +147,44 @@ def test_a_batch_of_a_replayed_capture_is_not_late() -> None:
 
 
 def test_bep_50_has_a_line_where_it_runs() -> None:
-    peers = [PeerLine(f"12D3KooW{number}", "kubo", "/meshsub/1.1.0", True) for number in range(3)]
-    bridge = BridgeLine("listening", peers=peers, overlay=OverlayLine(12, 24, 211, 242, 3, "waiting for batches"))
+    bridge = BridgeInRun(msgspec.structs.replace(STATUS, bep50=OVERLAY))
     lines = picture(replace(FULL, bridge=bridge), 80, 24)
     assert len(lines) <= 24
     (shown,) = [text for text in lines if "BEP 50" in text]
     assert "topics 12  contacts 24  items 242  dropped 3  announced 211  waiting" in shown
-    without = replace(bridge, overlay=None)
+    without = BridgeInRun(STATUS)
     assert len(picture(replace(FULL, bridge=without), 80, 24)) == len(lines)
     assert "BEP 50" not in "".join(picture(replace(FULL, bridge=without), 80, 24))
     assert "BEP 50 announced 211" in line(replace(FULL, bridge=bridge))
 
 
 def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
-    bridge = BridgeLine("listening", fetch=FetchLine("kubo 0.43.0 at http://127.0.0.1:5001", 12, 3, 40, 7, 1))
+    fetcher = FetcherStatus("fetching", 12, 3, {"blocks": 40, "released": 7, "quarantined": 1})
+    node = "kubo 0.43.0 at http://127.0.0.1:5001"
+    bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=fetcher, ipfs=node))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
     assert "wanted 12  fetching 3  blocks 40  updates let go 7  given up 1  kubo 0.43.0" in shown
     assert "wanted 12 blocks 40" in line(replace(FULL, bridge=bridge))
+
+
+def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
+    text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(STATUS, {"kubo": 40})), 100, 30))
+    assert "listening /ip4/127.0.0.1/tcp/4001" in text
+    assert "in 12,345  out 678  topics 2  mesh 3  spool empty  published 211  heard by kubo 40" in text
+    assert "→ 12D3KooW0 /meshsub/1.1.0 kubo" in text
+    full = msgspec.structs.replace(STATUS, spool=SpoolStatus(0, 0, 0, 2_000_000, full=True))
+    text = "\n".join(picture(replace(FULL, bridge=BridgeInRun(full)), 100, 30))
+    assert "reading has stopped: the spool is full" in text
+    assert "spool 2.0 MB  published 211  waiting for batches" in text
+    off = msgspec.structs.replace(STATUS, fetcher=FetcherStatus("off: no node"))
+    assert "IPFS" not in "\n".join(picture(replace(FULL, bridge=BridgeInRun(off)), 100, 30))
+
+
+def test_a_bridge_that_has_said_nothing_is_starting() -> None:
+    text = "\n".join(picture(replace(FULL, bridge=BridgeInRun()), 100, 30))
+    assert "network  starting" in text
+    assert "in 0  out 0  topics 0  mesh 0  spool empty  published 0" in text
+    assert "peers 0 topics 0 in 0 out 0 | published 0" in line(replace(FULL, bridge=BridgeInRun()))
 
 
 def test_more_room_shows_more_batches() -> None:

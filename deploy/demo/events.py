@@ -1,0 +1,90 @@
+"""What the demo network tells: lines of JSON for stdout, and the counts that they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import trio
+
+from schemas.pubsub import read_message
+from schemas.reject import Rejected
+
+BATCHES_KEPT: Final = 50
+_ERRORS: Final = 20
+
+_T = TypeVar("_T")
+
+
+class Events:
+    """Lines for stdout. Writing never holds up the network: a reader who lags misses the oldest batches, and gets the
+    newest of each other event."""
+
+    def __init__(self) -> None:
+        self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)
+        self._state: dict[str, bytes] = {}  # the last of each other event
+        self._filled = trio.Event()
+
+    def batch(self, event: Mapping[str, object]) -> None:
+        self._batches.append(event_line(event))
+        self._filled.set()
+
+    def state(self, event: Mapping[str, object]) -> None:
+        self._state[str(event["event"])] = event_line(event)
+        self._filled.set()
+
+    async def write(self, fd: int) -> None:
+        """Writes what there is, until the reader is gone."""
+        while True:
+            await self._filled.wait()
+            self._filled = trio.Event()
+            lines = b"".join([*self._state.values(), *self._batches])
+            self._state.clear()
+            self._batches.clear()
+            try:
+                await in_thread(write_all, fd, lines)
+            except OSError:
+                return
+
+
+@dataclass
+class Tally:
+    """What the nodes have said and heard so far. `failed`: messages that nobody took; `errors`: in words."""
+
+    published: Counter[str] = field(default_factory=Counter)
+    batches: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=_ERRORS))
+
+    def error(self, text: str) -> None:
+        if text not in self.errors:
+            self.errors.append(text)
+
+    def heard(self, node: str, data: bytes) -> str | None:
+        """Counts a message that a node heard. Returns the CID of a BATCH_UPDATE, else None."""
+        message = read_message(data)
+        if isinstance(message, Rejected) or message.type != "BATCH_UPDATE":
+            return None
+        self.batches[node] += 1
+        return message.batch
+
+
+async def in_thread(call: Callable[..., _T], *arguments: object) -> _T:
+    """Runs a call that blocks and cannot be interrupted. When the task is cancelled, the call goes on by itself."""
+    return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
+
+
+def event_line(event: Mapping[str, object]) -> bytes:
+    """An event as a line of JSON."""
+    return json.dumps(event).encode() + b"\n"
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes all bytes to a file descriptor. OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

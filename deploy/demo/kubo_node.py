@@ -1,0 +1,180 @@
+"""The Kubo node of the demo network: a process (deploy/demo/kubo_peer.py) that takes commands and tells events."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from deploy.children.spawn import dies_with_parent
+from deploy.demo.events import Events, Tally, event_line
+from deploy.demo.kubo_peer import KuboError, library_path
+from deploy.traffic.content import TopicData
+
+KUBO: Final = "kubo"
+
+_KUBO_PATIENCE: Final = 40.0  # s until Kubo listens; at its first start, Kubo makes an RSA key
+_IN_FLIGHT: Final = 32  # commands that Kubo has not answered
+_LINE: Final = 32 << 20  # bytes; one line has all messages that Kubo heard since the line before
+_FAREWELL: Final = 2.0  # s that Kubo gets to end by itself
+
+
+class KuboNode:
+    """The Kubo process. `running`: Kubo listens, and has not ended."""
+
+    def __init__(self, folder: Path, tally: Tally, out: Events) -> None:
+        self._folder = folder
+        self._tally = tally
+        self._out = out
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unanswered: set[int] = set()
+        self._commands = 0
+        self._answered = trio.Event()
+        self._told = trio.Event()  # ready, or ended
+        self.peer = ""
+        self.addresses: list[str] = []
+        self.running = False
+
+    def start(self) -> None:
+        """Starts the process, and returns at once. KuboError: Kubo cannot run here."""
+        library_path()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
+        commands, self._to = os.pipe()
+        self._from, events = os.pipe()
+        try:
+            with (self._folder / "stderr.log").open("wb") as log:
+                # here, not in a thread as trio does: the process dies with the thread that starts it
+                self._process = subprocess.Popen(
+                    dies_with_parent(command),
+                    stdin=commands,
+                    stdout=events,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for us: we end it
+                )
+        finally:
+            os.close(commands)
+            os.close(events)
+        self._stdin = trio.lowlevel.FdStream(self._to)
+        self._stdout = trio.lowlevel.FdStream(self._from)
+
+    async def listen(self) -> None:
+        """Reads what Kubo tells, until Kubo ends."""
+        pending = bytearray()
+        try:
+            async for some in self._stdout:
+                pending += some
+                *lines, rest = pending.split(b"\n") if b"\n" in some else [pending]
+                pending = bytearray(rest)
+                if len(pending) > _LINE:
+                    raise KuboError("Kubo told a line without end")
+                for line in lines:
+                    self._note(json.loads(line))
+        except (OSError, ValueError, KuboError) as error:
+            self._tally.error(f"Kubo told what cannot be read: {error}")
+            if self._process is not None:
+                self._process.kill()
+        self._tally.error(f"Kubo has ended{self._last_words()}; the network goes on without it")
+        self.running = False
+        self._told.set()
+        self._answered.set()
+
+    async def ready(self) -> bool:
+        """Waits until Kubo listens; False: Kubo will not."""
+        with trio.move_on_after(_KUBO_PATIENCE):
+            await self._told.wait()
+            return self.running
+        self._tally.error(f"Kubo did not listen within {_KUBO_PATIENCE:g} s{self._last_words()}")
+        return False
+
+    async def join(self, names: tuple[str, ...]) -> None:
+        """Subscribes Kubo to topics; returns when Kubo has done so."""
+        for name in names:
+            await self._tell({"cmd": "subscribe", "topic": name})
+        while self._unanswered and self.running:
+            await self._answer()
+
+    async def publish(self, message: TopicData) -> None:
+        data = base64.b64encode(message.data).decode()
+        await self._tell({"cmd": "publish_raw", "topic": message.topic, "data": data})
+
+    async def _tell(self, command: Mapping[str, object]) -> None:
+        while len(self._unanswered) >= _IN_FLIGHT and self.running:
+            await self._answer()
+        if not self.running:
+            return
+        self._commands += 1
+        self._unanswered.add(self._commands)
+        try:
+            await self._stdin.send_all(event_line({**command, "id": self._commands}))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.running = False
+
+    async def _answer(self) -> None:
+        self._answered = trio.Event()
+        await self._answered.wait()
+
+    def _note(self, event: dict[str, object]) -> None:
+        match event:
+            case {"event": "messages", "items": list(items)}:
+                for item in items:
+                    self._hear(item)
+            case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
+                self.peer, self.addresses = peer, [str(each) for each in addresses]
+                self.running = True
+                self._told.set()
+            case {"event": "published", "sent": int(sent), "failed": int(failed)}:
+                self._tally.published[KUBO] += sent
+                self._tally.failed += failed
+            case {"event": "error", "text": str(text)}:
+                self._tally.error(f"Kubo: {text}")
+        number = event.get("id")
+        if isinstance(number, int):
+            self._unanswered.discard(number)
+            self._answered.set()
+
+    def _hear(self, item: Mapping[str, str]) -> None:
+        data = base64.b64decode(item["data"])
+        cid = self._tally.heard(KUBO, data)
+        if cid is not None:
+            self._out.batch(
+                {
+                    "event": "batch",
+                    "node": KUBO,
+                    "topic": item["topic"],
+                    "from": item["from"],
+                    "cid": cid,
+                    "data": item["data"],
+                }
+            )
+
+    def _last_words(self) -> str:
+        log = self._folder / "stderr.log"
+        with suppress(OSError):
+            lines = log.read_text(errors="replace").split("\n")
+            words = " ".join(line.strip() for line in lines[-6:] if line.strip())
+            if words:
+                return f": {words[-500:]} ({log})"
+        return f" (nothing is in {log})"
+
+    async def stop(self) -> None:
+        """Ends the process: the end of its stdin, and SIGKILL if that takes long."""
+        process = self._process
+        if process is None:
+            return
+        await self._stdin.aclose()
+        with trio.move_on_after(_FAREWELL):
+            while process.poll() is None:
+                await trio.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        await self._stdout.aclose()

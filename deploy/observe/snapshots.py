@@ -1,0 +1,126 @@
+"""Makes the snapshots of one run, out of what the queries, the topics and the bridge tell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+
+from conf.settings.model import JobName
+from deploy.observe.ends import Ends
+from deploy.observe.snapshot import BridgeInRun, QueryLine, QueryPhase, Snapshot
+from deploy.observe.watch import Watch
+from pipelines.spark.progress import QueryProgress
+from pipelines.supervisor import Supervisor
+from schemas.queries import QUERIES
+
+
+class Snapshots:
+    """`count` takes what the queries report, from any thread; `take` makes a snapshot."""
+
+    def __init__(
+        self,
+        names: Sequence[JobName],
+        watch: Watch,
+        topic: Callable[[str], str],
+        *,
+        network: str,
+        mode: str,
+        window: timedelta,
+        duration: timedelta | None,
+        started: float,
+    ) -> None:
+        """`names`: the queries, in the screen's order; `topic`: the full name of a topic; `started`: monotonic s."""
+        self._names = names
+        self._watch = watch
+        self._topic = topic
+        self._network = network
+        self._mode = mode
+        self._window = window
+        self._duration = duration
+        self._started = started
+        self._messages: dict[str, int] = {}
+        self._counting = threading.Lock()
+        self._first_end: int | None = None
+        self._before: tuple[float, int] = (started, 0)  # when, and how many frames there were
+        self._rate: float | None = None
+        self.frames = 0
+        """frames that came into Kafka since the first snapshot"""
+
+    def count(self, query: str, counts: Mapping[str, int]) -> None:
+        """Takes counts that a query reports of a micro-batch."""
+        if query == "messages":
+            with self._counting:
+                for name, number in counts.items():
+                    if name.isupper():  # types; reasons are counted from the topic `quarantine`
+                        self._messages[name] = self._messages.get(name, 0) + number
+
+    @property
+    def messages(self) -> dict[str, int]:
+        """Good messages of this run by type; each message counts once."""
+        with self._counting:
+            return dict(self._messages)
+
+    def take(
+        self, now: float, ends: Ends, queries: Supervisor, bridge: BridgeInRun | None, errors: Sequence[str]
+    ) -> Snapshot:
+        """The run at this moment. `now`: monotonic s; `errors`: of what is no query, in words."""
+        self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
+        progress, seen, messages = queries.progress, self._watch.seen, self.messages
+        decoded = progress.get("messages")
+        return Snapshot(
+            network=self._network,
+            mode=self._mode,
+            elapsed=timedelta(seconds=now - self._started),
+            duration=self._duration,
+            frames=self.frames,
+            frames_rate=self._rate,
+            messages=messages,
+            copies=sum(messages.values()) + decoded.duplicates if decoded else None,
+            open_separators=len(self._watch.open),
+            batches=seen.batches,
+            newest_batches=tuple(seen.newest),
+            window=self._window,
+            late_p50=seen.percentile(0.5),
+            late_p99=seen.percentile(0.99),
+            quarantine=dict(seen.quarantine),
+            queries=[
+                query_line(
+                    name,
+                    progress.get(name),
+                    {topic: ends.get(topic, {}) for topic in map(self._topic, QUERIES[name].reads)},
+                    restarts=queries.restarts.get(name, 0),
+                    error=queries.errors.get(name, ""),
+                )
+                for name in self._names
+            ],
+            bridge=bridge,
+            errors=[*(f"{name}: {text}" for name, text in queries.errors.items()), *errors],
+        )
+
+    def _count_frames(self, now: float, frames: int) -> None:
+        if self._first_end is None:
+            self._first_end = frames
+        then, before = self._before
+        if before and now > then:
+            self._rate = (frames - before) / (now - then)
+        self._before = (now, frames)
+        self.frames = frames - self._first_end
+
+
+def query_line(name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str) -> QueryLine:
+    """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down."""
+    if progress is None or not (progress.read or progress.idle):
+        return QueryLine(name, "restarting" if error else "starting", restarts=restarts, error=error)
+    phase: QueryPhase = "restarting" if error else "running" if progress.input_rate else "idle"
+    return QueryLine(
+        name,
+        phase,
+        batch=progress.batch_id,
+        lag=progress.lag(ends),
+        took=progress.batch_ms / 1000,
+        input_rate=progress.input_rate,
+        process_rate=progress.processed_rate,
+        restarts=restarts,
+        error=error,
+    )

@@ -1,0 +1,75 @@
+"""deploy.observe.snapshots: what a run looks like, out of what queries and topics tell."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.settings.model import JobName, Settings
+from deploy.observe.snapshot import BridgeInRun
+from deploy.observe.snapshots import Snapshots, query_line
+from deploy.observe.watch import Watch
+from pipelines.spark.progress import QueryProgress
+from pipelines.supervisor import Supervisor
+
+NAMES: tuple[JobName, ...] = ("messages", "batch")
+ENDS = {"kiln.frames": {0: 10, 1: 5}}
+
+
+def made() -> tuple[Snapshots, Supervisor]:
+    snapshots = Snapshots(
+        NAMES,
+        Watch({}, "kiln.", 1.0),
+        lambda name: f"kiln.{name}",
+        network="mine",
+        mode="live",
+        window=timedelta(seconds=1),
+        duration=None,
+        started=100.0,
+    )
+    return snapshots, Supervisor(cast(SparkSession, None), Settings(), NAMES, snapshots.count)
+
+
+def test_frames_count_from_the_first_snapshot_and_the_rate_from_the_one_before() -> None:
+    snapshots, queries = made()
+    first = snapshots.take(101.0, ENDS, queries, None, ())
+    assert (first.frames, first.frames_rate, first.elapsed) == (0, None, timedelta(seconds=1))
+    second = snapshots.take(103.0, {"kiln.frames": {0: 30, 1: 15}}, queries, None, ())
+    assert (second.frames, second.frames_rate) == (30, 15.0)
+    assert snapshots.frames == 30
+
+
+def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
+    snapshots, queries = made()
+    snapshots.count("messages", {"UPDATE": 3, "bad_tip": 7})
+    snapshots.count("messages", {"UPDATE": 2, "QUERY": 1})
+    snapshots.count("updates", {"UPDATE": 100})
+    assert snapshots.take(101.0, {}, queries, None, ()).messages == {"UPDATE": 5, "QUERY": 1}
+
+
+def test_bridge_and_errors_are_passed_on() -> None:
+    snapshots, queries = made()
+    bridge = BridgeInRun(None, {"kubo": 1})
+    snapshot = snapshots.take(101.0, {}, queries, bridge, ["the broker does not answer"])
+    assert snapshot.bridge is bridge
+    assert snapshot.errors == ["the broker does not answer"]
+    assert [query.phase for query in snapshot.queries] == ["starting", "starting"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "error", "phase", "lag"),
+    [
+        (None, "", "starting", None),
+        (None, "it failed", "restarting", None),
+        (QueryProgress("batch", {}), "", "starting", None),
+        (QueryProgress("batch", {}, idle=True), "", "idle", 0),
+        (QueryProgress("batch", {"kiln.frames": {0: 8, 1: 5}}, input_rate=2.0), "", "running", 2),
+        (QueryProgress("batch", {"kiln.frames": {0: 8}}, input_rate=2.0), "it failed", "restarting", 7),
+    ],
+)
+def test_the_phase_of_a_query(progress: QueryProgress | None, error: str, phase: str, lag: int | None) -> None:
+    line = query_line("batch", progress, ENDS, restarts=1, error=error)
+    assert (line.phase, line.lag, line.restarts, line.error) == (phase, lag, 1, error)
