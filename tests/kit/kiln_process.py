@@ -75,6 +75,13 @@ class Kiln:
         assert isinstance(answer, list)
         return answer
 
+    def check_updates_are_new_once(self) -> None:
+        """Each announced tip is an update, once for each origin and separator (decision 4), however often announced."""
+        announced = "select network, stream, tip from messages where type = 'UPDATE'"
+        assert self.sql(f"{announced} except select network, stream, tip from updates") == []
+        new = "network, origin, separator_key, separator_value, stream, tip"
+        assert self.sql(f"select {new}, count(*) as n from updates group by all having n > 1 limit 3") == []
+
     def count(self, table: str, where: str = "true") -> int:
         number = self.sql(f"select count(*) as n from {table} where {where}")[0]["n"]
         assert isinstance(number, int)
