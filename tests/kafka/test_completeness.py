@@ -72,10 +72,12 @@ class Sender:
         self._process = subprocess.Popen(
             [
                 sys.executable,
-                str(ROOT / "tests" / "steady_sender.py"),
+                "-m",
+                "kit.steady_sender",
                 address,
                 *(str(part) for pair in arguments.items() for part in pair),
             ],
+            cwd=ROOT / "tests",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

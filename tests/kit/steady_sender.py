@@ -1,6 +1,6 @@
 """A peer in a process of its own that says, at a steady rate, what it signed before, and keeps its own list of it.
 
-    python tests/kit/steady_sender.py BRIDGE --topic TOPIC --rate N --count N --resend N --report FILE
+    cd tests && python -m kit.steady_sender BRIDGE --topic TOPIC --rate N --count N --resend N --report FILE
 
 It signs COUNT messages of 300 bytes, prints "ready", and begins at the first line on stdin; each message is an RPC and
 a write of its own. When the connection breaks it dials again, and first says once more the last RESEND messages, as a
