@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.lake.append import Write, append_once, read_table
-from pipelines.queries.log_clock import LogClock
 from pipelines.queries.plan import Plan, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
+from pipelines.spark.log_clock import LogClock
 from pipelines.transforms.sink import (
     FILLED,
     TOPICS,

@@ -1,10 +1,10 @@
-"""pipelines.queries.log_clock: the clock of the log over micro-batches, restarts and repeats."""
+"""pipelines.spark.log_clock: the clock of the log over micro-batches, restarts and repeats."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.queries.log_clock import LogClock
+from pipelines.spark.log_clock import LogClock
 
 
 def test_the_clock_goes_on_over_micro_batches_and_restarts_and_never_back(tmp_path: Path) -> None:
