@@ -273,10 +273,11 @@ def test_while_frames_can_go_nowhere_nothing_is_read(tmp_path: Path) -> None:
             await b.hears(1)
             b.tape.full = True
             assert await a.carrier.announce(TOPIC, write_batch_update(SEPARATOR, cid(2))) == 0
-            await b.hears(1, 2)  # the datagram that the read in progress was for, no more
-            await a.carrier.announce(TOPIC, write_batch_update(SEPARATOR, cid(3)))
             await trio.testing.wait_all_tasks_blocked(0.01)  # the datagram is there: who read would have read it
-            assert b.tape.batches() == [cid(1), cid(2)]
+            await a.carrier.announce(TOPIC, write_batch_update(SEPARATOR, cid(3)))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            # the read that was in progress may still have taken one datagram, with the item or another, and no more
+            assert b.tape.batches() in ([cid(1)], [cid(1), cid(2)])
             b.tape.full = False
             await b.hears(1, 2, 3)
 
