@@ -107,5 +107,5 @@ def test_updates_are_those_of_the_good_messages(run: Run) -> None:
             sent.setdefault((each.network, *separator, each.stream, each.tip), set()).add(each.message)
     rows = run.kiln.sql("select network, separator_key, separator_value, stream, tip, message from updates")
     found = [(*new, message) for *new, message in (tuple(row.values()) for row in rows)]
-    assert Counter(each[:-1] for each in found) == Counter(sent)  # announced again, an update is not new
+    assert Counter(each[:-1] for each in found) == Counter(list(sent))  # announced again, an update is not new
     assert all(message in sent[tuple(new)] for *new, message in found)

@@ -44,7 +44,7 @@ class Bell:
         self._rung.set()
         self._rung = trio.Event()
 
-    async def until(self, true: Callable[[], bool], seconds: float = 30) -> None:
+    async def until(self, true: Callable[[], bool], seconds: float = 120) -> None:
         with trio.fail_after(seconds):
             while not true():
                 with trio.move_on_after(0.05):  # not everything that can be asked for rings
@@ -178,7 +178,7 @@ def subscribed(one: Running, peers: int) -> bool:
 
 def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             async with trio.open_nursery() as nursery:
                 await test(Town(nursery, folder))
                 nursery.cancel_scope.cancel()
