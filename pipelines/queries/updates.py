@@ -22,6 +22,6 @@ def start(plan: Plan) -> StreamingQuery:
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        write_records(in_order_of_hearing(rows, plan.state_partitions), plan.broker)
+        write_records(in_order_of_hearing(rows), plan.broker)
 
     return start_query("updates", plan, each_batch(rows, write))

@@ -90,10 +90,13 @@ def new_updates(copies: DataFrame, remembered: str) -> DataFrame:
     )
 
 
-def in_order_of_hearing(rows: DataFrame, partitions: int) -> DataFrame:
-    """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, those of a key in the order in
-    which they were heard: a window takes its times from the records as they stand in the log (decision 1)."""
-    return rows.repartition(partitions, "key").sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
+def in_order_of_hearing(rows: DataFrame) -> DataFrame:
+    """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, in the order in which they were
+    heard: a window takes its times from the records as they stand in the log (decision 1).
+
+    One task writes them: what is new in a micro-batch is little, and a shuffle by key costs more than it spreads.
+    """
+    return rows.coalesce(1).sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
 
 
 class Separated(NamedTuple):
