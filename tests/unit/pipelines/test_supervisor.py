@@ -27,7 +27,7 @@ class FakeQuery:
         self.error: Exception | None = None
 
     @property
-    def isActive(self) -> bool:  # noqa: N802
+    def isActive(self) -> bool:  # noqa: N802 - as Spark calls it
         return self.error is None
 
     def exception(self) -> Exception | None:
