@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
@@ -13,6 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.settings.durations import micros, spark_interval
 from conf.settings.model import JobName, Settings
 from pipelines.lake.bundles import read_bundles, remember_bundles
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.delta_spark import DeltaSparkCommits
 from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching
 from pipelines.logic.breaker import Breaker
@@ -50,19 +53,22 @@ def plan(
 ) -> Plan:
     """What the settings say of one query."""
     kafka, job = settings.kafka, settings.jobs.of(name)
+    lake = Lake(str(settings.lake_folder))
     return Plan(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
-        lake=Lake(str(settings.lake)),
+        lake=lake,
+        commits=DeltaRsCommits(lake) if settings.lake.writer == "delta-rs" else DeltaSparkCommits(lake, spark),
         checkpoints=str(settings.checkpoints),
         trigger=spark_interval(job.trigger),
         at_most=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
-        remembered=spark_interval(settings.dedupe.signed),
+        remembered=micros(settings.dedupe.signed),
         decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
         separating=separating(settings),
         batching=Batching(micros(settings.batch.window), micros(settings.batch.grace), settings.batch.block_limit),
         breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
+        now=lambda: time.time_ns() // 1000,
         report=report,
         listener=listener,
     )
@@ -73,7 +79,7 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
 
     `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
     """
-    lake = Lake(str(settings.lake))
+    lake = Lake(str(settings.lake_folder))
     given = Bundles(settings.topic_table.bundles)
     if remember:
         lake.create(("bundles",))

@@ -12,10 +12,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.backoff import pause_after
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
+from pipelines.lake.commits import Write
 from pipelines.lake.lake import Lake
 from pipelines.launch import launch
 from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.queries.plan import Report, unheard
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.ticks import Ticker
 from schemas.queries import QUERIES
@@ -46,13 +48,32 @@ class GaveUpError(RuntimeError):
 def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
     if (settings.checkpoints / name).exists():
         return
-    lake = Lake(str(settings.lake))
+    lake = Lake(str(settings.lake_folder))
     full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
     if full:
         raise GaveUpError(
-            f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in {settings.lake} "
-            "hold rows: the query would write them once more. Put the checkpoint back, or move these tables away too"
+            f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in "
+            f"{settings.lake_folder} hold rows: the query would write them once more. Put the checkpoint back, or move "
+            "these tables away too"
         )
+
+
+def _refuse_older_checkpoint(name: JobName, settings: Settings) -> None:
+    """With a checkpoint from before what its tables hold, the query would take new micro-batches for old ones."""
+    checkpoint = Checkpoint(settings.checkpoints / name)
+    if not checkpoint.exists:
+        return
+    lake, query = Lake(str(settings.lake_folder)), checkpoint.query_id
+    newest = checkpoint.planned
+    for table in QUERIES[name].tables:
+        wrote = lake.open(table).transaction_version(Write(query, 0).app_id(table)) if lake.has(table) else None
+        if wrote is not None and wrote > newest:
+            raise GaveUpError(
+                f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: it ends with the "
+                f"micro-batch {newest}, and the table has the micro-batch {wrote}. The query would skip what comes in "
+                "between. Put the newest checkpoint back, or restore the lake to the time of this checkpoint, or move "
+                f"checkpoint and tables of {name} away, and the query fills them anew from what Kafka holds"
+            )
 
 
 class Supervisor:
@@ -80,6 +101,7 @@ class Supervisor:
         """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start."""
         for name in self._names:
             _refuse_tables_without_checkpoint(name, self._settings)
+            _refuse_older_checkpoint(name, self._settings)
         if "batch" in self._names:
             kafka = self._settings.kafka
             self.ticker = Ticker(

@@ -12,7 +12,6 @@ from pyspark.daemon import manager
 
 import pipelines.spark.batcher
 import pipelines.transforms.archive
-import pipelines.transforms.messages
 import pipelines.transforms.sink
 import pipelines.transforms.updates
 

@@ -39,15 +39,14 @@ _SINK = ("updates", "tips", "batches", "batch_tips", "publications", "streams", 
 QUERIES: Final[dict[str, Query]] = {
     query.name: query
     for query in (
-        Query("archive", ("frames",), tables=("frames", "copies"), every=timedelta(seconds=5), at_most=400_000),
         Query(
-            "messages",
+            "archive",
             ("frames",),
-            tables=("messages", "bundles"),
+            tables=("frames", "copies", "messages", "bundles"),
             topics=("quarantine",),
             appends=("messages",),
-            every=timedelta(seconds=2),
-            starts=1,
+            every=timedelta(seconds=5),
+            at_most=400_000,
         ),
         Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000, starts=0),
         Query("batch", ("updates",), topics=("batches", "quarantine"), starts=0),

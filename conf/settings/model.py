@@ -259,6 +259,12 @@ class Spark(Section):
     conf: dict[str, str] = {}
 
 
+class Lake(Section):
+    """The Delta tables."""
+
+    writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
+
+
 class Job(Section):
     """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
 
@@ -508,6 +514,7 @@ class Settings(Section):
     dedupe: Dedupe = Dedupe()
     topic_table: TopicTable = TopicTable()
     spark: Spark = Spark()
+    lake: Lake = Lake()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     traffic: Traffic = Traffic()
@@ -531,7 +538,7 @@ class Settings(Section):
         return self.bep50.enabled and wanted
 
     @property
-    def lake(self) -> Path:
+    def lake_folder(self) -> Path:
         """The folder of the Delta tables, one folder a table."""
         return self.state / "lake"
 

@@ -241,7 +241,7 @@ def examine(settings: Settings) -> list[Check]:
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
-        check_lake(lake_status(Lake(str(settings.lake)))),
+        check_lake(lake_status(Lake(str(settings.lake_folder)))),
         check_ipfs(settings.ipfs.api, *_ipfs(settings)),
     ]
 

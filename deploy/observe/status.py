@@ -307,7 +307,7 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     names = [*QUERIES, *_other_checkpoints(settings.checkpoints)]
     queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
-    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake))), savings)
+    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake_folder))), savings)
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:

@@ -75,7 +75,7 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.ready()
-        Lake(str(settings.lake)).create(TABLES)
+        Lake(str(settings.lake_folder)).create(TABLES)
         live.start()
         run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, started)
         return run.go(stop)

@@ -68,7 +68,7 @@ class Lake:
                 description=table.comment,
                 configuration={
                     "delta.checkpointInterval": "50",
-                    "delta.dataSkippingStatsColumns": ",".join(_skipped_by(table)),
+                    "delta.dataSkippingStatsColumns": ",".join(skipped_by(table)),
                 },
                 storage_options=self.storage_options,
             )
@@ -88,7 +88,7 @@ _DELTA_TYPES: dict[str, str | dict[str, object]] = {
 }
 
 
-def _skipped_by(table: Table) -> list[str]:
+def skipped_by(table: Table) -> list[str]:
     """The columns whose least and greatest value each file states, so that a reader can skip the file.
 
     People filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.

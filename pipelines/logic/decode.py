@@ -23,7 +23,13 @@ from schemas.topic_table import Bundles, TopicSource, TopicTable, agreement, mes
 from schemas.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
-_BY_VERDICT = {Verdict.BAD: "bad_signature", Verdict.AGAINST_POLICY: "against_policy"}
+_GIVEN: Mapping[int, tuple[Verdict, str]] = {
+    Verdict.GOOD: (Verdict.GOOD, ""),
+    Verdict.UNSIGNED: (Verdict.UNSIGNED, ""),
+    Verdict.BAD: (Verdict.BAD, "bad_signature"),
+    Verdict.AGAINST_POLICY: (Verdict.AGAINST_POLICY, "against_policy"),
+}
+"""What a verdict of the bridge means, and why a message may not pass."""
 
 
 class Place(NamedTuple):
@@ -34,11 +40,19 @@ class Place(NamedTuple):
     position: int | None
 
 
+class Copy(NamedTuple):
+    """A copy of a gossip message, good or not. `verdict`: the bridge's, as the frame has it."""
+
+    network: str
+    message: str
+    verdict: int
+
+
 class Faulty(NamedTuple):
     """What goes to quarantine.
 
     `frame`: what the frame is known by, empty where the record is no Frame. `author`: the peer whose good signature the
-    message bears, else "".
+    message bears, else "". `copy`: of a message, None of all else.
     """
 
     place: Place
@@ -49,6 +63,7 @@ class Faulty(NamedTuple):
     observed_at: int
     frame: bytes = b""
     author: str = ""
+    copy: Copy | None = None
 
 
 class Decoded(NamedTuple):
@@ -66,6 +81,7 @@ class Decoded(NamedTuple):
     observed_at: int
     envelope: Message
     content: PubsubMessage
+    copy: Copy | None = None  # None: of an announcement in the DHT
     own: bool = False  # written by the node that heard it
     previous: tuple[str, ...] = ()  # of an announcement in the DHT: the CIDs of batches before, newest first
 
@@ -92,10 +108,19 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
     broker's, µs; the time of a record that is no Frame.
     """
     frame = read_frame(value)
-    place = Place(partition, offset, None)
     if isinstance(frame, Rejected):
-        yield Faulty(place, "frame", frame.reason, frame.detail, value or b"", stamp)
-        return
+        yield unreadable(frame, value, partition, offset, stamp)
+    else:
+        yield from decode_frame(frame, partition, offset, how)
+
+
+def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> Faulty:
+    """The fault of a record that is no Frame."""
+    return Faulty(Place(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
+
+
+def decode_frame(frame: Frame, partition: int, offset: int, how: Decoding) -> Iterator[Decoded | Faulty]:
+    """As `decode`, of a frame that is read already."""
     if frame.direction != Frame.IN:
         return
     if frame.protocol == BEP50:
@@ -103,56 +128,78 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
             yield _announced(frame, Place(partition, offset, 0), how)
         return
     observed_at = frame.observed_at // 1000
-    known_by = _known_by(frame)
     agreed = agreement(frame.hello_in, frame.hello_out, how.bundles)
     for side, refused in agreed.refused:
         hello = frame.hello_in if side == "hello_in" else frame.hello_out
-        yield Faulty(place, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, known_by)
+        whole = Place(partition, offset, None)
+        yield Faulty(whole, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, _known_by(frame))
     messages = gossip_messages(frame)
     if isinstance(messages, Rejected):
-        yield Faulty(place, "rpc", messages.reason, messages.detail, frame.payload, observed_at, known_by)
+        whole = Place(partition, offset, None)
+        yield Faulty(whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame))
         return
     if not messages:
         return
-    remote = peer_text(frame.remote_peer)
+    heard = _Heard(frame, agreed.table, peer_text(frame.remote_peer), observed_at, how)
+    verdicts = frame.verdicts  # each access copies the bytes
     for index, message in enumerate(messages):
-        yield _judged(message, frame, agreed.table, Place(partition, offset, index), remote, observed_at, how)
+        given = verdicts[index] if index < len(verdicts) else 0
+        yield heard.judged(message, given, Place(partition, offset, index))
 
 
-def _judged(
-    message: Message, frame: Frame, table: TopicTable, place: Place, remote: str, observed_at: int, how: Decoding
-) -> Decoded | Faulty:
-    name = message_topic(message, table)
-    if isinstance(name, Rejected):
-        return Faulty(place, "topic", name.reason, name.detail, message.data, observed_at, _known_by(frame))
-    topic = parse_topic(name)
-    network = topic.network if topic else frame.network
-    origin = _ORIGINS[frame.origin]
-    verdict, reason = _verdict(message, name, frame, place.position or 0, how.policy(network, origin))
-    if reason:
-        return Faulty(place, "signature", reason, "", message.data, observed_at, _known_by(frame))
-    content = read_message(message.data, how.batch_typ)
-    if isinstance(content, Rejected):
-        author = _author(message, verdict) or ""
-        return Faulty(
-            place, "message", content.reason, content.detail, message.data, observed_at, _known_by(frame), author
+class _Heard:
+    """What the messages of one frame have in common, read once: each access to a protobuf makes a copy."""
+
+    def __init__(self, frame: Frame, table: TopicTable, remote: str, observed_at: int, how: Decoding) -> None:
+        self._frame = frame
+        self._table = table
+        self._remote = remote
+        self._observed_at = observed_at
+        self._how = how
+        self._network = frame.network
+        self._origin = _ORIGINS[frame.origin]
+        self._local_peer = frame.local_peer
+
+    def judged(self, message: Message, given: int, place: Place) -> Decoded | Faulty:
+        """One message, good or faulty; `given`: the bridge's verdict."""
+        name = message_topic(message, self._table)
+        known_as = message_id(message)
+        if isinstance(name, Rejected):
+            copy = Copy(self._network, known_as, given)
+            return self._faulty(place, "topic", name.reason, name.detail, message.data, copy)
+        topic = parse_topic(name)
+        network = topic.network if topic else self._network
+        copy = Copy(network, known_as, given)
+        verdict, reason = _verdict(message, name, given, self._how.policy(network, self._origin))
+        data = message.data
+        if reason:
+            return self._faulty(place, "signature", reason, "", data, copy)
+        content = read_message(data, self._how.batch_typ)
+        if isinstance(content, Rejected):
+            author = _author(message, verdict) or ""
+            return self._faulty(place, "message", content.reason, content.detail, data, copy, author)
+        return Decoded(
+            place,
+            known_as,
+            network,
+            self._origin,
+            name,
+            "name" if message.HasField("topic") else "index",
+            topic.separator if topic else None,
+            verdict,
+            self._remote,
+            self._observed_at,
+            message,
+            content,
+            copy,
+            own=getattr(message, "from") == self._local_peer != b"",
         )
-    separator = topic.separator if topic else None
-    return Decoded(
-        place,
-        message_id(message),
-        network,
-        origin,
-        name,
-        "name" if message.HasField("topic") else "index",
-        separator,
-        verdict,
-        remote,
-        observed_at,
-        message,
-        content,
-        own=getattr(message, "from") == frame.local_peer != b"",
-    )
+
+    def _faulty(
+        self, place: Place, stage: str, reason: str, detail: str, data: bytes, copy: Copy, author: str = ""
+    ) -> Faulty:
+        known_by = _known_by(self._frame)
+        return Faulty(place, stage, reason, detail, data, self._observed_at, known_by, author, copy)
 
 
 def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
@@ -193,16 +240,14 @@ def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
     )
 
 
-def _verdict(message: Message, topic: str, frame: Frame, index: int, policy: Policy) -> tuple[Verdict, str]:
+def _verdict(message: Message, topic: str, given: int, policy: Policy) -> tuple[Verdict, str]:
     """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass.
 
     A signature is over the topic's name: the index that was on the wire in its place is not part of what was signed.
     """
-    given = frame.verdicts[index] if index < len(frame.verdicts) else 0
-    if given == Verdict.GOOD or given == Verdict.UNSIGNED:
-        return Verdict(given), ""
-    if given in _BY_VERDICT:
-        return Verdict(given), _BY_VERDICT[Verdict(given)]
+    found = _GIVEN.get(given)
+    if found is not None:
+        return found
     if not message.HasField("topicIndex"):
         return judge(message, policy)
     verdict, reason = judge(message, policy, topic)

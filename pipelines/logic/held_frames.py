@@ -70,3 +70,13 @@ def merge(into: HeldFrames, taken: Mapping[bytes, Iterable[tuple[int, int]]]) ->
         for low, high in ranges:
             insert(kept, low, high)
     return into
+
+
+def overlap(held: Mapping[bytes, Ranges], taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
+    """Whether a frame of `taken` is in `held`."""
+    return any(_touches(held[key], low, high) for key, ranges in taken.items() if key in held for low, high in ranges)
+
+
+def _touches(ranges: Ranges, low: int, high: int) -> bool:
+    at = bisect_right(ranges, (high, _LAST)) - 1  # the last range that begins at `high` or before
+    return at >= 0 and ranges[at][1] >= low

@@ -1,55 +1,69 @@
-"""Query `archive`: the exact bytes of every frame to Delta, and each copy of a message."""
+"""Query `archive`: every frame to Delta, with its exact bytes, each copy of a message, and one good copy of every
+message; what is no message to quarantine."""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from collections import Counter
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, read_table, written
-from pipelines.logic.held_frames import HeldFrames, merge
-from pipelines.queries.plan import Plan, each_batch, start_query
-from pipelines.spark.held_frames import HeldFramesParam, read_held_frames
-from pipelines.spark.kafka import stream_topics
-from pipelines.transforms.archive import copies, frames
+from pipelines.lake.commits import Write
+from pipelines.lake.files import DataFile, discard
+from pipelines.logic.breaker import check_samples
+from pipelines.queries.new_frames import NewFrames
+from pipelines.queries.plan import Plan, Width, each_batch, start_query
+from pipelines.queries.taking_over import take_over
+from pipelines.spark.kafka import stream_topics, write_topic
+from pipelines.transforms.archive import FAULT, PASSED, WROTE, Passed, Wrote, decoded, first_copies, written
 from schemas.queries import QUERIES
 
 
 def start(plan: Plan) -> StreamingQuery:
-    """Starts the query."""
+    """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
+    check_samples()
     session = plan.new_session()
     plan.lake.create(QUERIES["archive"].tables)
-    archive = _Archive(plan)
+    take_over(plan, session)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
-    return start_query("archive", plan, each_batch(records, archive.write))
+    rows = first_copies(decoded(records, plan.decoding, plan.lake), plan.remembered)
+    return start_query("archive", plan, each_batch(rows, _Archive(plan).write))
 
 
 class _Archive:
-    """Writes the micro-batches. From the first one on, the driver knows which frames the lake holds (decision 9)."""
+    """Writes the micro-batches."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._bundles = plan.decoding.bundles
-        self._held: HeldFrames | None = None
+        self._clock = plan.batch_clock("archive")
+        self._width = Width()
+        self._new = NewFrames(plan.lake)
 
-    def write(self, records: DataFrame, batch_id: int, query_id: str) -> None:
-        """Writes one micro-batch. A repeat after a crash makes the same rows, and `append_once` skips them."""
-        write = Write(query_id, batch_id)
-        spark = records.sparkSession
-        if self._held is None:
-            self._held = self._held_before(spark, records, write)
-        context = spark.sparkContext
-        held = context.broadcast(self._held)
-        taken = context.accumulator(HeldFrames(), HeldFramesParam())
-        append_once(frames(records, held, taken), self._plan.lake, "frames", write)
-        append_once(copies(records, held, self._bundles), self._plan.lake, "copies", write)
-        merge(self._held, taken.value)
-        held.destroy()
+    def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
+        """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
+        plan, write = self._plan, Write(query_id, batch_id)
+        self._clock.tell(rows.sparkSession.sparkContext)
+        out = written(self._width.fit(rows), plan.lake)
+        out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
+        try:
+            told = out.where(F.col("kind") != FAULT).collect()
+            wrote = [msgspec.msgpack.decode(bytes(row.value), type=Wrote) for row in told if row.kind == WROTE]
+            passed = [msgspec.msgpack.decode(bytes(row.value), type=Passed) for row in told if row.kind == PASSED]
+            if any(each.faults for each in wrote):
+                plan.breaker.observe(tally for each in wrote for tally in each.tallies)
+                write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
+        finally:
+            out.unpersist()
+        frames, copies = self._new.of(rows.sparkSession, passed)
+        self._commit("messages", [file for each in wrote for file in each.messages], write)
+        self._commit("frames", frames, write)
+        self._commit("copies", copies, write)
+        self._width.saw(sum(high - low + 1 for each in passed for low, high in each.spans.values()))
+        plan.report("archive", sum((Counter(each.counts) for each in wrote), Counter()))
 
-    def _held_before(self, spark: SparkSession, records: DataFrame, write: Write) -> HeldFrames:
-        """What the lake held before this micro-batch. If the micro-batch is a repeat, its own frames do not count."""
-        kept = read_table(spark, self._plan.lake, "frames")
-        if written(self._plan.lake, "frames", write):
-            own = records.select(F.col("partition").alias("kafka_partition"), F.col("offset").alias("kafka_offset"))
-            kept = kept.join(own, ["kafka_partition", "kafka_offset"], how="left_anti")
-        return read_held_frames(kept)
+    def _commit(self, table: str, files: list[DataFile], write: Write) -> None:
+        if files and not self._plan.commits.commit(table, files, write):
+            discard(self._plan.lake, files)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pipelines.lake.commits import Commits
 from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching
 from pipelines.logic.breaker import Breaker
 from pipelines.logic.decode import Decoding
+from pipelines.spark.batch_clock import BatchClock
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import Broker
 from pipelines.transforms.updates import Separating
 
@@ -32,6 +36,7 @@ class Plan:
     spark: SparkSession
     broker: Broker
     lake: Lake
+    commits: Commits
     checkpoints: str
     """the folder in which each query has its checkpoint"""
     trigger: str
@@ -39,14 +44,21 @@ class Plan:
     at_most: int
     """records of one micro-batch; 0: no bound"""
     state_partitions: int
-    remembered: str
-    """for how long a query remembers the digests by which it knows copies, as a Spark interval (decision 10)"""
+    remembered: int
+    """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
     decoding: Decoding
     separating: Separating
     batching: Batching
     breaker: Breaker
+    now: Callable[[], int]
+    """the time, µs"""
     report: Report = field(default=unheard)
     listener: StreamingQueryListener | None = None
+
+    def batch_clock(self, query: str) -> BatchClock:
+        """The clock of a query that is about to start."""
+        checkpoint = Checkpoint(Path(self.checkpoints) / query)
+        return BatchClock(self.now, checkpoint.watermark + self.remembered)
 
     def new_session(self) -> SparkSession:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
@@ -55,6 +67,24 @@ class Plan:
         if self.listener is not None:  # Spark tells a listener only of the queries of its session
             session.streams.addListener(self.listener)
         return session
+
+
+class Width:
+    """How many tasks a micro-batch ends in: one where the micro-batch before was small, as each costs its start and
+    makes a file."""
+
+    _SMALL = 20_000  # records
+
+    def __init__(self) -> None:
+        self._records = 0
+
+    def fit(self, rows: DataFrame) -> DataFrame:
+        """The rows in as many partitions as there are to be tasks."""
+        return rows.coalesce(1) if self._records < self._SMALL else rows
+
+    def saw(self, records: int) -> None:
+        """To be told how many records a micro-batch had."""
+        self._records = records
 
 
 def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQuery:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.lake.append import Write, append_once, read_table
-from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.lake.commits import Write
+from pipelines.lake.files import DataFile, discard
+from pipelines.queries.plan import Plan, Width, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.spark.log_clock import LogClock
+from pipelines.spark.tables import read_table, write_files
 from pipelines.transforms.sink import (
+    CLOCK,
     FILLED,
+    RECEIVED_ROWS,
     TOPICS,
-    at_the_clock,
+    Wrote,
     foreign,
     held_back,
     once_each,
+    received,
     received_tips,
-    rows_of,
     table_rows,
     weighed,
+    written,
 )
 
 _HELD_AGAINST = ("publications", "streams")
@@ -35,32 +41,42 @@ def start(plan: Plan) -> StreamingQuery:
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
     rows = once_each(table_rows(records), plan.remembered)
-    clock = LogClock(Path(plan.checkpoints) / "sink" / "clock.json")
+    log_clock = LogClock(Path(plan.checkpoints) / "sink" / "clock.json")
+    batch_clock, width = plan.batch_clock("sink"), Width()
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        rows.persist(StorageLevel.DISK_ONLY)  # rows may be large, and are read once more or twice
+        batch_clock.tell(rows.sparkSession.sparkContext)
+        out = written(width.fit(rows), plan.lake, log_clock.before(batch_id))
+        out.persist(StorageLevel.DISK_ONLY)  # what was received is read once more, and a stage writes its files once
         try:
-            found = rows.groupBy("table", "clock.log_partition").agg(
-                F.count("*").alias("rows"), F.max(F.unix_micros("clock.at")).alias("at")
-            )
-            counted = found.collect()
-            clocks = {row.log_partition: row["at"] for row in counted if row.table == "clock"}
-            seen = {row.table: row["rows"] for row in counted if row.table != "clock"}
-            for table in FILLED:
-                if seen.get(table):
-                    of_table = rows_of(rows, table)
-                    if table == "updates":
-                        of_table = at_the_clock(of_table, clock.before(batch_id))
-                    append_once(of_table.coalesce(1), plan.lake, table, Write(query_id, batch_id))
-            if seen.get("received"):  # after the table `streams` has what this micro-batch says of them
+            told = out.where(F.col("kind") != RECEIVED_ROWS).collect()
+            clocks: dict[int, int] = {}
+            files: dict[str, list[DataFile]] = {}
+            for row in told:
+                if row.kind == CLOCK:
+                    partition, at = msgspec.msgpack.decode(bytes(row.data), type=tuple[int, int])
+                    clocks[partition] = max(at, clocks.get(partition, 0))
+                else:
+                    for file in msgspec.msgpack.decode(bytes(row.data), type=Wrote).files:
+                        files.setdefault(file.table, []).append(file)
+            seen = {table: sum(file.rows for file in files[table]) for table in FILLED if table in files}
+            for table in seen:
+                commit(table, files[table], Write(query_id, batch_id))
+            of_others = out.where(F.col("kind") == RECEIVED_ROWS)
+            if not of_others.isEmpty():  # after the table `streams` has what this micro-batch says of them
                 ours, streams = (read_table(session, plan.lake, name) for name in _HELD_AGAINST)
-                tips = weighed(foreign(rows_of(rows, "received"), ours), streams)
-                received = Write(query_id, batch_id, "received")
-                append_once(received_tips(tips).coalesce(1), plan.lake, "tips", received)
-                append_once(held_back(tips).coalesce(1), plan.lake, "quarantine", received)
-            clock.move(batch_id, clocks)
-            plan.report("sink", seen)
+                tips = weighed(foreign(received(of_others), ours), streams)
+                write = Write(query_id, batch_id, "received")
+                for table, found in (("tips", received_tips(tips)), ("quarantine", held_back(tips))):
+                    commit(table, write_files(found.coalesce(1), plan.lake, table), write)
+            log_clock.move(batch_id, clocks)
         finally:
-            rows.unpersist()
+            out.unpersist()
+        width.saw(sum(seen.values()))
+        plan.report("sink", seen)
+
+    def commit(table: str, files: list[DataFile], write: Write) -> None:
+        if files and not plan.commits.commit(table, files, write):
+            discard(plan.lake, files)
 
     return start_query("sink", plan, each_batch(rows, write))

@@ -21,7 +21,10 @@ def start(plan: Plan) -> StreamingQuery:
     records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
 
+    clock = plan.batch_clock("updates")
+
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        clock.tell(rows.sparkSession.sparkContext)
         write_records(in_order_of_hearing(rows), plan.broker)
 
     return start_query("updates", plan, each_batch(rows, write))

@@ -1,23 +1,12 @@
-"""What the table `frames` holds: read by Spark, and gathered from tasks."""
+"""What the table `frames` holds, read by Spark."""
 
 from __future__ import annotations
 
-from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from pipelines.logic.held_frames import HeldFrames, merge, side
 from schemas.frames import DIRECTIONS
-
-
-class HeldFramesParam(AccumulatorParam[HeldFrames]):
-    """Brings `Sieve.taken` of the tasks to the driver as a union, so that a task that runs twice does no harm."""
-
-    def zero(self, value: HeldFrames) -> HeldFrames:
-        return {}
-
-    def addInPlace(self, value1: HeldFrames, value2: HeldFrames) -> HeldFrames:
-        return merge(value1, value2)
 
 
 def read_held_frames(frames: DataFrame) -> HeldFrames:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from schemas import log
 from schemas.log import MAX_RECORD
 
 
@@ -43,6 +45,22 @@ def stream_topics(spark: SparkSession, broker: Broker, topics: Sequence[str], at
 def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
     """The same columns as a batch: everything that the topics hold now."""
     return _records(spark.read.format("kafka").options(**_options(broker, topics)).load(), broker)
+
+
+def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offsets, end: log.Offsets) -> DataFrame:
+    """The same columns as a batch: the records of a topic from `first` up to before `end`, both by full topic name and
+    with the same partitions. A record that retention took fails the read."""
+    reader = (
+        spark.read.format("kafka")
+        .options(**_options(broker, [topic]))
+        .option("startingOffsets", _offsets(first))
+        .option("endingOffsets", _offsets(end))
+    )
+    return _records(reader.load(), broker)
+
+
+def _offsets(offsets: log.Offsets) -> str:
+    return json.dumps({topic: {str(part): at for part, at in parts.items()} for topic, parts in offsets.items()})
 
 
 def _options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -25,9 +25,14 @@ _ROWS = 5_000
 _BYTES = 16 << 20
 
 
-def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """The Arrow schema of table columns."""
-    return pa.schema([pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")]) for column in columns])
+def arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
+    """The Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
+    return pa.schema(
+        [
+            pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")], column.nullable or not strict)
+            for column in columns
+        ]
+    )
 
 
 def ddl(columns: Iterable[Column]) -> str:
@@ -46,16 +51,18 @@ def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
 class RowBuffer:
     """Rows (tuples in the schema's order) on their way to Arrow batches of bounded size."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, rows: int = _ROWS) -> None:
+        """`rows`: the most rows of a batch."""
         self._schema = schema
-        self._rows: list[tuple[object, ...]] = []
+        self._most = rows
+        self._rows: list[Sequence[object]] = []
         self._bytes = 0
 
-    def add(self, row: tuple[object, ...], size: int = 0) -> bool:
+    def add(self, row: Sequence[object], size: int = 0) -> bool:
         """Takes a row that holds about `size` bytes of payload; True when it is time to `drain()`."""
         self._rows.append(row)
         self._bytes += size
-        return len(self._rows) >= _ROWS or self._bytes >= _BYTES
+        return len(self._rows) >= self._most or self._bytes >= _BYTES
 
     def drain(self) -> Iterator[pa.RecordBatch]:
         """The rows since the last `drain` as one batch. No batch where there are no rows."""

@@ -1,91 +1,176 @@
-"""`kiln.frames` to the tables `frames` (exact bytes) and `copies` (each copy of a message)."""
+"""`kiln.frames` to the tables `frames`, `copies` and `messages`, and to what goes to quarantine: one decode for all.
+
+Two stages stand around the operators that let the first copy of each message through (decisions 5 and 18). The first
+decodes, and writes `frames` and `copies` into files where it stands. The second writes `messages`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 
+import msgspec
 import pyarrow as pa
-from pyspark.accumulators import Accumulator
-from pyspark.core.broadcast import Broadcast
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from pipelines.logic.held_frames import HeldFrames, Sieve
-from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
-from schemas.frames import BEP50, DIRECTIONS, ORIGINS, gossip_messages, read_frame
-from schemas.identity import Verdict, message_id, peer_text
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from pipelines.logic.breaker import Tally
+from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode_frame, identities, own_identity, unreadable
+from pipelines.logic.held_frames import Sieve
+from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.rows import RowBuffer, columns_of
+from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
+from schemas.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
+from schemas.identity import Verdict, peer_text
 from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.records import QuarantineRecord, encode, quarantine_key
 from schemas.reject import Rejected
 from schemas.tables import TABLES
-from schemas.topic_table import Bundles, agreement, message_topic
-from schemas.topics import parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
+_Row = tuple[object, ...]
 
 FRAMES = columns_of(TABLES["frames"])
 COPIES = columns_of(TABLES["copies"])
+MESSAGES = columns_of(TABLES["messages"])
+_TYPE, _AUTHOR, _TIPS, _VERDICT = (
+    next(place for place, column in enumerate(MESSAGES) if column.name == name)
+    for name in ("type", "from_peer", "tips", "verdict")
+)
+
+IDENTITIES = ("early", "late")
+"""The digests by which copies of a message are known (decision 5)."""
+
+# Most bytes of a quarantine record: base64 makes four thirds of them, and a topic takes records of 8 MiB.
+PART = 5 << 20
+
+WRITTEN = "kind string, key binary, value binary"
+FAULT, PASSED, WROTE = "fault", "passed", "wrote"
+"""Kinds of rows beside those of `messages`: a record for quarantine, a `Passed`, a `Wrote`."""
 
 
-def frames(records: DataFrame, held: Broadcast[HeldFrames], taken: Accumulator[HeldFrames]) -> DataFrame:
-    """Columns partition, offset, stamp, value in; rows of the table `frames` out: frames not in `held`, each once.
+class Passed(msgspec.Struct, frozen=True, array_like=True):
+    """What a task of the first stage made of its records.
 
-    A record that is no Frame has no row: the query `messages` puts the record into quarantine. `taken` hears which
-    frames have a row.
+    `spans`: partition to first and last offset. `taken`: the frames in the files, as `held_frames.HeldFrames`.
+    """
+
+    spans: dict[int, tuple[int, int]]
+    taken: dict[bytes, list[tuple[int, int]]]
+    frames: list[DataFile]
+    copies: list[DataFile]
+
+
+class Wrote(msgspec.Struct, frozen=True, array_like=True):
+    """What a task of the second stage made of its rows. `counts`: rows by type or, of faults, by reason."""
+
+    messages: list[DataFile]
+    counts: dict[str, int]
+    faults: int
+    tallies: list[Tally]
+
+
+def decoded(records: DataFrame, how: Decoding, lake: Lake) -> DataFrame:
+    """Columns partition, offset, stamp, value in; packed rows out: each copy of a message and each fault, and one
+    `Passed` a task, which names the files with the rows of `frames` and `copies`.
+
+    The same frame twice in one task is written once. What an earlier micro-batch wrote, the driver takes out again.
     """
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_frame_rows(held, taken), ddl(FRAMES)).select(*(column.name for column in FRAMES))
+    return source.mapInArrow(_decoded(how, lake), packed_ddl(IDENTITIES))
 
 
-def copies(records: DataFrame, held: Broadcast[HeldFrames], bundles: Bundles) -> DataFrame:
-    """The same records in; rows of the table `copies` out: a row for each message in the same frames that came IN."""
-    source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_copy_rows(held, bundles), ddl(COPIES)).select(*(column.name for column in COPIES))
+def first_copies(rows: DataFrame, remembered: int) -> DataFrame:
+    """Packed rows in; kind, data out: one good copy of each message, and every fault. `remembered`: µs.
+
+    Event time is the time of the micro-batch (`batch_clock`), so that no row is ever late.
+    `dropDuplicatesWithinWatermark` drops late rows in silence, and after an outage Spark reads partitions at different
+    speeds.
+    """
+    seen = remembering(rows, remembered)
+    return seen.dropDuplicatesWithinWatermark(["early"]).dropDuplicatesWithinWatermark(["late"]).select("kind", "data")
 
 
-def _new_frames(batch: pa.RecordBatch, sieve: Sieve) -> Iterator[tuple[int, int, int, Frame]]:
-    """(partition, offset, stamp, Frame) of the frames in the records that the lake does not hold yet."""
-    for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-        frame = read_frame(value)
-        if not isinstance(frame, Rejected) and sieve.passes(frame.connection, frame.direction, frame.sequence):
-            yield partition, offset, stamp, frame
+def written(rows: DataFrame, lake: Lake) -> DataFrame:
+    """kind, data in; WRITTEN out: records for quarantine, each `Passed`, and one `Wrote` a task, which names the files
+    with the rows of `messages`."""
+    return rows.select("kind", "data").mapInArrow(_written(lake), WRITTEN)
 
 
-def _frame_rows(held: Broadcast[HeldFrames], taken: Accumulator[HeldFrames]) -> Callable[[_Batches], _Batches]:
+# ---------------------------------------------------------------- the first stage
+
+
+def _decoded(how: Decoding, lake: Lake) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        sieve = Sieve(held.value)
-        buffer = RowBuffer(arrow_schema(FRAMES))
-        for batch in batches:
-            for partition, offset, stamp, frame in _new_frames(batch, sieve):
-                if buffer.add(frame_row(partition, offset, stamp, frame), len(frame.payload)):
-                    yield from buffer.drain()
-            yield from buffer.drain()
-        taken.add(sieve.taken)
+        return packed(batches, how, lake, seen_at(), _task_digest())
 
     return rows
 
 
-def _copy_rows(held: Broadcast[HeldFrames], bundles: Bundles) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        sieve = Sieve(held.value)
-        buffer = RowBuffer(arrow_schema(COPIES))
-        for batch in batches:
-            for partition, offset, _, frame in _new_frames(batch, sieve):
-                for row in copy_rows(partition, offset, frame, bundles):
-                    if buffer.add(row):
-                        yield from buffer.drain()
-            yield from buffer.drain()
+def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) -> _Batches:
+    """Records of a task in, packed rows out; the rows of `frames` and `copies` go into files. `now`: the time of the
+    micro-batch, µs. `task`: the same for each attempt of the task, and for no other task."""
+    sieve = Sieve({})
+    frames, copies = TableFiles(lake, "frames"), TableFiles(lake, "copies")
+    out = PackedRows(IDENTITIES, now)
+    passing: set[tuple[bytes, bytes]] = set()  # what this task let through: the operators would drop it anyway
+    spans: dict[int, tuple[int, int]] = {}
+    for batch in batches:
+        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            spans[partition] = (spans.get(partition, (offset,))[0], offset)
+            frame = read_frame(value)
+            if isinstance(frame, Rejected):
+                yield from _faulty(out, unreadable(frame, value, partition, offset, stamp))
+                continue
+            new = sieve.passes(frame.connection, frame.direction, frame.sequence)
+            if new:
+                frames.add(frame_row(partition, offset, stamp, frame), len(value))
+            for item in decode_frame(frame, partition, offset, how):
+                if new and item.copy is not None:
+                    copies.add(copy_row(item, frame))
+                if isinstance(item, Faulty):
+                    yield from _faulty(out, item)
+                    continue
+                known_by = identities(item, "", how.unsigned_horizon)
+                if known_by not in passing:
+                    passing.add(known_by)
+                    if out.add("messages", known_by, message_row(item)):
+                        yield from out.drain()
+        yield from out.drain()
+    if spans:
+        told = Passed(spans, sieve.taken, frames.close(), copies.close())
+        out.add(PASSED, (task, task), (msgspec.msgpack.encode(told),))
+        yield from out.drain()
 
-    return rows
+
+def _faulty(out: PackedRows, item: Faulty) -> _Batches:
+    for identity, row in fault_rows(item):
+        if out.add(FAULT, (identity, identity), row):
+            yield from out.drain()
 
 
-def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> tuple[object, ...]:
+def _task_digest() -> bytes:
+    """The same for each attempt of a task, so that one attempt of the task counts."""
+    context = TaskContext.get()
+    if context is None:
+        raise RuntimeError("frames are decoded in a task of a query, and this is none")
+    query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+    return blake2b(f"{query}/{batch}/{context.partitionId()}".encode(), digest_size=16).digest()
+
+
+def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
     """The row of a frame in the order of FRAMES; `stamp`: the broker's, µs."""
+    protocol = frame.protocol
     return (
         frame.network,
         frame.connection,
         DIRECTIONS[frame.direction],
-        _peer(frame.local_peer, frame.protocol),
-        _peer(frame.remote_peer, frame.protocol),
-        frame.protocol,
+        _peer(frame.local_peer, protocol),
+        _peer(frame.remote_peer, protocol),
+        protocol,
         frame.observed_at // 1000,
         frame.sequence,
         frame.payload,
@@ -101,28 +186,107 @@ def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> tuple[ob
     )
 
 
-def copy_rows(partition: int, offset: int, frame: Frame, bundles: Bundles) -> Iterator[tuple[object, ...]]:
-    """The rows, in the order of COPIES, of the messages in a frame that came IN. A frame that is no RPC has none.
+def copy_row(item: Decoded | Faulty, frame: Frame) -> _Row:
+    """The row, in the order of COPIES, of a message that came IN, good or not. ValueError: the item is no copy.
 
     The network is the topic's, whether the topic goes by name or by index, as in the table `messages`; else the
     frame's.
     """
-    if frame.direction != Frame.IN:
-        return
-    messages = gossip_messages(frame)
-    if isinstance(messages, Rejected) or not messages:
-        return
-    table = agreement(frame.hello_in, frame.hello_out, bundles).table
-    remote = _peer(frame.remote_peer, frame.protocol)
-    observed_at = frame.observed_at // 1000
-    for index, message in enumerate(messages):
-        name = message_topic(message, table)
-        topic = parse_topic(name) if isinstance(name, str) else None
-        network = topic.network if topic else frame.network
-        verdict = frame.verdicts[index] if index < len(frame.verdicts) else int(Verdict.NOT_CHECKED)
-        yield network, message_id(message), remote, observed_at, verdict, partition, offset, index
+    if item.copy is None:
+        raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
+    remote = item.remote_peer if isinstance(item, Decoded) else peer_text(frame.remote_peer)
+    network, message, verdict = item.copy
+    return network, message, remote, item.observed_at, verdict, *item.place
 
 
 def _peer(raw: bytes, protocol: str) -> str:
     """A peer id as text. A node id of the BitTorrent DHT has no other text than hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
+
+
+def message_row(item: Decoded) -> _Row:
+    """The row of a good message, in the order of MESSAGES."""
+    content, envelope = item.content, item.envelope
+    signer = author(item)
+    return (
+        item.message,
+        item.network,
+        item.origin,
+        item.topic,
+        item.topic_source,
+        content.type,
+        signer,
+        envelope.seqno if signer else None,
+        content.stream,
+        content.tip,
+        content.model,
+        content.sep,
+        content.batch,
+        content.query_id,
+        list(content.tips.items()) if content.tips is not None else None,
+        content.ts,
+        content.ver,
+        content.ipfs_ver,
+        envelope.data,
+        int(item.verdict),
+        item.remote_peer,
+        item.observed_at,
+        *item.place,
+    )
+
+
+def fault_rows(item: Faulty) -> Iterator[tuple[bytes, _Row]]:
+    """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
+    one record; each then holds a part, and says which."""
+    own = own_identity(item)
+    size = len(item.data)
+    for start in range(0, size or 1, PART):
+        part = item.data[start : start + PART]
+        detail = item.detail if size <= PART else f"bytes {start} to {start + len(part)} of {size}: {item.detail}"
+        record = QuarantineRecord(
+            stage=item.stage, reason=item.reason, detail=detail, data=part, observed_at=item.observed_at
+        )
+        identity = blake2b(own + start.to_bytes(8), digest_size=16).digest() if start else own
+        yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
+
+
+# ---------------------------------------------------------------- the second stage
+
+
+def _written(lake: Lake) -> Callable[[_Batches], _Batches]:
+    def rows(batches: _Batches) -> _Batches:
+        files = TableFiles(lake, "messages")
+        out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
+        counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
+        for batch in batches:
+            for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                row = unpack(data)
+                if kind == "messages":
+                    files.add(_with_pairs(row), len(data))
+                    counts[str(row[_TYPE])] += 1
+                    if row[_VERDICT] == Verdict.GOOD:
+                        good[str(row[_AUTHOR])] += 1
+                elif kind == FAULT:
+                    reason, by, key, value = row
+                    counts[str(reason)] += 1
+                    bad[str(by)] += 1
+                    if out.add((FAULT, key, value), len(data)):
+                        yield from out.drain()
+                else:
+                    out.add((kind, None, row[0]), len(data))
+            yield from out.drain()
+        faults = bad.total()
+        del bad[""]  # signed by nobody
+        tallies = [Tally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
+        out.add((WROTE, None, pack(Wrote(files.close(), counts, faults, tallies))))
+        yield from out.drain()
+
+    return rows
+
+
+def _with_pairs(row: list[object]) -> list[object]:
+    """A map as Arrow takes one: a list of tuples."""
+    pairs = row[_TIPS]
+    if isinstance(pairs, list):
+        row[_TIPS] = [tuple(pair) for pair in pairs]
+    return row

@@ -3,14 +3,20 @@ fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.log_clock import Clock
+from pipelines.spark.rows import RowBuffer, arrow_schema, ddl
+from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
 from schemas.batch import BlockError, read_block
 from schemas.queries import QUERIES
 from schemas.records import (
@@ -45,50 +51,69 @@ RECEIVED = (
 """Tips out of blocks of others' batches: no table's rows yet, as what the batch claims is to be held against what is
 known."""
 
-CLOCK = (
-    Column("log_partition", "int", "partition of `kiln.updates`"),
-    Column("at", "timestamp", "the greatest stamp of the partition's records in this micro-batch"),
-)
-"""Where the log's clock stands, as far as one micro-batch tells: ticks count, and have no row of their own."""
+IDENTITY = ("identity",)
+"""The digest of what makes a row one row."""
 
-_SHAPES = {name: columns_of(TABLES[name]) for name in FILLED} | {"received": RECEIVED, "clock": CLOCK}
-_STRUCTS = ", ".join(f"{name} struct<{ddl(columns)}>" for name, columns in _SHAPES.items())
-ROWS = f"table string, identity binary, {_STRUCTS}"
+WRITTEN = "kind string, data binary"
+RECEIVED_ROWS, CLOCK, WROTE = "received", "clock", "wrote"
+"""Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands; `Wrote`."""
+
+_UPDATED_AT, _LOG_PARTITION = (
+    next(place for place, column in enumerate(TABLES["updates"].columns) if column.name == name)
+    for name in ("updated_at", "log_partition")
+)
+
+
+class Wrote(msgspec.Struct, frozen=True, array_like=True):
+    """What a task made of its rows: files of several tables."""
+
+    files: list[DataFile]
 
 
 def table_rows(records: DataFrame) -> DataFrame:
-    """Columns topic, partition, offset, stamp, key, value in; ROWS out: for each row its table ("received", "clock":
-    none), a digest of what makes it one row, and its columns in the struct of that name; other structs are null."""
+    """Columns topic, partition, offset, stamp, key, value in; packed rows out: for each row its table (or another
+    kind), and a digest of what makes it one row."""
     source = records.select("topic", "partition", "offset", "stamp", "key", "value")
-    return source.mapInArrow(_rows, ROWS)
+    return source.mapInArrow(_rows, packed_ddl(IDENTITY))
 
 
-def once_each(rows: DataFrame, remembered: str) -> DataFrame:
-    """ROWS in and out, each row once: a topic holds a record twice when its writer was killed and began again.
+def once_each(rows: DataFrame, remembered: int) -> DataFrame:
+    """Packed rows in; kind, data out, each row once: a topic holds a record twice when its writer was killed and began
+    again.
 
-    As in `messages`, event time is the micro-batch's, so that no row is ever late. `remembered`: a Spark interval.
+    As in `archive`, event time is the micro-batch's, so that no row is ever late. `remembered`: µs.
     """
-    return (
-        rows.withColumn("seen_at", F.current_timestamp())
-        .withWatermark("seen_at", remembered)
-        .dropDuplicatesWithinWatermark(["identity"])
-        .select("table", *_SHAPES)
-    )
+    return remembering(rows, remembered).dropDuplicatesWithinWatermark(["identity"]).select("kind", "data")
 
 
-def rows_of(rows: DataFrame, table: str) -> DataFrame:
-    """The rows of one table, RECEIVED or CLOCK, with their columns."""
-    return rows.where(F.col("table") == table).select(f"{table}.*")
+def written(rows: DataFrame, lake: Lake, stood: Clock) -> DataFrame:
+    """kind, data in; WRITTEN out: what is of no table, as it came, and one `Wrote` a task, which names the files of the
+    tables' rows. `stood`: the log's clock when the micro-batch began."""
+    return rows.select("kind", "data").mapInArrow(_written(lake, stood), WRITTEN)
 
 
-def at_the_clock(updates: DataFrame, before: Mapping[int, int]) -> DataFrame:
-    """Rows of the table `updates` in and out: `updated_at` is the log's clock, which stood at `before` (by partition,
-    µs) when the micro-batch began. A task knows only the stamps of its own records."""
-    if not before:
-        return updates
-    entries = [F.lit(each) for partition, micros in before.items() for each in (partition, micros)]
-    stood = F.timestamp_micros(F.create_map(*entries)[F.col("log_partition")])
-    return updates.withColumn("updated_at", F.greatest("updated_at", stood))
+def at_the_clock(row: list[object], stood: Clock) -> list[object]:
+    """A row of the table `updates` in and out: `updated_at` is the log's clock, which stood at `stood` when the
+    micro-batch began. A task knows only the stamps of its own records."""
+    partition, at = row[_LOG_PARTITION], row[_UPDATED_AT]
+    assert isinstance(partition, int)
+    assert isinstance(at, int)
+    row[_UPDATED_AT] = max(at, stood.get(partition, 0))
+    return row
+
+
+def received(rows: DataFrame) -> DataFrame:
+    """kind, data in; RECEIVED out: the rows of that kind."""
+    schema = arrow_schema(RECEIVED)
+
+    def unpacked(batches: _Batches) -> _Batches:
+        for batch in batches:
+            buffer = RowBuffer(schema)
+            for data in batch.column("data").to_pylist():
+                buffer.add(unpack(data))
+            yield from buffer.drain()
+
+    return rows.where(F.col("kind") == RECEIVED_ROWS).select("data").mapInArrow(unpacked, ddl(RECEIVED))
 
 
 def foreign(received: DataFrame, publications: DataFrame) -> DataFrame:
@@ -143,11 +168,12 @@ def held_back(weighed: DataFrame) -> DataFrame:
 
 
 def _rows(batches: _Batches) -> _Batches:
-    structs = [pa.struct(list(arrow_schema(columns))) for columns in _SHAPES.values()]
-    schema = pa.schema([("table", pa.string()), ("identity", pa.binary()), *zip(_SHAPES, structs, strict=True)])
-    names = {name: [column.name for column in columns] for name, columns in _SHAPES.items()}
-    places = {name: place for place, name in enumerate(_SHAPES)}
-    buffer = RowBuffer(schema)
+    return packed(batches, seen_at())
+
+
+def packed(batches: _Batches, now: int) -> _Batches:
+    """Records of a task in, packed rows out; `now`: the time of the micro-batch, µs."""
+    out = PackedRows(IDENTITY, now)
     clock: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
@@ -155,22 +181,36 @@ def _rows(batches: _Batches) -> _Batches:
             *(column.to_pylist() for column in batch.columns), strict=True
         ):
             # The log's clock is the greatest stamp so far (decision 1).
-            now = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
+            at = clock[topic, partition] = max(stamp, clock.get((topic, partition), 0))
             if topic == "updates":
                 newest[partition] = offset
                 if not key and not value:
                     continue  # a tick
-            for table, identity, row in _read(topic, partition, offset, now, key or b"", value or b""):
-                columns: list[object] = [None] * len(places)
-                columns[places[table]] = dict(zip(names[table], row, strict=True))
-                if buffer.add((table, _digest(table, *identity), *columns), len(value or b"")):
-                    yield from buffer.drain()
-        yield from buffer.drain()
+            for kind, identity, row in _read(topic, partition, offset, at, key or b"", value or b""):
+                if out.add(kind, (_digest(kind, *identity),), row):
+                    yield from out.drain()
+        yield from out.drain()
     for partition, offset in newest.items():
-        columns = [None] * len(places)
-        columns[places["clock"]] = dict(zip(names["clock"], (partition, clock["updates", partition]), strict=True))
-        buffer.add(("clock", _digest("clock", partition, offset), *columns))
-    yield from buffer.drain()
+        out.add(CLOCK, (_digest(CLOCK, partition, offset),), (partition, clock["updates", partition]))
+    yield from out.drain()
+
+
+def _written(lake: Lake, stood: Clock) -> Callable[[_Batches], _Batches]:
+    def rows(batches: _Batches) -> _Batches:
+        files = {table: TableFiles(lake, table) for table in FILLED}
+        out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
+        for batch in batches:
+            for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if kind in files:
+                    row = unpack(data)
+                    files[kind].add(at_the_clock(row, stood) if kind == "updates" else row, len(data))
+                else:
+                    out.add((kind, data), len(data))
+            yield from out.drain()
+        out.add((WROTE, pack(Wrote([file for each in files.values() for file in each.close()]))))
+        yield from out.drain()
+
+    return rows
 
 
 def _digest(*parts: object) -> bytes:
@@ -277,7 +317,7 @@ def _block(partition: int, offset: int, now: int, key: bytes, value: bytes) -> I
         for tip in links:
             known = (block.network, stream, tip)
             separator = (block.separator.key, block.separator.value)
-            yield "received", known, (*known, block.cid, block.observed_at, *separator)
+            yield RECEIVED_ROWS, known, (*known, block.cid, block.observed_at, *separator)
 
 
 _READERS: dict[str, Callable[[int, int, int, bytes, bytes], Iterator[tuple[str, _Row, _Row]]]] = {

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities
+from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.known_streams import StreamsTopic, known_streams
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
@@ -48,9 +48,10 @@ _SCHEMA = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("heard_at", pa.int64()),
+        ("seen_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-_COLUMNS = "identity binary, topic string, key binary, value binary, heard_at bigint"
+_COLUMNS = "identity binary, topic string, key binary, value binary, heard_at bigint, seen_at timestamp"
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,18 @@ class Row(NamedTuple):
 
 
 def updates(records: DataFrame, how: Decoding, separating: Separating) -> DataFrame:
-    """Columns partition, offset, stamp, value in; those of `Row` out: what each good copy has to say."""
+    """Columns partition, offset, stamp, value in; those of `Row` and seen_at out: what each good copy has to say."""
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_rows(how, separating), _COLUMNS).select(*Row._fields)
+    return source.mapInArrow(_rows(how, separating), _COLUMNS).select(*Row._fields, "seen_at")
 
 
-def new_updates(copies: DataFrame, remembered: str) -> DataFrame:
-    """Columns of `Row` in; topic, key, value, heard_at out, once for each identity.
+def new_updates(copies: DataFrame, remembered: int) -> DataFrame:
+    """Columns of `Row` and seen_at in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
 
-    As in `messages`, no row is ever late.
+    As in `archive`, no row is ever late.
     """
-    return (
-        copies.withColumn("seen_at", F.current_timestamp())
-        .withWatermark("seen_at", remembered)
-        .dropDuplicatesWithinWatermark(["identity"])
-        .select("topic", "key", "value", "heard_at")
-    )
+    new = remembering(copies, remembered).dropDuplicatesWithinWatermark(["identity"])
+    return new.select("topic", "key", "value", "heard_at")
 
 
 def in_order_of_hearing(rows: DataFrame) -> DataFrame:
@@ -130,7 +127,8 @@ def separate(topic: Separator | None, model: str | None, stream: tuple[str, str]
 
 def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        epoch = _epoch()
+        epoch, now = _epoch(), seen_at()
+        passing: set[bytes] = set()  # identities this task let through: the operator would drop them anyway
         buffer = RowBuffer(_SCHEMA)
         known: Known = {}
         if separating.streams is not None:
@@ -149,7 +147,10 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
                     else:
                         continue
                     for row in made:
-                        if buffer.add(row):
+                        if row.identity in passing:
+                            continue
+                        passing.add(row.identity)
+                        if buffer.add((*row, now)):
                             yield from buffer.drain()
             yield from buffer.drain()
 

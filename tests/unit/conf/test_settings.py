@@ -86,7 +86,7 @@ def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_tha
     assert settings.batch.block_limit == 256_000
     assert settings.state == Path("from-environment").absolute()
     assert settings.network == "of-file"
-    assert load_settings(path, state=tmp_path / "cli").lake == tmp_path / "cli" / "lake"
+    assert load_settings(path, state=tmp_path / "cli").lake_folder == tmp_path / "cli" / "lake"
 
 
 @pytest.mark.parametrize("keys", sorted(known_keys()))

@@ -158,9 +158,9 @@ def test_the_status_on_the_screen(state: Settings) -> None:
 
 
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
-    for log in (state.lake / "tips" / "_delta_log").iterdir():
+    for log in (state.lake_folder / "tips" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    batches, tips = lake_status(Lake(str(state.lake)))
+    batches, tips = lake_status(Lake(str(state.lake_folder)))
     assert batches.rows == 3
     assert "tips" in tips.problem
     assert check_lake([batches, tips]).level == "fail"

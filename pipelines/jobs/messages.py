@@ -1,6 +1,0 @@
-"""The query `messages` as a Spark application of its own: `spark-submit pipelines/jobs/messages.py`."""
-
-from pipelines.submit import main
-
-if __name__ == "__main__":
-    raise SystemExit(main("messages"))

@@ -1,0 +1,66 @@
+"""Commits by Delta's own Spark connector, for places where Spark's catalog and log store must commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import cast
+
+from py4j.java_gateway import JVMView
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from pipelines.lake.commits import Write, second_writer
+from pipelines.lake.files import DataFile
+from pipelines.lake.lake import Lake
+
+_CONCURRENT = "ConcurrentTransactionException"
+
+
+class DeltaSparkCommits:
+    """`Commits` by delta-spark. Its Python API has no such commit, so this class calls the JVM's."""
+
+    def __init__(self, lake: Lake, spark: SparkSession) -> None:
+        self._lake = lake
+        self._spark = spark
+
+    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+        """As `Commits.commit`."""
+        jvm = cast(JVMView, self._spark._jvm)
+        delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
+        log = delta.DeltaLog.forTable(self._spark._jsparkSession, self._lake.table(table))
+        transaction = log.startTransaction()
+        app_id = write.app_id(table)
+        # From this question on, the transaction fails if somebody else commits under the same id.
+        if transaction.txnVersion(app_id) >= write.batch_id:
+            return False
+        now = log.clock().getTimeMillis()
+        actions = jvm.java.util.ArrayList()
+        for action in (*(_add(each, now) for each in files), _mark(app_id, write.batch_id, now)):
+            actions.add(delta.actions.Action.fromJson(json.dumps(action)))
+        append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
+        try:
+            transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
+        except Py4JJavaError as error:
+            if _CONCURRENT in str(error.java_exception):
+                raise second_writer(table, write) from error
+            raise
+        return True
+
+
+def _add(file: DataFile, now: int) -> dict[str, object]:
+    """PROTOCOL.md, Add File."""
+    add = {
+        "path": file.name,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": True,
+        "stats": file.stats,
+    }
+    return {"add": add}
+
+
+def _mark(app_id: str, version: int, now: int) -> dict[str, object]:
+    """PROTOCOL.md, Transaction Identifiers."""
+    return {"txn": {"appId": app_id, "version": version, "lastUpdated": now}}

@@ -1,0 +1,168 @@
+"""Parquet files of a table, as a task writes them where its rows are. A file is no part of the table before a commit
+names it (decision 18)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.lake.lake import Lake, skipped_by
+from pipelines.spark.rows import RowBuffer, arrow_schema
+from schemas.tables import TABLES
+
+FILE_BYTES = 128 << 20
+"""A file that has reached this size is closed, and the next one begun."""
+
+
+class DataFile(msgspec.Struct, frozen=True, array_like=True):
+    """One Parquet file of a table. `stats`: JSON, as in the log (PROTOCOL.md, Per-file Statistics)."""
+
+    table: str
+    name: str
+    size: int
+    rows: int
+    stats: str
+
+
+class TableFiles:
+    """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
+
+    def __init__(self, lake: Lake, table: str) -> None:
+        """Nothing is made before the first row comes."""
+        self._folder = Path(lake.table(table))
+        self._table = table
+        self._schema = arrow_schema(TABLES[table].columns, strict=True)
+        self._buffer = RowBuffer(self._schema, rows=20_000)
+        self._file: _OpenFile | None = None
+        self._closed: list[DataFile] = []
+
+    def add(self, row: tuple[object, ...] | list[object], size: int = 0) -> None:
+        """Takes a row in the table's columns that holds about `size` bytes."""
+        if self._buffer.add(row, size):
+            self._drain()
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Takes rows that are an Arrow batch in the table's columns."""
+        self._write(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+
+    def close(self) -> list[DataFile]:
+        """All files written, each whole and on disk; none where there was no row."""
+        self._drain()
+        self._close()
+        return self._closed
+
+    def _drain(self) -> None:
+        for batch in self._buffer.drain():
+            self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._file is None:
+            self._file = _OpenFile(self._folder, self._table, self._schema)
+        if self._file.write(batch) >= FILE_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._closed.append(self._file.close())
+            self._file = None
+
+
+class _OpenFile:
+    def __init__(self, folder: Path, table: str, schema: pa.Schema) -> None:
+        self._table = table
+        self._name = f"part-{uuid4()}.snappy.parquet"
+        self._ranges = {name: _Range() for name in skipped_by(TABLES[table])}
+        self._rows = 0
+        self._out = (folder / self._name).open("wb")
+        # A dictionary of bytes that hardly repeat is work for nothing.
+        repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
+        self._writer = pq.ParquetWriter(
+            self._out,
+            schema,
+            compression="snappy",
+            use_dictionary=repeating,
+            write_statistics=[name for name in self._ranges if name in schema.names],
+            store_schema=False,
+        )
+
+    def write(self, batch: pa.RecordBatch) -> int:
+        """The size of the file so far."""
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+        for name, found in self._ranges.items():
+            found.widen(batch.column(name))
+        return self._out.tell()
+
+    def close(self) -> DataFile:
+        self._writer.close()
+        size = self._out.tell()
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._out.close()
+        return DataFile(self._table, self._name, size, self._rows, _stats(self._rows, self._ranges))
+
+
+class _Range:
+    """The least and the greatest value of a column, and how many rows have none."""
+
+    def __init__(self) -> None:
+        self.least: object = None
+        self.greatest: object = None
+        self.nulls = 0
+
+    def widen(self, column: pa.Array) -> None:
+        self.nulls += column.null_count
+        found = pc.min_max(column)
+        if not found["min"].is_valid:
+            return
+        # timestamps as numbers: a Python datetime for each would cost more than the rest
+        low, high = (each.value if pa.types.is_timestamp(column.type) else each.as_py() for each in found.values())
+        self.least = low if self.least is None else min(self.least, low)
+        self.greatest = high if self.greatest is None else max(self.greatest, high)
+        self.times = pa.types.is_timestamp(column.type)
+
+
+def _stats(rows: int, ranges: dict[str, _Range]) -> str:
+    known = {name: found for name, found in ranges.items() if found.least is not None}
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": {name: _value(found.least, found.times) for name, found in known.items()},
+            "maxValues": {name: _value(found.greatest, found.times) for name, found in known.items()},
+            "nullCount": {name: found.nulls for name, found in ranges.items()},
+        },
+        ensure_ascii=False,
+    )
+
+
+def _value(value: object, time: bool) -> object:
+    """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601."""
+    if not time or not isinstance(value, int):
+        return value
+    return datetime.fromtimestamp(value // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{value % 1_000_000:06d}Z"
+
+
+def discard(lake: Lake, files: Iterable[DataFile]) -> None:
+    """Removes files that no commit names."""
+    for each in files:
+        (Path(lake.table(each.table)) / each.name).unlink(missing_ok=True)
+
+
+def rewritten(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
+    """The rows of a file that `keep`, a mask, names, in a file of their own; no file where no row is kept. The old file
+    is removed."""
+    table = pq.read_table(Path(lake.table(file.table)) / file.name)
+    files = TableFiles(lake, file.table)
+    for batch in table.filter(keep(table)).to_batches(max_chunksize=20_000):
+        files.add_batch(batch)
+    discard(lake, [file])
+    return files.close()

@@ -1,0 +1,75 @@
+"""Which frames of a micro-batch are new (decision 9). A frame comes twice where the bridge was killed and began
+again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pipelines.lake.files import DataFile, rewritten
+from pipelines.lake.lake import Lake
+from pipelines.logic.held_frames import HeldFrames, contains, merge, overlap, side
+from pipelines.spark.held_frames import read_held_frames
+from pipelines.spark.tables import read_table
+from pipelines.transforms.archive import Passed
+from schemas.frames import DIRECTIONS
+
+_Files = tuple[list[DataFile], list[DataFile]]
+
+
+class NewFrames:
+    """Knows, from the first micro-batch on, which frames the lake holds. Tasks write all frames into files, and the
+    rare file with a frame that the lake holds is written anew: no task needs to know what all tasks wrote before."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._held: HeldFrames | None = None
+
+    def of(self, spark: SparkSession, passed: Iterable[Passed]) -> _Files:
+        """The files of `frames` and of `copies`, without what the lake held before this micro-batch."""
+        in_order = sorted(passed, key=lambda each: min(each.spans.items()))
+        if self._held is None:
+            self._held = self._held_before(spark, in_order)
+        frames: list[DataFile] = []
+        copies: list[DataFile] = []
+        for each in in_order:
+            new = self._without(each, self._held) if overlap(self._held, each.taken) else (each.frames, each.copies)
+            frames += new[0]
+            copies += new[1]
+            merge(self._held, each.taken)
+        return frames, copies
+
+    def _held_before(self, spark: SparkSession, passed: Iterable[Passed]) -> HeldFrames:
+        """What the table holds, but for the rows of this micro-batch: if the micro-batch is a repeat, they are in the
+        table, and no frame was there before itself."""
+        own = F.lit(False)
+        for each in passed:
+            for partition, (low, high) in each.spans.items():
+                own = own | ((F.col("kafka_partition") == partition) & F.col("kafka_offset").between(low, high))
+        return read_held_frames(read_table(spark, self._lake, "frames").where(~own))
+
+    def _without(self, passed: Passed, held: HeldFrames) -> _Files:
+        """The files of a task, written anew without the frames in `held` and the copies in these frames."""
+        repeated: set[tuple[int, int]] = set()  # partition and offset
+
+        def new_frames(rows: pa.Table) -> pa.Array:
+            names = ("connection", "direction", "sequence", "kafka_partition", "kafka_offset")
+            keep: list[bool] = []
+            for connection, direction, sequence, partition, offset in zip(
+                *(rows[name].to_pylist() for name in names), strict=True
+            ):
+                is_held = contains(held.get(side(connection, DIRECTIONS.index(direction)), []), sequence)
+                if is_held:
+                    repeated.add((partition, offset))
+                keep.append(not is_held)
+            return pa.array(keep, pa.bool_())
+
+        def new_copies(rows: pa.Table) -> pa.Array:
+            places = zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
+            return pa.array([place not in repeated for place in places], pa.bool_())
+
+        frames = [new for file in passed.frames for new in rewritten(self._lake, file, new_frames)]
+        return frames, [new for file in passed.copies for new in rewritten(self._lake, file, new_copies)]

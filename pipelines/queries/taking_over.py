@@ -1,0 +1,72 @@
+"""Takes over the checkpoints of Kiln 0.1, where two queries read `kiln.frames`: `archive` wrote the tables `frames`
+and `copies`, `messages` the table `messages`. The query `archive` does both now, and goes on from the checkpoint of
+`messages`, which has the state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pipelines.lake.commits import Write
+from pipelines.lake.files import discard
+from pipelines.queries.new_frames import NewFrames
+from pipelines.queries.plan import Plan
+from pipelines.spark.batch_clock import BatchClock
+from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.kafka import read_range
+from pipelines.transforms.archive import PASSED, Passed, decoded
+from schemas import log
+
+_EARLIEST = -2  # as Spark's options name the log's beginning
+_KEPT = "archive-of-0.1"
+"""Where the checkpoint of the earlier `archive` stays, which nothing reads any more."""
+
+
+def take_over(plan: Plan, session: SparkSession) -> None:
+    """Makes the two checkpoints one, if they are of Kiln 0.1. What the earlier `archive` had not written yet of what
+    `messages` has read, is written now.
+
+    A crash in the midst does no harm: the commits bear the ids of the earlier query, and come once.
+    """
+    folder = Path(plan.checkpoints)
+    archive, messages = Checkpoint(folder / "archive"), Checkpoint(folder / "messages")
+    if messages.exists:
+        if archive.exists:
+            _catch_up(plan, session, archive, messages)
+            archive.path.rename(folder / _KEPT)
+        messages.path.rename(archive.path)
+    elif archive.exists and archive.committed >= 0 and not (archive.path / "state").exists():
+        archive.path.rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
+
+
+def _catch_up(plan: Plan, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
+    """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
+    BatchClock(plan.now, 0).tell(session.sparkContext)
+    new = NewFrames(plan.lake)
+    begun, finished = archive.planned, archive.committed
+    if begun > finished:
+        _write(plan, session, new, archive.ends(finished), archive.ends(begun), Write(archive.query_id, begun))
+    upto = messages.ends(messages.committed)
+    _write(plan, session, new, archive.ends(begun), upto, Write(archive.query_id, begun + 1))
+
+
+def _write(
+    plan: Plan, session: SparkSession, new: NewFrames, first: log.Offsets, upto: log.Offsets, write: Write
+) -> None:
+    """Frames and copies of a range of `kiln.frames`, as the earlier query would have written them."""
+    topic = plan.broker.topic("frames")
+    known = first.get(topic, {})
+    ends = {part: max(end, known.get(part, 0)) for part, end in upto.get(topic, {}).items()}
+    starts = {part: known.get(part, _EARLIEST) for part in ends}
+    if starts == ends:
+        return
+    records = read_range(session, plan.broker, "frames", {topic: starts}, {topic: ends})
+    told = decoded(records, plan.decoding, plan.lake).where(F.col("kind") == PASSED).collect()
+    rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
+    passed = [msgspec.msgpack.decode(data, type=Passed) for (data,) in rows]
+    for table, files in zip(("frames", "copies"), new.of(session, passed), strict=True):
+        if files and not plan.commits.commit(table, files, write):
+            discard(plan.lake, files)

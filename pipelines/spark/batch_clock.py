@@ -1,0 +1,40 @@
+"""The time by which the deduplicating operators forget: the driver gives it to the tasks of a micro-batch, and it never
+goes back (decision 5). With a clock that was ahead and is put right, Spark's own `current_timestamp` would let these
+operators drop every row as late, in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark import SparkContext, TaskContext
+from pyspark.sql import DataFrame
+
+_PROPERTY = "kiln.seenAt"
+
+
+class BatchClock:
+    """Tells the tasks of each micro-batch the time. For the thread that runs the query's micro-batches."""
+
+    def __init__(self, now: Callable[[], int], least: int) -> None:
+        """`now`: µs. `least`: before this time every row would be late, µs."""
+        self._now = now
+        self._at = least
+
+    def tell(self, context: SparkContext) -> None:
+        """To be called in a micro-batch before its first job."""
+        self._at = max(self._at, self._now())
+        context.setLocalProperty(_PROPERTY, str(self._at))
+
+
+def seen_at() -> int:
+    """The time of this task's micro-batch, µs. RuntimeError: the driver has told none."""
+    context = TaskContext.get()
+    told = context.getLocalProperty(_PROPERTY) if context is not None else None
+    if told is None:
+        raise RuntimeError("the driver has not told this task the time of its micro-batch")
+    return int(told)
+
+
+def remembering(rows: DataFrame, remembered: int) -> DataFrame:
+    """The rows, with `seen_at` as event time: operators after this forget what they saw `remembered` µs before."""
+    return rows.withWatermark("seen_at", f"{remembered // 1000} milliseconds")

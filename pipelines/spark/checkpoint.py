@@ -1,0 +1,63 @@
+"""What a query's checkpoint says of the query: Spark's files, read and never written. No Spark takes part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas import log
+
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming keeps them."""
+
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "metadata").is_file()
+
+    @property
+    def query_id(self) -> str:
+        """The id that the query has for life. OSError, ValueError: the file cannot be read."""
+        return str(json.loads((self.path / "metadata").read_text())["id"])
+
+    @property
+    def planned(self) -> int:
+        """The newest micro-batch that was begun; -1: none."""
+        return self._newest("offsets")
+
+    @property
+    def committed(self) -> int:
+        """The newest micro-batch that was finished; -1: none."""
+        return self._newest("commits")
+
+    @property
+    def watermark(self) -> int:
+        """Rows before this time are late, µs; 0: none are."""
+        return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
+
+    def ends(self, batch: int) -> log.Offsets:
+        """Where a micro-batch ends, by full topic name and partition; nothing for the one before the first."""
+        if batch == _NONE:
+            return {}
+        sources = self._lines(batch)[2:]
+        return {
+            topic: {int(partition): int(end) for partition, end in ends.items()}
+            for source in sources
+            for topic, ends in json.loads(source).items()
+        }
+
+    def _metadata(self, batch: int) -> dict[str, int]:
+        found: dict[str, int] = json.loads(self._lines(batch)[1])
+        return found
+
+    def _lines(self, batch: int) -> list[str]:
+        return (self.path / "offsets" / str(batch)).read_text().splitlines()
+
+    def _newest(self, folder: str) -> int:
+        return max((int(path.name) for path in (self.path / folder).glob("[0-9]*")), default=_NONE)
