@@ -15,7 +15,7 @@ from pipelines.lake.files import DataFile, discard
 from pipelines.queries.plan import Plan, Width, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.spark.log_clock import LogClock
-from pipelines.spark.tables import read_table, write_files
+from pipelines.lake.tables import read_table, write_files
 from pipelines.transforms.sink import (
     CLOCK,
     FILLED,

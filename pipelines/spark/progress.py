@@ -56,7 +56,10 @@ class _ByOneCall(JStreamingQueryListener):
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
-        progress = StreamingQueryProgress.fromJson(json.loads(jevent.progress().json()))
+        import os
+        raw = jevent.progress().json()
+        with open('/tmp/progress.jsonl','a') as out: out.write(json.dumps(json.loads(raw))+'\n')
+        progress = StreamingQueryProgress.fromJson(json.loads(raw))
         self.pylistener.onQueryProgress(QueryProgressEvent(progress))
 
 
