@@ -11,7 +11,7 @@ from functools import partial
 from bench.frames import generated, live_options
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Say, Side, in_turn
-from pipelines.logic.decode import Decoding, decode
+from pipelines.logic.decode import Decoder, Decoding
 from schemas.frames import gossip_messages
 from schemas.identity import judge
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -134,8 +134,9 @@ def _timed(work: Callable[[], None], count: int) -> Side:
 
 
 def _decode_all(values: Sequence[bytes], how: Decoding) -> None:
+    decoder = Decoder(how)
     for offset, value in enumerate(values):
-        deque(decode(value, 0, offset, 0, how), maxlen=0)
+        deque(decoder.decode(value, 0, offset, 0), maxlen=0)
 
 
 def _resolve_all(frames: Published, bundles: Bundles) -> None:

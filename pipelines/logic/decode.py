@@ -107,11 +107,7 @@ def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: De
     A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) gives nothing. `stamp`: the
     broker's, µs; the time of a record that is no Frame.
     """
-    frame = read_frame(value)
-    if isinstance(frame, Rejected):
-        yield unreadable(frame, value, partition, offset, stamp)
-    else:
-        yield from decode_frame(frame, partition, offset, how)
+    return Decoder(how).decode(value, partition, offset, stamp)
 
 
 def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> Faulty:
@@ -119,87 +115,126 @@ def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, 
     return Faulty(Place(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
-def decode_frame(frame: Frame, partition: int, offset: int, how: Decoding) -> Iterator[Decoded | Faulty]:
-    """As `decode`, of a frame that is read already."""
-    if frame.direction != Frame.IN:
-        return
-    if frame.protocol == BEP50:
-        if frame.payload:
-            yield _announced(frame, Place(partition, offset, 0), how)
-        return
-    observed_at = frame.observed_at // 1000
-    agreed = agreement(frame.hello_in, frame.hello_out, how.bundles)
-    for side, refused in agreed.refused:
-        hello = frame.hello_in if side == "hello_in" else frame.hello_out
-        whole = Place(partition, offset, None)
-        yield Faulty(whole, "hello", refused.reason, f"{side}: {refused.detail}", hello, observed_at, _known_by(frame))
-    messages = gossip_messages(frame)
-    if isinstance(messages, Rejected):
-        whole = Place(partition, offset, None)
-        yield Faulty(whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame))
-        return
-    if not messages:
-        return
-    heard = _Heard(frame, agreed.table, peer_text(frame.remote_peer), observed_at, how)
-    verdicts = frame.verdicts  # each access copies the bytes
-    for index, message in enumerate(messages):
-        given = verdicts[index] if index < len(verdicts) else 0
-        yield heard.judged(message, given, Place(partition, offset, index))
+class Decoder:
+    """Decodes frames one after another, and each message once, however many copies of it come.
 
+    What is found of a message depends on its bytes and on a few things of its frame, which are the key; so a Decoder
+    finds the same as one that has seen nothing.
+    """
 
-class _Heard:
-    """What the messages of one frame have in common, read once: each access to a protobuf makes a copy."""
+    _MOST = 20_000  # messages that are known
+    _LARGEST = 2048  # bytes of one
 
-    def __init__(self, frame: Frame, table: TopicTable, remote: str, observed_at: int, how: Decoding) -> None:
-        self._frame = frame
-        self._table = table
-        self._remote = remote
-        self._observed_at = observed_at
+    def __init__(self, how: Decoding) -> None:
         self._how = how
-        self._network = frame.network
-        self._origin = _ORIGINS[frame.origin]
-        self._local_peer = frame.local_peer
+        self._known: dict[_Key, _Judged] = {}
 
-    def judged(self, message: Message, given: int, place: Place) -> Decoded | Faulty:
-        """One message, good or faulty; `given`: the bridge's verdict."""
-        name = message_topic(message, self._table)
-        known_as = message_id(message)
-        if isinstance(name, Rejected):
-            copy = Copy(self._network, known_as, given)
-            return self._faulty(place, "topic", name.reason, name.detail, message.data, copy)
-        topic = parse_topic(name)
-        network = topic.network if topic else self._network
-        copy = Copy(network, known_as, given)
-        verdict, reason = _verdict(message, name, given, self._how.policy(network, self._origin))
-        data = message.data
-        if reason:
-            return self._faulty(place, "signature", reason, "", data, copy)
-        content = read_message(data, self._how.batch_typ)
-        if isinstance(content, Rejected):
-            author = _author(message, verdict) or ""
-            return self._faulty(place, "message", content.reason, content.detail, data, copy, author)
-        return Decoded(
-            place,
-            known_as,
-            network,
-            self._origin,
-            name,
-            "name" if message.HasField("topic") else "index",
-            topic.separator if topic else None,
-            verdict,
-            self._remote,
-            self._observed_at,
-            message,
-            content,
-            copy,
-            own=getattr(message, "from") == self._local_peer != b"",
-        )
+    def decode(self, value: bytes | None, partition: int, offset: int, stamp: int) -> Iterator[Decoded | Faulty]:
+        """Everything in one record, as the function `decode` says."""
+        frame = read_frame(value)
+        if isinstance(frame, Rejected):
+            yield unreadable(frame, value, partition, offset, stamp)
+        else:
+            yield from self.decode_frame(frame, partition, offset)
 
-    def _faulty(
-        self, place: Place, stage: str, reason: str, detail: str, data: bytes, copy: Copy, author: str = ""
-    ) -> Faulty:
-        known_by = _known_by(self._frame)
-        return Faulty(place, stage, reason, detail, data, self._observed_at, known_by, author, copy)
+    def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
+        """Everything in one frame."""
+        if frame.direction != Frame.IN:
+            return
+        if frame.protocol == BEP50:
+            if frame.payload:
+                yield _announced(frame, Place(partition, offset, 0), self._how)
+            return
+        observed_at = frame.observed_at // 1000
+        agreed = agreement(frame.hello_in, frame.hello_out, self._how.bundles)
+        for side, refused in agreed.refused:
+            hello = frame.hello_in if side == "hello_in" else frame.hello_out
+            detail = f"{side}: {refused.detail}"
+            whole = Place(partition, offset, None)
+            yield Faulty(whole, "hello", refused.reason, detail, hello, observed_at, _known_by(frame))
+        messages = gossip_messages(frame)
+        if isinstance(messages, Rejected):
+            whole = Place(partition, offset, None)
+            yield Faulty(whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame))
+            return
+        if not messages:
+            return
+        # each access to a protobuf makes a copy: read once for all messages
+        network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
+        remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
+        for index, message in enumerate(messages):
+            given = verdicts[index] if index < len(verdicts) else 0
+            judged = self._judged(message, given, network, origin, agreed.table)
+            place = Place(partition, offset, index)
+            if judged.stage:
+                stage, reason, detail, author, copy = judged[:5]
+                yield Faulty(place, stage, reason, detail, message.data, observed_at, _known_by(frame), author, copy)
+            else:
+                yield Decoded(
+                    place,
+                    judged.copy.message,
+                    judged.copy.network,
+                    origin,
+                    judged.topic,
+                    judged.topic_source,
+                    judged.separator,
+                    judged.verdict,
+                    remote,
+                    observed_at,
+                    message,
+                    judged.content,
+                    judged.copy,
+                    getattr(message, "from") == local_peer != b"",
+                )
+
+    def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Judged:
+        if message.ByteSize() > self._LARGEST:
+            return _judge(message, given, network, origin, table, self._how)
+        key = (message.SerializeToString(), given, network, origin, table)
+        judged = self._known.get(key)
+        if judged is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            judged = self._known[key] = _judge(message, given, network, origin, table, self._how)
+        return judged
+
+
+_Key = tuple[bytes, int, str, Origin, TopicTable]
+
+
+class _Judged(NamedTuple):
+    """What is found of a message, wherever it stands. A fault has a stage."""
+
+    stage: str
+    reason: str
+    detail: str
+    author: str
+    copy: Copy
+    topic: str = ""
+    topic_source: TopicSource = "name"
+    separator: Separator | None = None
+    verdict: Verdict = Verdict.NOT_CHECKED
+    content: PubsubMessage = PubsubMessage("UPDATE")
+
+
+def _judge(message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: Decoding) -> _Judged:
+    """`given`: the bridge's verdict; `network`: the frame's."""
+    name = message_topic(message, table)
+    known_as = message_id(message)
+    if isinstance(name, Rejected):
+        return _Judged("topic", name.reason, name.detail, "", Copy(network, known_as, given))
+    topic = parse_topic(name)
+    if topic is not None:
+        network = topic.network
+    copy = Copy(network, known_as, given)
+    verdict, reason = _verdict(message, name, given, how.policy(network, origin))
+    if reason:
+        return _Judged("signature", reason, "", "", copy)
+    content = read_message(message.data, how.batch_typ)
+    if isinstance(content, Rejected):
+        return _Judged("message", content.reason, content.detail, _author(message, verdict) or "", copy)
+    source: TopicSource = "name" if message.HasField("topic") else "index"
+    return _Judged("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content)
 
 
 def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:

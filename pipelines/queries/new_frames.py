@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 
 from pipelines.lake.files import DataFile, rewritten
 from pipelines.lake.lake import Lake
+from pipelines.lake.tables import read_table
 from pipelines.logic.held_frames import HeldFrames, contains, merge, overlap, side
 from pipelines.spark.held_frames import read_held_frames
-from pipelines.lake.tables import read_table
 from pipelines.transforms.archive import Passed
 from schemas.frames import DIRECTIONS
 

@@ -12,10 +12,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.lake.commits import Write
 from pipelines.lake.files import DataFile, discard
+from pipelines.lake.tables import read_table, write_files
 from pipelines.queries.plan import Plan, Width, each_batch, start_query
 from pipelines.spark.kafka import stream_topics
 from pipelines.spark.log_clock import LogClock
-from pipelines.lake.tables import read_table, write_files
 from pipelines.transforms.sink import (
     CLOCK,
     FILLED,

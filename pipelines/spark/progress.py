@@ -56,10 +56,7 @@ class _ByOneCall(JStreamingQueryListener):
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
-        import os
-        raw = jevent.progress().json()
-        with open('/tmp/progress.jsonl','a') as out: out.write(json.dumps(json.loads(raw))+'\n')
-        progress = StreamingQueryProgress.fromJson(json.loads(raw))
+        progress = StreamingQueryProgress.fromJson(json.loads(jevent.progress().json()))
         self.pylistener.onQueryProgress(QueryProgressEvent(progress))
 
 

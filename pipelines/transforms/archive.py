@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import Tally
-from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode_frame, identities, own_identity, unreadable
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities, own_identity, unreadable
 from pipelines.logic.held_frames import Sieve
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.rows import RowBuffer, columns_of
@@ -116,7 +116,8 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
     sieve = Sieve({})
     frames, copies = TableFiles(lake, "frames"), TableFiles(lake, "copies")
     out = PackedRows(IDENTITIES, now)
-    passing: set[tuple[bytes, bytes]] = set()  # what this task let through: the operators would drop it anyway
+    decoder = Decoder(how)
+    passing: set[tuple[object, ...]] = set()  # what this task let through: the operators would drop it anyway
     spans: dict[int, tuple[int, int]] = {}
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -128,15 +129,18 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
             new = sieve.passes(frame.connection, frame.direction, frame.sequence)
             if new:
                 frames.add(frame_row(partition, offset, stamp, frame), len(value))
-            for item in decode_frame(frame, partition, offset, how):
+            for item in decoder.decode_frame(frame, partition, offset):
                 if new and item.copy is not None:
                     copies.add(copy_row(item, frame))
                 if isinstance(item, Faulty):
                     yield from _faulty(out, item)
                     continue
+                signed = (item.network, item.message) if item.verdict is Verdict.GOOD else None
+                if signed in passing:
+                    continue
                 known_by = identities(item, "", how.unsigned_horizon)
                 if known_by not in passing:
-                    passing.add(known_by)
+                    passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     if out.add("messages", known_by, message_row(item)):
                         yield from out.drain()
         yield from out.drain()

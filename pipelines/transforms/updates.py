@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.known_streams import StreamsTopic, known_streams
 from pipelines.spark.rows import RowBuffer
@@ -129,6 +129,7 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
     def rows(batches: _Batches) -> _Batches:
         epoch, now = _epoch(), seen_at()
         passing: set[bytes] = set()  # identities this task let through: the operator would drop them anyway
+        decoder = Decoder(how)
         buffer = RowBuffer(_SCHEMA)
         known: Known = {}
         if separating.streams is not None:
@@ -137,7 +138,7 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
             known = streams.known
         for batch in batches:
             for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                for item in decode(value, partition, offset, stamp, how):
+                for item in decoder.decode(value, partition, offset, stamp):
                     if isinstance(item, Faulty):
                         continue
                     if item.content.type == "UPDATE":
