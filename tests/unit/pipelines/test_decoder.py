@@ -1,0 +1,82 @@
+"""pipelines.logic.decode.Decoder: what it knows of messages that came before changes nothing in what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode
+from schemas.cid import block_cid, cid_text
+from schemas.identity import peer_of, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive, write_update
+from schemas.streamid import StreamID
+from schemas.topic_table import Bundles, hello_bytes
+
+ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+TOPICS = ("/ceramic/testnet-clay", "/ceramic/mainnet", "elsewhere")
+BUNDLES = Bundles({"clay": ["/ceramic/testnet-clay"], "main": ["/ceramic/mainnet"]})
+STREAM = StreamID(3, block_cid(b"genesis")).text
+DATA = (write_update(STREAM, cid_text(block_cid(b"tip"))), write_keepalive(1), b"garbage", b"\xff", bytes(3000))
+
+
+def _message(data: bytes, topic: str, signed: bool, forged: bool) -> Message:
+    message = Message(data=data, topic=topic)
+    if signed:
+        message.seqno = b"\0\1"
+        sign(message, ANNA)
+        if forged:
+            message.signature = bytes(64)
+    return message
+
+
+MESSAGES = [
+    *(_message(*kind) for kind in product(DATA, TOPICS, (False, True), (False, True))),
+    *(Message(data=data, topicIndex=index) for data, index in product(DATA, (1, 2, 9))),
+    Message(),
+]
+
+frames = st.builds(
+    lambda messages, verdicts, agreed, **fields: Frame(
+        connection=bytes(16),
+        direction=Frame.IN,
+        protocol="/meshsub/1.2.0",
+        payload=RPC(publish=messages).SerializeToString(),
+        verdicts=bytes(verdicts),
+        hello_in=hello_bytes(BUNDLES) if agreed else b"",
+        hello_out=hello_bytes(BUNDLES) if agreed else b"",
+        **fields,
+    ),
+    st.lists(st.sampled_from(MESSAGES), max_size=4),
+    st.lists(st.integers(0, 5), max_size=4),
+    st.booleans(),
+    network=st.sampled_from(("mainnet", "testnet-clay")),
+    origin=st.sampled_from((Frame.LIVE, Frame.REPLAY)),
+    local_peer=st.sampled_from((b"", peer_of(ANNA))),
+    remote_peer=st.sampled_from((b"one", b"two")),
+    observed_at=st.integers(0, 3).map(lambda n: n * 1_000_000),
+    sequence=st.integers(1, 9),
+)
+ways = st.sampled_from([Decoding(default_policy=policy, bundles=BUNDLES) for policy in ("strict", "none", "either")])
+
+
+def _plain(items: Sequence[Decoded | Faulty]) -> list[object]:
+    """Without the one field that has no equality worth the name."""
+    return [
+        (item._replace(envelope=Message()), item.envelope.SerializeToString()) if isinstance(item, Decoded) else item
+        for item in items
+    ]
+
+
+@given(st.lists(frames, max_size=12), ways)
+def test_a_decoder_finds_what_one_that_has_seen_nothing_finds(made: list[Frame], how: Decoding) -> None:
+    decoder = Decoder(how)
+    for offset, frame in enumerate(made):
+        value = frame.SerializeToString()
+        found = list(decoder.decode(value, 1, offset, 5))
+        assert _plain(found) == _plain(list(decode(value, 1, offset, 5, how)))
