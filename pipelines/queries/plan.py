@@ -76,7 +76,7 @@ class Width:
     _SMALL = 20_000  # records
 
     def __init__(self) -> None:
-        self._records = 0
+        self._records = self._SMALL  # the first micro-batch may be all that came while Kiln stood still
 
     def fit(self, rows: DataFrame) -> DataFrame:
         """The rows in as many partitions as there are to be tasks."""

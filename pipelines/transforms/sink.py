@@ -58,6 +58,8 @@ WRITTEN = "kind string, data binary"
 RECEIVED_ROWS, CLOCK, WROTE = "received", "clock", "wrote"
 """Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands; `Wrote`."""
 
+_TASKS = 2
+
 _UPDATED_AT, _LOG_PARTITION = (
     next(place for place, column in enumerate(TABLES["updates"].columns) if column.name == name)
     for name in ("updated_at", "log_partition")
@@ -74,7 +76,8 @@ def table_rows(records: DataFrame) -> DataFrame:
     """Columns topic, partition, offset, stamp, key, value in; packed rows out: for each row its table (or another
     kind), and a digest of what makes it one row."""
     source = records.select("topic", "partition", "offset", "stamp", "key", "value")
-    return source.mapInArrow(_rows, packed_ddl(IDENTITY))
+    # A task for each partition of six topics would cost more than what there is to do.
+    return source.coalesce(_TASKS).mapInArrow(_rows, packed_ddl(IDENTITY))
 
 
 def once_each(rows: DataFrame, remembered: int) -> DataFrame:
