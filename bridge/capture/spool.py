@@ -45,6 +45,7 @@ MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
 _CHUNK: Final = 1024 * 1024  # bytes from or to disk at a time
 _BATCH: Final = 200  # frames handed to the producer at a time
+_ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
 # what kafka-python's send raises (its partitioner a ValueError), and what reading the spool does
@@ -256,6 +257,7 @@ class FrameSink:
         """All of `_REFUSED`."""
         failed = partial(self._fail, producer)
         lasts: dict[bytes, tuple[Sent, list[_Item]]] = {}
+        unasked = 0
         for item, frame in batch:
             record = producer.send(self._topic, value=frame, key=item.connection)
             record.add_errback(failed)
@@ -263,8 +265,15 @@ class FrameSink:
             items = last[1] if last is not None else []
             items.append(item)
             lasts[item.connection] = (record, items)
-        # The frames of a connection are answered in order, so one answer for the last of them is enough; a failure
-        # among them is told before it.
+            unasked += item.size
+            if unasked >= _ASKED:
+                self._ask(producer, lasts)
+                lasts, unasked = {}, 0
+        self._ask(producer, lasts)
+
+    def _ask(self, producer: StoppableProducer, lasts: dict[bytes, tuple[Sent, list[_Item]]]) -> None:
+        """By connection: its last frame, and all that an answer to that one answers. The frames of a connection are
+        answered in order, and a failure among them is told before it."""
         for record, items in lasts.values():
             record.add_callback(partial(self._acknowledge, producer, items))
 
