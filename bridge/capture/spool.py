@@ -7,7 +7,7 @@ fails before that producer could send what comes after the failure, and the next
 that is not acknowledged.
 
 A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is well, these are the
-frames of one answer time (linger of 5 ms and a round trip). When an answer takes longer than `spool_after`, all frames
+frames of one answer time (LINGER and a round trip). When an answer takes longer than `spool_after`, all frames
 go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
 most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next start sends the spool first.
 
@@ -24,24 +24,28 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from kafka.errors import KafkaError
 
 from bridge.capture.segments import Segments
-from bridge.kafka.producers import FramesProducerError, StoppableProducer
+from bridge.kafka.producers import FramesProducerError, Sent, StoppableProducer
 from bridge.status import SpoolStatus
 from schemas.frames import CONNECTION_BYTES
 from schemas.log import MAX_RECORD
 
 TICK: Final = 0.1
 """seconds: how often the spool's thread looks whether frames must go to disk"""
+LINGER: Final = 0.02
+"""seconds: how long the thread that sends lets frames gather. Waking it for each frame costs more than sending the
+frame, and a request of kafka-python's costs as much as 30 frames in it"""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """bytes: with key and headers it must fit in a request"""
 
 _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
 _CHUNK: Final = 1024 * 1024  # bytes from or to disk at a time
 _BATCH: Final = 200  # frames handed to the producer at a time
+_ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
 # what kafka-python's send raises (its partitioner a ValueError), and what reading the spool does
@@ -52,8 +56,8 @@ class SinkError(RuntimeError):
     """The spool's folder cannot be used."""
 
 
-class _Flying:
-    """A frame that the producer has and Kafka has not acknowledged."""
+class _Item:
+    """A frame in memory, or with the producer, that Kafka has not acknowledged."""
 
     __slots__ = ("at", "connection", "done", "frame", "number", "size")
 
@@ -67,9 +71,7 @@ class _Flying:
         self.done = False
 
 
-class _Outgoing(NamedTuple):
-    item: _Flying
-    frame: bytes
+_Outgoing = tuple[_Item, bytes]  # the frame once more: the spool may take it out of the item meanwhile
 
 
 class FrameSink:
@@ -118,9 +120,9 @@ class FrameSink:
         self._next = self._segments.end
         first = self._segments.first
         self._sent = self._acked = self._next if first is None else first
-        self._flying: deque[_Flying] = deque()
+        self._flying: deque[_Item] = deque()
         self._flying_bytes = 0
-        self._waiting: deque[tuple[bytes, bytes, float]] = deque()  # its last one has number _next - 1
+        self._waiting: deque[_Item] = deque()  # all in memory; its last one has number _next - 1
         self._memory = 0
 
         self._put = 0
@@ -158,7 +160,7 @@ class FrameSink:
         with self._lock:
             if self._closing:
                 raise ValueError("the sink is closed: it takes no more frames")
-            self._waiting.append((connection, frame, at))
+            self._waiting.append(_Item(self._next, connection, frame, size, at))
             self._next += 1
             self._put += 1
             self._memory += size + _OVERHEAD
@@ -239,11 +241,7 @@ class FrameSink:
                     self._kafka_error = None
             try:
                 while batch := self._take():
-                    for outgoing in batch:
-                        item = outgoing.item
-                        record = producer.send(self._topic, value=outgoing.frame, key=item.connection)
-                        record.add_callback(partial(self._acknowledge, item))
-                        record.add_errback(partial(self._fail, producer))
+                    self._hand_over(producer, batch)
             except _REFUSED as error:
                 self._fail(producer, error)
             with self._lock:
@@ -255,8 +253,33 @@ class FrameSink:
             if failure is not None:
                 self._trouble(failure)
 
+    def _hand_over(self, producer: StoppableProducer, batch: list[_Outgoing]) -> None:
+        """All of `_REFUSED`."""
+        failed = partial(self._fail, producer)
+        lasts: dict[bytes, tuple[Sent, list[_Item]]] = {}
+        unasked = 0
+        for item, frame in batch:
+            record = producer.send(self._topic, value=frame, key=item.connection)
+            record.add_errback(failed)
+            last = lasts.get(item.connection)
+            items = last[1] if last is not None else []
+            items.append(item)
+            lasts[item.connection] = (record, items)
+            unasked += item.size
+            if unasked >= _ASKED:
+                self._ask(producer, lasts)
+                lasts, unasked = {}, 0
+        self._ask(producer, lasts)
+
+    def _ask(self, producer: StoppableProducer, lasts: dict[bytes, tuple[Sent, list[_Item]]]) -> None:
+        """By connection: its last frame, and all that an answer to that one answers. The frames of a connection are
+        answered in order, and a failure among them is told before it."""
+        for record, items in lasts.values():
+            record.add_callback(partial(self._acknowledge, producer, items))
+
     def _take(self) -> list[_Outgoing]:
         """The next frames, now flying; empty: this producer is done with. OSError: the spool cannot be read."""
+        lingered = False
         while True:
             with self._lock:
                 while not self._ended and self._failure is None:
@@ -272,7 +295,11 @@ class FrameSink:
                     self._sent = in_memory  # over what cannot be read back, if that was next
                     if not self._flying:
                         self._acked = self._sent
-                    return self._take_waiting()
+                    if lingered or len(self._waiting) >= _BATCH:
+                        return self._take_waiting()
+                    lingered = True
+                    self._to_send.wait(LINGER)
+                    continue
                 number = self._sent
             kept = self._segments.read(number, min(_CHUNK, self._window))
             now = self._clock()
@@ -282,30 +309,34 @@ class FrameSink:
                 for each in kept:
                     if each.number >= in_memory:
                         break  # just written, and not yet taken out of memory
-                    item = _Flying(each.number, each.connection, None, len(each.frame), now)
+                    item = _Item(each.number, each.connection, None, len(each.frame), now)
                     self._flying.append(item)
                     self._flying_bytes += item.size
                     self._sent = item.number + 1
-                    batch.append(_Outgoing(item, each.frame))
+                    batch.append((item, each.frame))
             if batch:
                 return batch
 
     def _take_waiting(self) -> list[_Outgoing]:
         batch: list[_Outgoing] = []
-        waiting = self._waiting
-        while waiting and len(batch) < _BATCH and self._flying_bytes < self._window:
-            connection, frame, at = waiting.popleft()
-            item = _Flying(self._sent, connection, frame, len(frame), at)
-            self._flying.append(item)
+        waiting, flying, window = self._waiting, self._flying, self._window
+        while waiting and len(batch) < _BATCH and self._flying_bytes < window:
+            item = waiting.popleft()
+            assert item.frame is not None
+            flying.append(item)
             self._flying_bytes += item.size
-            self._sent += 1
-            batch.append(_Outgoing(item, frame))
+            batch.append((item, item.frame))
+        self._sent += len(batch)
         return batch
 
-    def _acknowledge(self, item: _Flying, _: object) -> None:
-        """In kafka-python's thread, once a frame; of a producer that was given up it changes nothing."""
-        item.done = True
+    def _acknowledge(self, producer: StoppableProducer, items: list[_Item], _: object) -> None:
+        """In kafka-python's thread. Of a producer that failed or was given up it changes nothing: what it has sent goes
+        again."""
         with self._lock:
+            if self._producer is not producer or self._failure is not None:
+                return
+            for item in items:
+                item.done = True
             flying = self._flying
             if not flying or not flying[0].done:
                 return  # another partition's answer
@@ -340,7 +371,8 @@ class FrameSink:
         self._sent = self._flying[0].number
         for item in reversed(self._flying):
             if item.frame is not None:  # the newest ones; the others are in the spool
-                self._waiting.appendleft((item.connection, item.frame, item.at))
+                item.done = False
+                self._waiting.appendleft(item)
         self._flying.clear()
         self._flying_bytes = 0
 
@@ -392,7 +424,7 @@ class FrameSink:
                     item.frame = None
                     self._memory -= item.size + _OVERHEAD
             while self._waiting and self._next - len(self._waiting) < end:
-                self._memory -= len(self._waiting.popleft()[1]) + _OVERHEAD
+                self._memory -= self._waiting.popleft().size + _OVERHEAD
             self._spooled += written
             self._disk_error = None
             if written < len(frames):
@@ -404,7 +436,7 @@ class FrameSink:
             return True
         if self._sent < self._next - len(self._waiting):
             return True  # older ones are in the spool
-        oldest = self._flying[0].at if self._flying else self._waiting[0][2] if self._waiting else None
+        oldest = self._flying[0].at if self._flying else self._waiting[0].at if self._waiting else None
         return oldest is not None and self._clock() - oldest > self._spool_after
 
     def _in_memory(self) -> tuple[int, list[tuple[bytes, bytes]], int]:
@@ -419,9 +451,10 @@ class FrameSink:
                 size += item.size
                 if size >= _CHUNK:
                     return first, frames, size
-        for connection, frame, _ in self._waiting:
-            frames.append((connection, frame))
-            size += len(frame)
+        for item in self._waiting:
+            assert item.frame is not None
+            frames.append((item.connection, item.frame))
+            size += item.size
             if size >= _CHUNK:
                 break
         return first, frames, size

@@ -14,6 +14,7 @@ from typing import Final, Protocol, Self, cast
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
+from kafka.partitioner import DefaultPartitioner, Partitioner
 
 from conf.errors import PrerequisiteError
 from schemas.log import MAX_RECORD
@@ -27,7 +28,10 @@ _OPTIONS: Final[Mapping[str, object]] = {
     "linger_ms": 5,
     # topics are made with their own settings; a made-up one would have the broker's defaults
     "allow_auto_create_topics": False,
+    # nobody reads them, and each request writes two dozen
+    "metrics_enabled": False,
 }
+_REMEMBERED: Final = 1024  # keys
 
 
 class FramesProducerError(PrerequisiteError):
@@ -49,13 +53,52 @@ class Producer(Protocol):
     def close(self, timeout: float | None = None) -> None: ...
 
 
+class _Cluster(Protocol):
+    def partitions_for_topic(self, topic: str) -> set[int] | None: ...
+
+
+class RememberingPartitioner:
+    """kafka-python's own choice of partition, made once for each key: its murmur2 is written in Python."""
+
+    def __init__(self) -> None:
+        self._default = DefaultPartitioner()
+        self._known: dict[tuple[str, bytes | None], tuple[set[int], int]] = {}
+
+    @property
+    def remembered(self) -> int:
+        """How many keys."""
+        return len(self._known)
+
+    def partition(
+        self, topic: str, key: object, serialized_key: bytes | None, value: object, data: bytes, cluster: _Cluster
+    ) -> int:
+        """As kafka.partitioner.Partitioner."""
+        partitions = cluster.partitions_for_topic(topic)
+        place = (topic, serialized_key)
+        known = self._known.get(place)
+        if known is not None and known[0] == partitions:
+            return known[1]
+        chosen: int = self._default.partition(topic, key, serialized_key, value, data, cluster)
+        if serialized_key is not None and partitions is not None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[place] = (partitions, chosen)
+        return chosen
+
+
+Partitioner.register(RememberingPartitioner)
+
+
 def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object] | None = None) -> Producer:
     """A KafkaProducer with Kiln's settings; `client_options` (security_protocol, sasl_…, ssl_…) override them.
 
     FramesProducerError if no broker answers or an option is wrong.
     """
     try:
-        producer = KafkaProducer(bootstrap_servers=bootstrap_servers, **{**_OPTIONS, **(client_options or {})})
+        producer = KafkaProducer(
+            bootstrap_servers=bootstrap_servers,
+            **{**_OPTIONS, "partitioner": RememberingPartitioner(), **(client_options or {})},
+        )
     except (KafkaError, AssertionError, ValueError) as error:  # kafka-python asserts that it knows every option
         raise FramesProducerError(f"no producer for {bootstrap_servers}: {error!r}") from error
     return cast(Producer, producer)
@@ -171,6 +214,8 @@ class FramesProducer:
 _STOPPABLE: Final[Mapping[str, object]] = {
     # kafka-python would give up a batch after 120 s and go on with the next one, out of order
     "delivery_timeout_ms": 2**31 - 1,
+    # who sends many records hands them over in portions; to wait for more would cost turns of kafka-python's thread
+    "linger_ms": 0,
     # a broker that is back is found at once
     "reconnect_backoff_max_ms": 1_000,
     # so that a stop need not wait long

@@ -44,10 +44,11 @@ from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.addresses import BootstrapPeer, NodeError, bootstrap_peers, free_to_listen, socket_address, tcp_address
 from bridge.node.closing import hang_up, reset, shielded
+from bridge.node.inflow import READ_BYTES
 from bridge.node.links import Inbound, Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
-from bridge.node.streams import AGENT, READ_BYTES, GossipStream, make_host, swarm_of
+from bridge.node.streams import AGENT, GossipStream, make_host, swarm_of
 from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
 from conf.backoff import pause_after

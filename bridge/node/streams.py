@@ -1,8 +1,9 @@
-"""What is changed in py-libp2p's transports, all of it: TCP reads, yamux credit and writes, who dials, what is offered.
+"""What is changed in py-libp2p's transports: yamux credit and writes, who dials, what is offered; reads: inflow.py.
 
 Every override names its reason; py-libp2p is pinned exactly, since these touch its internals (0.8.1). CPU of the
 receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
-with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too.
+with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too. The short way
+in came later (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import (
@@ -51,31 +51,14 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
-READ_BYTES: Final = 256 * 1024
+from bridge.node.inflow import BufferedTCP, InflowNoise, InflowSession
+
 CREDIT_BYTES: Final = 64 * 1024  # a window update is sent for this much that was read
 AGENT: Final = "kiln_agent"  # peerstore key of a peer's agent version
 MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 
 _ZERO_WINDOW_WAIT: Final = 0.02  # s
 _AGENT_CHARS: Final = 128
-
-
-class BufferedTCP(TrioTCPStream):
-    """A TCP stream that reads ahead: noise asks for 2 bytes, then for the rest, and each would be a system call."""
-
-    _ahead = b""
-    _at = 0
-
-    async def read(self, n: int | None = None) -> bytes:
-        if n == 0:
-            return b""
-        ahead, start = self._ahead, self._at
-        if start >= len(ahead):
-            ahead, start = await super().read(READ_BYTES), 0
-            self._ahead = ahead
-        end = len(ahead) if n is None else min(start + n, len(ahead))
-        self._at = end
-        return ahead[start:end]
 
 
 class _BufferedListener(TCPListener):
@@ -204,6 +187,11 @@ class GossipYamux(Yamux):
             if isinstance(stream, GossipStream):
                 stream.leave()
 
+    async def handle_incoming(self) -> None:
+        if isinstance(self.secured_conn, InflowSession):
+            self.secured_conn.carry(self)
+        await super().handle_incoming()
+
     async def _read_data_body(self, length: int) -> bytes:
         # stock bounds one frame by 16 MiB, logs what is over the window, and keeps it
         if length > DEFAULT_WINDOW_SIZE or any(
@@ -211,7 +199,8 @@ class GossipYamux(Yamux):
         ):
             raise trio.TooSlowError  # what the receive loop takes as the end of the connection
         # stock has a timeout around each body, at a price; a peer that stops in one only stops its own connection
-        data = await self.secured_conn.read(length)
+        secured = self.secured_conn
+        data = await (secured.read_body(length) if isinstance(secured, InflowSession) else secured.read(length))
         if len(data) != length:
             raise IncompleteReadError(
                 "the connection ended inside a yamux frame", expected_bytes=length, received_bytes=len(data)
@@ -263,7 +252,7 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
     pair = KeyPair(private, private.get_public_key())
     host = new_host(
         key_pair=pair,
-        sec_opt={NOISE: NoiseTransport(pair, noise_privkey=new_noise_key().private_key)},
+        sec_opt={NOISE: InflowNoise(pair, noise_privkey=new_noise_key().private_key)},
         transports=[BufferedTCPTransport()],
         connection_config=ConnectionConfig(
             max_connections=max_connections, min_connections=0, low_watermark=0, high_watermark=max_connections

@@ -164,6 +164,17 @@ def all_there(sink: FrameSink) -> bool:
     return sink.status().waiting == 0
 
 
+def with_the_producer(kafka: Kafka, sink: FrameSink, records: Records) -> list[Future]:
+    """The futures of records that the producer has; Kafka knows nothing of them, so the test answers."""
+    kafka.up = False
+    put(sink, records)
+    assert awaited(lambda: bool(kafka.producers) and len(kafka.producers[0].pending) == len(records))
+    futures = [future for _, _, future in kafka.producers[0].pending]
+    kafka.producers[0].pending.clear()
+    assert awaited(lambda: bool(futures[-1].callbacks))
+    return futures
+
+
 def files(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "spool").iterdir())
 
@@ -233,6 +244,33 @@ def test_refused_frame_is_not_overtaken(kafka: Kafka, new_sink: Callable[..., Fr
     kafka.back()
     assert awaited(lambda: all_there(sink))
     assert kafka.log == frames(50)
+
+
+def test_answer_to_a_later_frame_does_not_stand_for_a_refused_one(
+    kafka: Kafka, new_sink: Callable[..., FrameSink]
+) -> None:
+    sink = new_sink(spool_after=30.0)
+    first, _, last = with_the_producer(kafka, sink, frames(3))
+    first.settle(KafkaError("refused"))
+    last.settle(None)  # a broker may be faster than the stop
+    assert sink.status().acknowledged == 0
+    kafka.back()
+    assert awaited(lambda: all_there(sink))
+    assert kafka.log == frames(3)
+
+
+def test_frames_count_as_acknowledged_in_the_order_of_the_line(
+    kafka: Kafka, new_sink: Callable[..., FrameSink]
+) -> None:
+    sink = new_sink(spool_after=30.0)
+    futures = with_the_producer(kafka, sink, [*frames(2, A), *frames(2, B), *frames(1, A, 2)])
+    for at in (0, 1, 4):
+        futures[at].settle(None)
+    assert awaited(lambda: sink.status().acknowledged == 2)  # the third, of B, is not answered
+    for at in (2, 3):
+        futures[at].settle(None)
+    assert awaited(lambda: all_there(sink))
+    assert sink.status().acknowledged == 5
 
 
 def test_full_spool_says_so_and_loses_nothing(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""The short way in: from TCP to the buffers of a connection's streams, for yamux frames that are data and nothing else.
+
+Stock takes such a frame through twenty coroutines, four locks and as many formatted debug lines. CPU of a receiver for
+a signed 300-byte message alone in its frame is in docs/performance.md. All other yamux frames take the stock way.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import trio
+from libp2p.abc import IRawConnection, ISecureConn
+from libp2p.io.exceptions import ConnectionClosedError, IncompleteReadError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.noise.io import NoiseTransportReadWriter
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.security.secure_session import SecureSession
+from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, HEADER_SIZE, Yamux
+
+READ_BYTES: Final = 256 * 1024
+
+_BETWEEN_CHECKPOINTS: Final = 32  # yamux frames
+_PLAIN_DATA: Final = bytes(4)  # how the header begins: version 0, type data, no flags
+_STREAM_AND_LENGTH: Final = Struct(">4xII")
+
+
+class BufferedTCP(TrioTCPStream):
+    """A TCP stream that reads ahead: noise asks for 2 bytes, then for the rest, and each would be a system call."""
+
+    _ahead = b""
+    _at = 0
+
+    async def read(self, n: int | None = None) -> bytes:
+        if n == 0:
+            return b""
+        ahead, start = self._ahead, self._at
+        if start >= len(ahead):
+            ahead, start = await super().read(READ_BYTES), 0
+            self._ahead = ahead
+        end = len(ahead) if n is None else min(start + n, len(ahead))
+        self._at = end
+        return ahead[start:end]
+
+    def noise_message(self) -> bytes | None:
+        """The next noise message without its length, if all of it was read ahead."""
+        ahead, start = self._ahead, self._at + 2
+        if start > len(ahead):
+            return None
+        end = start + (ahead[start - 2] << 8 | ahead[start - 1])
+        if end > len(ahead):
+            return None
+        self._at = end
+        return ahead[start:end]
+
+
+class InflowSession(SecureSession):
+    """A noise session. Once it carries a yamux connection, `read` of a header gives only those of frames that are not
+    plain data of a known stream; plain data it has put into the stream's buffer before."""
+
+    _yamux: Yamux | None = None
+    _tcp: BufferedTCP | None = None
+    _plain = b""
+    _at = 0  # what is before is read
+
+    def carry(self, yamux: Yamux) -> None:
+        """From now on yamux frames come, of this connection."""
+        self._yamux = yamux
+        noise = self.conn
+        raw = noise.read_writer.read_write_closer if isinstance(noise, NoiseTransportReadWriter) else None
+        stream = raw.stream if isinstance(raw, RawConnection) else None
+        self._tcp = stream if isinstance(stream, BufferedTCP) else None
+
+    async def read(self, n: int | None = None) -> bytes:
+        """As stock but for a yamux header, which is what is asked for in HEADER_SIZE bytes; its body: `read_body`."""
+        if n == HEADER_SIZE and self._yamux is not None:
+            return await self._header(self._yamux)
+        if n is None:
+            rest, self._plain, self._at = self._plain[self._at :], b"", 0
+            return rest or await self._message()
+        return await self.read_body(n)
+
+    async def read_body(self, n: int) -> bytes:
+        """`n` bytes, or fewer where the connection ends in them. ConnectionClosedError: it ends before them."""
+        start = self._at
+        end = start + n
+        if end <= len(self._plain):
+            self._at = end
+            return self._plain[start:end]
+        parts = [self._plain[start:]]
+        had = len(parts[0])
+        self._plain, self._at = b"", 0
+        while had < n:
+            try:
+                part = await self._message()
+            except ConnectionClosedError:
+                if not had:
+                    raise
+                return b"".join(parts)
+            had += len(part)
+            parts.append(part)
+        surplus = had - n
+        if surplus:
+            self._plain = parts[-1]
+            self._at = len(self._plain) - surplus
+            parts[-1] = self._plain[: self._at]
+        return b"".join(parts)
+
+    async def _message(self) -> bytes:
+        """One noise message, decrypted. ConnectionClosedError: it is empty, which stock takes for the end."""
+        noise, tcp = self.conn, self._tcp
+        whole = tcp.noise_message() if tcp is not None else None
+        if whole is not None and isinstance(noise, NoiseTransportReadWriter):
+            plain = noise.decrypt(whole)
+        else:
+            plain = await noise.read_msg()
+        if not plain:
+            raise ConnectionClosedError("Connection closed")
+        return plain
+
+    async def _header(self, yamux: Yamux) -> bytes:
+        streams, buffers, events = yamux.streams, yamux.stream_buffers, yamux.stream_events
+        taken = 0
+        while True:
+            header = await self.read_body(HEADER_SIZE)
+            if not header.startswith(_PLAIN_DATA) or len(header) != HEADER_SIZE:
+                return header
+            number, length = _STREAM_AND_LENGTH.unpack(header)
+            stream = streams.get(number)
+            if stream is None or stream.closed or length > DEFAULT_WINDOW_SIZE:
+                return header
+            data = await self.read_body(length) if length else b""
+            if len(data) != length:
+                raise IncompleteReadError(
+                    "the connection ended inside a yamux frame", expected_bytes=length, received_bytes=len(data)
+                )
+            # no lock: nothing waits between here and the end of the turn, and the stream may have gone meanwhile
+            buffer, event = buffers.get(number), events.get(number)
+            if buffer is not None and event is not None:
+                buffer += data
+                stream.recv_window -= length
+                if len(buffer) > DEFAULT_WINDOW_SIZE:
+                    raise trio.TooSlowError  # over its window: stock only logs that; here it ends the connection
+                event.set()
+            taken += 1
+            if not taken % _BETWEEN_CHECKPOINTS:
+                await trio.lowlevel.checkpoint()
+
+
+class InflowNoise(NoiseTransport):
+    """Noise with sessions of this kind."""
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        return _inflow(await super().secure_inbound(conn))
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
+        return _inflow(await super().secure_outbound(conn, peer_id))
+
+
+def _inflow(session: ISecureConn) -> ISecureConn:
+    # the stock class is written into the handshake; only methods differ, so the object can change its class
+    if type(session) is SecureSession:
+        session.__class__ = InflowSession
+    return session
