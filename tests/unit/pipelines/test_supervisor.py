@@ -119,10 +119,10 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    with pytest.raises(GaveUpError, match=r"^messages has no checkpoint in .*, yet the tables messages in "):
-        Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
-    (settings.checkpoints / "messages").mkdir(parents=True)
-    Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
+    with pytest.raises(GaveUpError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
+        Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
+    (settings.checkpoints / "archive").mkdir(parents=True)
+    Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
 
 
 @pytest.mark.parametrize(
