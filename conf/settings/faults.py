@@ -13,6 +13,13 @@ from pydantic_core import ErrorDetails
 
 from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
 
+_MESSAGES = "the query archive writes messages now"
+_GONE: Mapping[Keys, str] = {
+    ("jobs", "messages"): f"{_MESSAGES}: take this section out",
+    ("jobs", "run", "messages"): f"{_MESSAGES}: name archive in its place, once",
+}
+"""Settings, and queries in `jobs.run`, that an earlier Kiln had; and what to do."""
+
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """A line for each variable that has Kiln's prefix and names no setting."""
@@ -25,7 +32,9 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
             continue
         if any(free and upper.startswith(f"{key}__") for key, free in names.items()):
             continue
-        yield f"environment {name}: no such setting{nearest(upper, [*names, CONFIG_VARIABLE])}"
+        gone = next((why for keys, why in _GONE.items() if f"{upper}__".startswith(f"{variable(keys)}__")), None)
+        hint = f": {gone}" if gone else nearest(upper, [*names, CONFIG_VARIABLE])
+        yield f"environment {name}: no such setting{hint}"
 
 
 def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
@@ -74,8 +83,13 @@ def problem(details: ErrorDetails, places: Places) -> str:
     known = known_keys()
     message = _PARSING.sub("", details["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     match details["type"]:
+        case "extra_forbidden" if keys in _GONE:
+            return f"{places.name(keys)}: {dotted(keys)}: no such setting: {_GONE[keys]}"
         case "extra_forbidden":
             return f"{places.name(keys)}: {dotted(keys)}: no such setting{_nearest_key(keys, known)}"
+        case "literal_error" if (*keys, str(details["input"])) in _GONE:
+            gone = _GONE[*keys, str(details["input"])]
+            return f"{places.name(keys)}: {dotted(keys)} = {json.dumps(details['input'])}: no such query: {gone}"
         case "missing":
             return f"{places.name(keys[:-1])}: {dotted(keys)}: missing, and it has no default"
         case "model_type":

@@ -40,6 +40,7 @@ class Snapshots:
         self._duration = duration
         self._started = started
         self._messages: dict[str, int] = {}
+        self._copies: int | None = None
         self._counting = threading.Lock()
         self._first_end: int | None = None
         self._before: tuple[float, int] = (started, 0)  # when, and how many frames there were
@@ -49,8 +50,9 @@ class Snapshots:
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
         """Takes counts that a query reports of a micro-batch."""
-        if query == "messages":
+        if query == "archive":
             with self._counting:
+                self._copies = (self._copies or 0) + counts.get("copies", 0)
                 for name, number in counts.items():
                     if name.isupper():  # types; reasons are counted from the topic `quarantine`
                         self._messages[name] = self._messages.get(name, 0) + number
@@ -67,7 +69,6 @@ class Snapshots:
         """The run at this moment. `now`: monotonic s; `errors`: of what is no query, in words."""
         self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
         progress, seen, messages = queries.progress, self._watch.seen, self.messages
-        decoded = progress.get("messages")
         return Snapshot(
             network=self._network,
             mode=self._mode,
@@ -76,7 +77,7 @@ class Snapshots:
             frames=self.frames,
             frames_rate=self._rate,
             messages=messages,
-            copies=sum(messages.values()) + decoded.duplicates if decoded else None,
+            copies=self._copies,
             open_separators=len(self._watch.open),
             batches=seen.batches,
             newest_batches=tuple(seen.newest),

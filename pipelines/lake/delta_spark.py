@@ -6,15 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
+from delta.exceptions import ConcurrentTransactionException
 from py4j.java_gateway import JVMView
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
-
-_CONCURRENT = "ConcurrentTransactionException"
 
 
 class DeltaSparkCommits:
@@ -41,10 +39,8 @@ class DeltaSparkCommits:
         append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
         try:
             transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
-        except Py4JJavaError as error:
-            if _CONCURRENT in str(error.java_exception):
-                raise second_writer(table, write) from error
-            raise
+        except ConcurrentTransactionException as error:
+            raise second_writer(table, write) from error
         return True
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,6 +21,9 @@ from schemas.tables import TABLES
 
 FILE_BYTES = 128 << 20
 """A file that has reached this size is closed, and the next one begun."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
@@ -133,11 +136,13 @@ class _Range:
 
 def _stats(rows: int, ranges: dict[str, _Range]) -> str:
     known = {name: found for name, found in ranges.items() if found.least is not None}
+    least = {name: _value(found.least, found.times) for name, found in known.items()}
+    greatest = {name: _value(found.greatest, found.times) for name, found in known.items()}
     return json.dumps(
         {
             "numRecords": rows,
-            "minValues": {name: _value(found.least, found.times) for name, found in known.items()},
-            "maxValues": {name: _value(found.greatest, found.times) for name, found in known.items()},
+            "minValues": {name: value for name, value in least.items() if value is not None},
+            "maxValues": {name: value for name, value in greatest.items() if value is not None},
             "nullCount": {name: found.nulls for name, found in ranges.items()},
         },
         ensure_ascii=False,
@@ -145,10 +150,13 @@ def _stats(rows: int, ranges: dict[str, _Range]) -> str:
 
 
 def _value(value: object, time: bool) -> object:
-    """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601."""
+    """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601. None: a time of a year that has
+    not four digits, which no reader could read; a reader then takes the file as one that may hold any."""
     if not time or not isinstance(value, int):
         return value
-    return datetime.fromtimestamp(value // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{value % 1_000_000:06d}Z"
+    if not _FIRST <= value <= _LAST:
+        return None
+    return (_EPOCH + timedelta(microseconds=value)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def discard(lake: Lake, files: Iterable[DataFile]) -> None:

@@ -62,7 +62,8 @@ class _Archive:
         self._commit("frames", frames, write)
         self._commit("copies", copies, write)
         self._width.saw(sum(high - low + 1 for each in passed for low, high in each.spans.values()))
-        plan.report("archive", sum((Counter(each.counts) for each in wrote), Counter()))
+        counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
+        plan.report("archive", {**counts, "copies": sum(each.good for each in passed)})
 
     def _commit(self, table: str, files: list[DataFile], write: Write) -> None:
         if files and not self._plan.commits.commit(table, files, write):

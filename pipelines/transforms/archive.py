@@ -56,12 +56,14 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
     """What a task of the first stage made of its records.
 
     `spans`: partition to first and last offset. `taken`: the frames in the files, as `held_frames.HeldFrames`.
+    `good`: copies of good messages.
     """
 
     spans: dict[int, tuple[int, int]]
     taken: dict[bytes, list[tuple[int, int]]]
     frames: list[DataFile]
     copies: list[DataFile]
+    good: int = 0
 
 
 class Wrote(msgspec.Struct, frozen=True, array_like=True):
@@ -119,6 +121,7 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
     decoder = Decoder(how)
     passing: set[tuple[object, ...]] = set()  # what this task let through: the operators would drop it anyway
     spans: dict[int, tuple[int, int]] = {}
+    good = 0
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
@@ -135,6 +138,7 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
                 if isinstance(item, Faulty):
                     yield from _faulty(out, item)
                     continue
+                good += 1
                 signed = (item.network, item.message) if item.verdict is Verdict.GOOD else None
                 if signed in passing:
                     continue
@@ -145,7 +149,7 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
                         yield from out.drain()
         yield from out.drain()
     if spans:
-        told = Passed(spans, sieve.taken, frames.close(), copies.close())
+        told = Passed(spans, sieve.taken, frames.close(), copies.close(), good)
         out.add(PASSED, (task, task), (msgspec.msgpack.encode(told),))
         yield from out.drain()
 

@@ -96,6 +96,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         "conf": '{"spark.a.b": "c"}',
         "bundles": '{"clay": ["/ceramic/testnet-clay"]}',
         "send": "eager",
+        "writer": "delta-spark",
         "run": "archive,batch",
         "default": "either",
         "bootstrap": "broker:9092",
@@ -209,10 +210,23 @@ def test_a_wrong_value_is_named_with_its_place_and_what_is_expected(
     monkeypatch.setenv("KILN_KAFKA__FRAMES_PARTITIONS", "many")
     text = problems(path)
     assert f'{path}:2: batch.window = 1: expected a duration such as "100ms"' in text
-    assert f"{path}:4: jobs.run = \"bach\": expected 'archive', 'messages', 'updates', 'batch' or 'sink'" in text
+    assert f"{path}:4: jobs.run = \"bach\": expected 'archive', 'updates', 'batch' or 'sink'" in text
     assert (
         'environment KILN_KAFKA__FRAMES_PARTITIONS: kafka.frames_partitions = "many": expected a valid integer' in text
     )
+
+
+def test_a_settings_file_from_when_messages_was_a_query_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, '[jobs]\nrun = ["archive", "messages", "sink"]\n[jobs.messages]\ntrigger = "2s"\n')
+    gone = "the query archive writes messages now"
+    assert sorted(problems(path).splitlines()) == [
+        f'{path}:2: jobs.run = "messages": no such query: {gone}: name archive in its place, once',
+        f"{path}:3: jobs.messages: no such setting: {gone}: take this section out",
+    ]
+    monkeypatch.setenv("KILN_JOBS__MESSAGES__TRIGGER", "2s")
+    assert problems() == f"environment KILN_JOBS__MESSAGES__TRIGGER: no such setting: {gone}: take this section out"
 
 
 def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,7 @@ from deploy.traffic.replay import replay
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding, Faulty, decode, identities
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of
-from pipelines.transforms.archive import FRAMES, frame_row
-from pipelines.transforms.messages import MESSAGES, _message_row
+from pipelines.transforms.archive import FRAMES, MESSAGES, frame_row, message_row
 from schemas.frames import read_rpc
 from schemas.identity import Verdict, peer_of, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -96,7 +95,7 @@ class World:
                     continue
                 digests = identities(item, "", how.unsigned_horizon)
                 if self._known.isdisjoint(digests):
-                    good.add(_message_row(item, how)[0][: len(MESSAGES)])
+                    good.add(message_row(item))
                 self._known.update(digests)
         for name, rows in (("frames", stored), ("messages", good), ("quarantine", bad)):
             for batch in rows.drain():

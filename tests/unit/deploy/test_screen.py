@@ -25,12 +25,13 @@ from deploy.show.views import LineView, LiveView, open_view
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
+from schemas.queries import QUERIES
 from schemas.tables import TABLES
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
 CID = "bafyreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"
 PHASES: tuple[QueryPhase, ...] = ("running", "idle", "restarting", "failed", "starting")
-NAMES = ("archive", "messages", "updates", "batch", "sink")
+NAMES = ("quality", *QUERIES)  # as many as there are phases
 
 FULL = Snapshot(
     network="local-demo",
@@ -212,7 +213,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
         "messages 7,721 x3.0",
         "batches 211",
         "p50 380 ms p99 810 ms",
-        "messages 212",
+        "archive 212",
         "updates restarting",
         "batch failed",
         "error: sink: disk is full",

@@ -15,7 +15,7 @@ from deploy.observe.watch import Watch
 from pipelines.spark.progress import QueryProgress
 from pipelines.supervisor import Supervisor
 
-NAMES: tuple[JobName, ...] = ("messages", "batch")
+NAMES: tuple[JobName, ...] = ("archive", "batch")
 ENDS = {"kiln.frames": {0: 10, 1: 5}}
 
 
@@ -44,10 +44,12 @@ def test_frames_count_from_the_first_snapshot_and_the_rate_from_the_one_before()
 
 def test_messages_are_counted_by_type_and_reasons_are_not() -> None:
     snapshots, queries = made()
-    snapshots.count("messages", {"UPDATE": 3, "bad_tip": 7})
-    snapshots.count("messages", {"UPDATE": 2, "QUERY": 1})
-    snapshots.count("updates", {"UPDATE": 100})
-    assert snapshots.take(101.0, {}, queries, None, ()).messages == {"UPDATE": 5, "QUERY": 1}
+    assert snapshots.take(101.0, {}, queries, None, ()).copies is None
+    snapshots.count("archive", {"UPDATE": 3, "bad_tip": 7, "copies": 9})
+    snapshots.count("archive", {"UPDATE": 2, "QUERY": 1, "copies": 4})
+    snapshots.count("updates", {"UPDATE": 100, "copies": 100})
+    taken = snapshots.take(101.0, {}, queries, None, ())
+    assert (taken.messages, taken.copies) == ({"UPDATE": 5, "QUERY": 1}, 13)
 
 
 def test_bridge_and_errors_are_passed_on() -> None:

@@ -1,28 +1,66 @@
-"""pipelines.transforms.archive: a frame to its row of `frames` and its rows of `copies`, in the tables' columns."""
+"""pipelines.transforms.archive: records of `kiln.frames` to rows of `frames`, `copies` and `messages`, as files hold
+them, and to what goes to quarantine."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.lake.files import DataFile
+from pipelines.lake.lake import Lake
+from pipelines.logic.breaker import Tally
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode, identities, own_identity
+from pipelines.logic.held_frames import side
 from pipelines.spark.rows import RowBuffer, arrow_schema
-from pipelines.transforms.archive import COPIES, FRAMES, copy_rows, frame_row
+from pipelines.transforms.archive import (
+    COPIES,
+    FAULT,
+    FRAMES,
+    MESSAGES,
+    PASSED,
+    WROTE,
+    Passed,
+    Wrote,
+    _written,
+    copy_row,
+    fault_rows,
+    frame_row,
+    message_row,
+    packed,
+)
+from pipelines.transforms.packed import pack, unpack
 from schemas.frames import read_frame
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive, write_query, write_response, write_update
+from schemas.records import decode_quarantine, parse_quarantine_key
 from schemas.reject import Rejected
 from schemas.tables import TABLES, Column
 from schemas.topic_table import Bundles, hello_bytes
 
+STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
+MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
+TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+CLAY = "/ceramic/testnet-clay"
+
 ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
 
 NO_BUNDLES = Bundles()
+NOW = 1_800_000_000_000_000
+TASK = b"the task's digest"
 
 
 def frame(**fields: object) -> Frame:
@@ -129,6 +167,85 @@ def test_a_length_beyond_a_bigint_does_not_stop_the_query() -> None:
         to_arrow(FRAMES, frame_row(0, 0, 0, read))
 
 
+# ---------------------------------------------------------------- records in, files and packed rows out
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    made = Lake(str(tmp_path_factory.mktemp("lake")))
+    made.create(("frames", "copies", "messages"))
+    return made
+
+
+def in_files(lake: Lake, files: Sequence[DataFile]) -> list[dict[str, object]]:
+    """The rows in files, with times as µs."""
+    found: list[dict[str, object]] = []
+    for file in files:
+        table = pq.read_table(Path(lake.table(file.table)) / file.name)
+        for place, field in enumerate(table.schema):
+            if pa.types.is_timestamp(field.type):
+                table = table.set_column(place, field.name, table[field.name].cast(pa.int64()))
+        assert table.num_rows == file.rows
+        found += table.to_pylist()
+    return found
+
+
+class PackedRow(NamedTuple):
+    kind: str
+    early: bytes
+    late: bytes
+    row: list[object]
+
+
+class Made(NamedTuple):
+    """What `packed` makes of records."""
+
+    rows: list[PackedRow]
+    passed: Passed
+    frames: list[dict[str, object]]
+    copies: list[dict[str, object]]
+
+
+Record = Frame | bytes | None
+
+
+def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
+    """Records (partition, offset, value) as Arrow batches of two records."""
+    values = [
+        (part, at, 1_600_000_000_000_000 + at, value.SerializeToString() if isinstance(value, Frame) else value)
+        for part, at, value in records
+    ]
+    types = {"partition": pa.int32(), "offset": pa.int64(), "stamp": pa.int64(), "value": pa.binary()}
+    for start in range(0, len(values), 2):
+        columns = zip(*values[start : start + 2], strict=True)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types.values(), strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names=list(types))
+
+
+def make(lake: Lake, *records: tuple[int, int, Record], how: Decoding | None = None) -> Made:
+    rows: list[PackedRow] = []
+    told: list[Passed] = []
+    for batch in packed(batches_of(*records), how or Decoding("either"), lake, NOW, TASK):
+        assert batch.schema.names == ["kind", "early", "late", "data", "seen_at"]
+        assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
+        for each in batch.to_pylist():
+            row = unpack(each["data"])
+            if each["kind"] == PASSED:
+                assert each["early"] == each["late"] == TASK
+                (data,) = row
+                assert isinstance(data, bytes)
+                told.append(msgspec.msgpack.decode(data, type=Passed))
+            else:
+                assert not told, "what a task tells of itself comes last"
+                rows.append(PackedRow(each["kind"], each["early"], each["late"], row))
+    (passed,) = told
+    return Made(rows, passed, in_files(lake, passed.frames), in_files(lake, passed.copies))
+
+
+def in_turn(*values: Record) -> list[tuple[int, int, Record]]:
+    return [(3, 77 + number, value) for number, value in enumerate(values)]
+
+
 # ---------------------------------------------------------------- copies
 
 
@@ -136,21 +253,26 @@ def rpc(*messages: Message) -> bytes:
     return RPC(publish=messages).SerializeToString()
 
 
-def copies(made: Frame, bundles: Bundles = NO_BUNDLES) -> list[dict[str, object]]:
-    return [named(COPIES, row) for row in copy_rows(3, 77, made, bundles)]
+def copies(lake: Lake, made: Frame, bundles: Bundles = NO_BUNDLES) -> list[dict[str, object]]:
+    """Rows of `copies`, out of the file that a task wrote; what the decoder makes of the frame is the same."""
+    how = Decoding(bundles=bundles)
+    items = [item for item in Decoder(how).decode_frame(made, 3, 77) if item.copy is not None]
+    found = make(lake, (3, 77, made), how=how).copies
+    assert found == [named(COPIES, copy_row(item, made)) for item in items]
+    return found
 
 
-def signed(topic: str) -> Message:
-    message = Message(data=b"data", topic=topic, seqno=b"\0\1")
-    sign(message, ANNA)
+def signed(topic: str, data: bytes = b"data", seqno: bytes = b"\0\1", key: Ed25519PrivateKey = ANNA) -> Message:
+    message = Message(data=data, topic=topic, seqno=seqno)
+    sign(message, key)
     return message
 
 
-def test_every_message_in_a_frame_has_a_row() -> None:
-    messages = [signed("/ceramic/testnet-clay"), Message(data=b"garbage", topic="/ceramic/mainnet"), Message()]
+def test_every_message_in_a_frame_has_a_row(lake: Lake) -> None:
+    messages = [signed(CLAY), Message(data=b"garbage", topic="/ceramic/mainnet"), Message()]
     made = frame(payload=rpc(*messages), verdicts=b"\1\4")
     assert TABLES["copies"].columns == COPIES
-    first, second, third = copies(made)
+    first, second, third = copies(lake, made)
     assert first == {
         "network": "testnet-clay",
         "message": f"{peer_text(peer_of(ANNA))}/0001",
@@ -164,17 +286,16 @@ def test_every_message_in_a_frame_has_a_row() -> None:
     assert (second["message"], second["network"]) == ("sha256/" + hashlib.sha256(b"garbage").hexdigest(), "mainnet")
     assert [row["verdict"] for row in (first, second, third)] == [1, 4, 0]
     assert [row["message_index"] for row in (first, second, third)] == [0, 1, 2]
-    to_arrow(COPIES, *copy_rows(3, 77, made, NO_BUNDLES))
 
 
-def test_the_network_is_the_topics_else_the_frames() -> None:
+def test_the_network_is_the_topics_else_the_frames(lake: Lake) -> None:
     payload = rpc(
-        Message(topic="/ceramic/testnet-clay"),
+        Message(topic=CLAY),
         Message(topic="elsewhere"),
         Message(topicIndex=1),
         Message(topic="?????"),
     ).replace(b"?????", b"abc\xff\xfe")
-    assert [row["network"] for row in copies(frame(payload=payload))] == [
+    assert [row["network"] for row in copies(lake, frame(payload=payload))] == [
         "testnet-clay",
         "mainnet",
         "mainnet",
@@ -182,13 +303,13 @@ def test_the_network_is_the_topics_else_the_frames() -> None:
     ]
 
 
-def test_the_network_of_an_indexed_topic_is_that_of_its_name() -> None:
-    bundles = Bundles({"clay": ["/ceramic/testnet-clay"]})
-    message = signed("/ceramic/testnet-clay")
+def test_the_network_of_an_indexed_topic_is_that_of_its_name(lake: Lake) -> None:
+    bundles = Bundles({"clay": [CLAY]})
+    message = signed(CLAY)
     message.ClearField("topic")
     message.topicIndex = 1
     made = frame(payload=rpc(message), hello_in=hello_bytes(bundles), hello_out=hello_bytes(bundles))
-    (found,), (unknown,) = copies(made, bundles), copies(made)
+    (found,), (unknown,) = copies(lake, made, bundles), copies(lake, made)
     assert (found["network"], unknown["network"]) == ("testnet-clay", "mainnet")
     assert found["message"] == unknown["message"] == f"{peer_text(peer_of(ANNA))}/0001"
 
@@ -204,5 +325,229 @@ def test_the_network_of_an_indexed_topic_is_that_of_its_name() -> None:
         pytest.param({"payload": rpc(Message(data=b"x")), "protocol": "bep50"}, id="datagram"),
     ],
 )
-def test_what_has_no_copies(fields: dict[str, object]) -> None:
-    assert copies(frame(**fields)) == []
+def test_what_has_no_copies(lake: Lake, fields: dict[str, object]) -> None:
+    made = frame(**fields)
+    assert copies(lake, made) == []
+    assert [row["payload"] for row in make(lake, (3, 77, made)).frames] == [fields["payload"]]
+
+
+def test_what_is_no_copy_has_no_row() -> None:
+    (fault,) = decode(b"\xff", 3, 77, 0, Decoding())
+    with pytest.raises(ValueError, match="no copy of a message"):
+        copy_row(fault, frame())
+
+
+# ---------------------------------------------------------------- one decode for all tables
+
+
+UPDATE = signed(CLAY, write_update(STREAM, TIP, MODEL))
+ASKED = Message(data=write_query(STREAM), topic=CLAY)
+ANSWER = signed(CLAY, write_response("id", {STREAM: TIP}), b"\0\2")
+GARBAGE = signed(CLAY, b"garbage", b"\0\3")
+
+
+def heard(*messages: Message, **fields: object) -> Frame:
+    """A frame whose messages the bridge has not checked."""
+    return frame(**{"payload": rpc(*messages), "verdicts": b"", "hello_in": b"", "hello_out": b"", **fields})
+
+
+def test_the_rows_of_a_frame_are_in_the_file(lake: Lake) -> None:
+    made = make(lake, (3, 77, frame()))
+    assert made.frames == [named(FRAMES, frame_row(3, 77, 1_600_000_000_000_077, frame()))]
+
+
+def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake) -> None:
+    how = Decoding("either")
+    sent = heard(ANSWER, ASKED, GARBAGE)
+    made = make(lake, *in_turn(sent))
+    items = list(decode(sent.SerializeToString(), 3, 77, 0, how))
+    assert [row.kind for row in made.rows] == ["messages", "messages", FAULT]
+    for row, item in zip(made.rows, items, strict=True):
+        if isinstance(item, Decoded):
+            assert (row.early, row.late) == identities(item, "", how.unsigned_horizon)
+            assert row.row == unpack(pack(message_row(item)))
+        else:
+            assert row.early == row.late == own_identity(item)
+            ((_, expected),) = fault_rows(item)
+            assert row.row == list(expected)
+    reason, author, key, value = made.rows[2].row
+    assert isinstance(key, bytes)
+    assert isinstance(value, bytes)
+    assert (reason, author) == ("invalid_json", peer_text(peer_of(ANNA)))
+    assert parse_quarantine_key(key)[:3] == (3, 77, 2)
+    assert decode_quarantine(value).data == b"garbage"
+
+
+def test_copies_of_a_message_are_all_kept_and_pass_the_task_once(lake: Lake) -> None:
+    sent = [heard(UPDATE, UPDATE), heard(UPDATE, sequence=8), heard(UPDATE, connection=b"c" * 16)]
+    made = make(lake, *in_turn(*sent))
+    assert [(row["kafka_offset"], row["message_index"]) for row in made.copies] == [(77, 0), (77, 1), (78, 0), (79, 0)]
+    assert [row.kind for row in made.rows] == ["messages"]
+    assert made.passed.good == 4
+    assert [row["kafka_offset"] for row in made.frames] == [77, 78, 79]
+
+
+def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
+    """The bridge was killed and sent it again. A fault in it is known as the one that was there."""
+    sent, other = heard(UPDATE, GARBAGE), heard(GARBAGE, sequence=8)
+    made = make(lake, *in_turn(sent, other, sent))
+    assert [row["kafka_offset"] for row in made.frames] == [77, 78]
+    assert [row["kafka_offset"] for row in made.copies] == [77, 77, 78]
+    faults = [row.early for row in made.rows if row.kind == FAULT]
+    assert (len(faults), len(set(faults))) == (3, 2)
+    assert made.passed.good == 2
+    assert made.passed.taken == {side(b"0123456789abcdef", Frame.IN): [(7, 8)]}
+
+
+def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:
+    records: list[tuple[int, int, Record]] = [
+        *((0, 5 + n, heard(UPDATE, sequence=1 + n)) for n in range(3)),
+        (2, 40, b"no frame"),
+        (2, 41, None),
+    ]
+    made = make(lake, *records)
+    assert made.passed.spans == {0: (5, 7), 2: (40, 41)}
+    assert [row.kind for row in made.rows] == ["messages", FAULT, FAULT]
+    assert {row.row[0] for row in made.rows[1:]} == {"frame_malformed"}
+    assert [row["kafka_offset"] for row in made.frames] == [5, 6, 7]
+
+
+def test_a_task_without_records_says_and_writes_nothing(lake: Lake) -> None:
+    assert list(packed(batches_of(), Decoding(), lake, NOW, TASK)) == []
+
+
+def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
+    made = make(lake, *in_turn(b"no frame"))
+    assert (made.passed.frames, made.passed.copies) == ([], [])
+
+
+def test_a_frame_of_many_messages_makes_batches_of_bounded_length(lake: Lake) -> None:
+    sent = heard(*(Message(data=write_keepalive(n, "1"), topic=CLAY) for n in range(12_000)))
+    lengths = [batch.num_rows for batch in packed(batches_of((0, 0, sent)), Decoding("none"), lake, NOW, TASK)]
+    assert lengths == [5_000, 5_000, 2_000, 1]
+
+
+# ---------------------------------------------------------------- the second stage
+
+
+class Second(NamedTuple):
+    """What `written` makes of rows."""
+
+    told: Wrote
+    others: list[tuple[str, bytes | None, bytes]]
+    messages: list[dict[str, object]]
+
+
+def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
+    schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
+    batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
+    found = [tuple(row.values()) for batch in _written(lake)(batches) for row in batch.to_pylist()]
+    kind, _, value = found.pop()
+    assert kind == WROTE
+    told = msgspec.msgpack.decode(value, type=Wrote)
+    return Second(told, found, in_files(lake, told.messages))
+
+
+def first_stage(lake: Lake, *values: Record) -> list[tuple[str, bytes]]:
+    made = packed(batches_of(*in_turn(*values)), Decoding("either"), lake, NOW, TASK)
+    return [(row["kind"], row["data"]) for batch in made for row in batch.to_pylist()]
+
+
+def as_read(row: tuple[object, ...]) -> dict[str, object]:
+    """A row of `messages` as a file gives it back."""
+    found = named(MESSAGES, row)
+    tips = found["tips"]
+    return {**found, "tips": list(map(tuple, tips)) if isinstance(tips, list) else None}
+
+
+def test_messages_are_in_the_file_as_they_were_decoded(lake: Lake) -> None:
+    sent = heard(UPDATE, ANSWER, ASKED, Message(data=write_keepalive(5, "2.35.0", "0.9"), topic=CLAY))
+    items = [
+        item for item in decode(sent.SerializeToString(), 3, 77, 0, Decoding("either")) if isinstance(item, Decoded)
+    ]
+    found = write(lake, *first_stage(lake, sent))
+    assert TABLES["messages"].columns == MESSAGES
+    assert found.messages == [as_read(message_row(item)) for item in items]
+    assert found.messages[1]["tips"] == [(STREAM, TIP)]
+    assert found.told.counts == {"UPDATE": 1, "RESPONSE": 1, "QUERY": 1, "KEEPALIVE": 1}
+    assert [kind for kind, _, _ in found.others] == [PASSED]
+
+
+def test_faults_go_on_to_quarantine_and_what_a_task_told_goes_on(lake: Lake) -> None:
+    rows = first_stage(lake, heard(GARBAGE, ASKED), b"no frame")
+    found = write(lake, *rows)
+    (_, key, value), (_, other_key, other), (_, none, told) = found.others
+    assert [kind for kind, _, _ in found.others] == [FAULT, FAULT, PASSED]
+    assert none is None
+    assert key is not None
+    assert other_key is not None
+    assert (parse_quarantine_key(key)[:3], decode_quarantine(value).data) == ((3, 77, 0), b"garbage")
+    assert (parse_quarantine_key(other_key)[:3], decode_quarantine(other).data) == ((3, 78, None), b"no frame")
+    assert msgspec.msgpack.decode(told, type=Passed).spans == {3: (77, 78)}
+    assert (found.told.faults, found.told.counts) == (2, {"invalid_json": 1, "frame_malformed": 1, "QUERY": 1})
+
+
+def test_what_decoded_and_what_did_not_is_counted_for_each_signer(lake: Lake) -> None:
+    messages = [signed(CLAY, write_update(STREAM, TIP, MODEL), b"\0%c" % number) for number in range(3)]
+    garbage = [signed(CLAY, b"garbage", b"\1%c" % number, key) for number, key in enumerate((ANNA, BERT, BERT))]
+    unsigned = [ASKED, Message(data=b"garbage", topic=CLAY)]
+    found = write(lake, *first_stage(lake, heard(*messages, *garbage, *unsigned)))
+    assert sorted(found.told.tallies) == sorted(
+        [Tally(peer_text(peer_of(ANNA)), 3, 1), Tally(peer_text(peer_of(BERT)), 0, 2)]
+    )
+
+
+def test_a_task_without_rows_says_that_it_wrote_nothing(lake: Lake) -> None:
+    found = write(lake)
+    assert (found.others, found.told) == ([], Wrote([], {}, 0, []))
+
+
+numbers = count(1)
+jsons = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from((STREAM, TIP, MODEL, 2**63 - 1, 2**63, -(2**63), 2**64, 10**400, "\ud800", "\0", "\U0001f600")),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("typ", "stream", "doc", "tip", "model", "id", "tips", "ts", STREAM)), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def mostly(name: str, good: object) -> st.SearchStrategy[dict[str, object]]:
+    return st.just({name: good}) | jsons.map(lambda value: {name: value}) | st.just({})
+
+
+contents = st.tuples(
+    st.sampled_from((0, 1, 2, 3, 4)).map(lambda typ: {"typ": typ}),
+    mostly("stream", STREAM),
+    mostly("tip", TIP),
+    mostly("model", MODEL),
+    mostly("id", "id"),
+    mostly("tips", {STREAM: TIP}),
+    mostly("ts", 5),
+    mostly("ver", "2.35.0"),
+    mostly("ipfsVer", "0.9"),
+    mostly("sep", "model/a"),
+    mostly("batch", TIP),
+).map(lambda parts: json.dumps({name: value for part in parts for name, value in part.items()}).encode())
+
+
+@given(st.lists(contents | st.binary(max_size=30), max_size=5), st.integers(-(2**63), 2**63 - 1))
+def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, datas: list[bytes], at: int) -> None:
+    sent = heard(*(Message(data=data, topic=CLAY) for data in datas), observed_at=at, sequence=next(numbers))
+    items = list(decode(sent.SerializeToString(), 3, 77, 0, Decoding("either")))
+    found = write(lake, *first_stage(lake, sent))
+    (told,) = (value for kind, _, value in found.others if kind == PASSED)
+    first: dict[tuple[bytes, bytes], Decoded] = {}
+    for item in items:
+        if isinstance(item, Decoded):
+            first.setdefault(identities(item, "", 120_000_000), item)
+    expected = [as_read(message_row(item)) for item in first.values()]
+    assert found.messages == expected
+    assert found.told.faults == sum(isinstance(item, Faulty) for item in items)
+    assert sum(file.rows for file in msgspec.msgpack.decode(told, type=Passed).copies) == len(datas)

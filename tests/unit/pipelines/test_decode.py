@@ -19,7 +19,7 @@ from nacl.signing import SigningKey
 
 from deploy.traffic.replay import replay
 from pipelines.logic.decode import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
-from pipelines.transforms.messages import DECODED, fault_rows
+from pipelines.transforms.archive import fault_rows
 from schemas.cid import block_cid, cid_text
 from schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from schemas.dht.items import item_fields, put_fields
@@ -653,11 +653,11 @@ def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
 def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() -> None:
     data = b"\xff" * (MAX_RECORD - 1_000)
     for item in (fault(frame(payload=b"\xff" * MAX_RPC)), fault(data)):
-        rows = [dict(zip((column.name for column in DECODED), row, strict=True)) for row, _ in fault_rows(item)]
-        values = [row["fault_value"] for row in rows]
+        rows = list(fault_rows(item))
+        values = [value for _, (_, _, _, value) in rows]
         assert all(isinstance(value, bytes) and len(value) < MAX_RECORD - 1_000 for value in values)
         assert b"".join(decode_quarantine(value).data for value in values if isinstance(value, bytes)) == item.data
-        assert len({row["early"] for row in rows}) == len(rows)
+        assert len({identity for identity, _ in rows}) == len(rows)
 
 
 def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:

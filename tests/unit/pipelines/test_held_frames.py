@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic.held_frames import HeldFrames, Ranges, Sieve, contains, insert, merge, side
-from pipelines.spark.held_frames import HeldFramesParam
+from pipelines.logic.held_frames import HeldFrames, Ranges, Sieve, contains, insert, merge, overlap, side
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
@@ -91,10 +90,9 @@ held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st
 
 @given(st.lists(held, max_size=5))
 def test_what_tasks_took_is_brought_together_as_a_union(parts: list[HeldFrames]) -> None:
-    param = HeldFramesParam()
-    total = param.zero({})
+    total: HeldFrames = {}
     for part in (*parts, *parts[:1]):  # a task may run twice
-        total = param.addInPlace(total, part)
+        total = merge(total, part)
     for key in {key for part in parts for key in part}:
         assert total[key] == ranges_of({number for part in parts for number in numbers_in(part.get(key, []))})
 
@@ -107,3 +105,20 @@ def test_merging_leaves_what_is_merged_alone(into: HeldFrames, taken: HeldFrames
     for ranges in merged.values():  # were a list shared, this would show in `taken`
         insert(ranges, 100, 100)
     assert taken == before
+
+
+@given(held, held)
+def test_two_overlap_if_they_share_a_frame(one: HeldFrames, other: HeldFrames) -> None:
+    def frames(ranges: HeldFrames) -> set[tuple[bytes, int]]:
+        return {(key, number) for key, each in ranges.items() for number in numbers_in(each)}
+
+    assert overlap(one, other) == bool(frames(one) & frames(other))
+
+
+@pytest.mark.parametrize(
+    ("taken", "shared"),
+    [((1, 2), False), ((2, 3), True), ((5, 6), True), ((4, 4), True), ((6, 9), False), ((1, 9), True)],
+)
+def test_two_overlap_from_their_first_frame_to_their_last(taken: tuple[int, int], shared: bool) -> None:
+    assert overlap({side(A, 0): [(3, 5), (20, 22)]}, {side(A, 0): [taken]}) == shared
+    assert not overlap({side(A, 0): [(3, 5)]}, {side(A, 1): [taken]})

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
-from pipelines.transforms.messages import DECODED
-from pipelines.transforms.sink import ROWS
+from pipelines.transforms import archive, sink
+from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
 from schemas.tables import TABLES, Column
 
 PAIR = arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
@@ -48,10 +48,44 @@ def test_columns_by_name_come_in_the_order_named() -> None:
     assert columns_of(TABLES["batches"]) == TABLES["batches"].columns
 
 
-def test_names_in_a_schema_do_not_repeat() -> None:
-    names = [column.name for column in DECODED]
-    assert len(names) == len(set(names))
-    assert ROWS.startswith("table string, identity binary, updates struct<network string, ")
+@pytest.mark.parametrize("identities", [archive.IDENTITIES, sink.IDENTITY])
+def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
+    """Names and types in one order, and no name twice."""
+    rows = PackedRows(identities, 1_700_000_000_123_456)
+    rows.add("kind", [b"digest of 16 byt"] * len(identities), (1, "a", None, b"\xff"))
+    (batch,) = rows.drain()
+    types = {"string": pa.string(), "binary": pa.binary(), "timestamp": pa.timestamp("us", tz="UTC")}
+    told = [pair.split(" ") for pair in packed_ddl(identities).split(", ")]
+    assert [(field.name, field.type) for field in batch.schema] == [(name, types[kind]) for name, kind in told]
+    assert len({field.name for field in batch.schema}) == len(told)
+    (row,) = batch.to_pylist()
+    assert row["kind"] == "kind"
+    assert {row[name] for name in identities} == {b"digest of 16 byt"}
+    assert row["seen_at"] == datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
+    assert unpack(row["data"]) == [1, "a", None, b"\xff"]
+
+
+values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=5) | st.text(max_size=5)
+
+
+@given(st.lists(values | st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3)))
+def test_a_packed_row_comes_out_as_it_went_in_but_for_tuples(row: list[object]) -> None:
+    assert unpack(pack(tuple(row))) == [
+        [list(pair) for pair in value] if isinstance(value, list) else value for value in row
+    ]
+
+
+def test_packed_rows_are_asked_for_after_as_many_bytes_as_rows_of_a_table() -> None:
+    rows = PackedRows(sink.IDENTITY, 0)
+    asked = [rows.add("kind", (b"",), (bytes(5 << 20),)) for _ in range(4)]
+    assert asked == [False, False, False, True]
+    assert [batch.num_rows for batch in rows.drain()] == [4]
+
+
+def test_the_schema_of_a_table_s_file_says_what_must_be_there() -> None:
+    columns = (Column("a", "string", "", nullable=False), Column("b", "string", "", nullable=True))
+    assert [field.nullable for field in arrow_schema(columns, strict=True)] == [False, True]
+    assert [field.nullable for field in arrow_schema(columns)] == [True, True]
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.binary(max_size=5))))

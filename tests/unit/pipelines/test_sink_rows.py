@@ -5,14 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.lake.lake import Lake
 from pipelines.spark.rows import RowBuffer, arrow_schema
-from pipelines.transforms.sink import RECEIVED, TOPICS, _read, _rows
+from pipelines.transforms.packed import pack, unpack
+from pipelines.transforms.sink import (
+    CLOCK,
+    FILLED,
+    RECEIVED,
+    TOPICS,
+    WROTE,
+    Wrote,
+    _read,
+    _written,
+    at_the_clock,
+    packed,
+)
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
 from schemas.records import (
@@ -434,27 +451,44 @@ def test_faults_in_one_place_are_as_many_as_their_reasons() -> None:
     assert identities("quarantine", FAULT, b"1/2") != identities("quarantine", FAULT, b"1/3")
 
 
-# ---------------------------------------------------------------- Arrow in and out
+# ---------------------------------------------------------------- Arrow in, packed rows out
+
+Record6 = tuple[str, int, int, int, bytes | None, bytes | None]
+"""Topic, partition, offset, stamp, key, value."""
 
 
-def table_rows(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[dict[str, object]]:
+class PackedRow(NamedTuple):
+    table: str
+    identity: bytes
+    row: list[object]
+
+
+def table_rows(records: Sequence[Record6]) -> list[PackedRow]:
     """As `every_row`, without what tells the clock."""
-    return [row for row in every_row(records) if row["table"] != "clock"]
+    return [row for row in every_row(records) if row.table != CLOCK]
 
 
-def every_row(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[dict[str, object]]:
-    """Rows of ROWS, from records (topic, partition, offset, stamp, key, value)."""
+def batches_of(records: Sequence[Record6]) -> Iterator[pa.RecordBatch]:
     names = ("topic", "partition", "offset", "stamp", "key", "value")
     types = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
     arrays = [pa.array(column, type=kind) for column, kind in zip(zip(*records, strict=True), types, strict=True)]
-    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_arrays(arrays, names=names)])
-    return [row for batch in _rows(batches) for row in batch.to_pylist()]
+    yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def test_each_row_is_in_the_struct_of_its_table_alone() -> None:
+def every_row(records: Sequence[Record6]) -> list[PackedRow]:
+    found = []
+    for batch in packed(batches_of(records), NOW):
+        assert batch.schema.names == ["kind", "identity", "data", "seen_at"]
+        for row in batch.to_pylist():
+            assert row["seen_at"] == datetime.fromtimestamp(NOW // 1_000_000, UTC)
+            found.append(PackedRow(row["kind"], row["identity"], unpack(row["data"])))
+    return found
+
+
+def test_each_row_is_packed_under_the_name_of_its_table() -> None:
     records = [(topic, 0, n, n, b"1/2/3", value) for n, (topic, value) in enumerate(GOOD.items())]
     found = table_rows(records)
-    assert [row["table"] for row in found] == [
+    assert [row.table for row in found] == [
         "updates",
         "tips",
         "batches",
@@ -468,11 +502,14 @@ def test_each_row_is_in_the_struct_of_its_table_alone() -> None:
         "received",
         "received",
     ]
-    for row in found:
-        assert [name for name in row if name not in ("table", "identity") and row[name] is not None] == [row["table"]]
-        assert isinstance(row["identity"], bytes)
-        assert len(row["identity"]) == 16
-    assert len({row["identity"] for row in found}) == len(found)
+    said = [
+        (table, list(row))
+        for topic, _, offset, at, key, value in records
+        for table, _, row in _read(topic, 0, offset, at, key, value)
+    ]
+    assert [(row.table, row.row) for row in found] == said
+    assert all(len(row.identity) == 16 for row in found)
+    assert len({row.identity for row in found}) == len(found)
 
 
 def test_a_tick_has_no_rows() -> None:
@@ -483,22 +520,24 @@ def test_a_tick_has_no_rows() -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 def test_an_empty_record_that_is_no_tick_is_quarantined(topic: str, value: bytes | None) -> None:
     (row,) = table_rows([(topic, 0, 0, 5, b"1/2/3", value)])
-    assert row["table"] == "quarantine"
-    assert isinstance(row["quarantine"], dict)
-    assert (row["quarantine"]["reason"], row["quarantine"]["data"]) == ("record_malformed", b"")
+    assert row.table == "quarantine"
+    columns = [column.name for column in TABLES["quarantine"].columns]
+    found = dict(zip(columns, row.row, strict=True))
+    assert (found["reason"], found["data"]) == ("record_malformed", b"")
 
 
-def updated_at(records: Sequence[tuple[str, int, int, int, bytes | None, bytes | None]]) -> list[datetime]:
-    found = [row["updates"] for row in table_rows(records) if row["table"] == "updates"]
-    return [row["updated_at"] for row in found if isinstance(row, dict)]
+UPDATED_AT = [column.name for column in TABLES["updates"].columns].index("updated_at")
+
+
+def updated_at(records: Sequence[Record6]) -> list[object]:
+    return [row.row[UPDATED_AT] for row in table_rows(records) if row.table == "updates"]
 
 
 def test_the_time_of_an_update_is_the_greatest_stamp_of_its_partition_so_far() -> None:
     value = GOOD["updates"]
     stamps = [(0, 20, value), (0, 30, TICK), (0, 10, value), (1, 10, value), (0, 40, value)]
     records = [("updates", partition, n, stamp, b"", each) for n, (partition, stamp, each) in enumerate(stamps)]
-    assert [time.microsecond for time in updated_at(records)] == [20, 30, 10, 40]
-    assert all(time.tzinfo is not None and time.utcoffset() == UTC.utcoffset(None) for time in updated_at(records))
+    assert updated_at(records) == [20, 30, 10, 40]
 
 
 def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
@@ -508,6 +547,57 @@ def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
         ("updates", partition, n, stamp, b"" if each else None, each)
         for n, (partition, stamp, each) in enumerate(stamps)
     ]
-    told = [row["clock"] for row in every_row(records) if row["table"] == "clock"]
-    found = {each["log_partition"]: each["at"].microsecond for each in told if isinstance(each, dict)}
-    assert found == {0: 30, 1: 10}
+    told = [row.row for row in every_row(records) if row.table == CLOCK]
+    assert sorted(told) == [[0, 30], [1, 10]]
+
+
+def test_the_clock_of_another_micro_batch_is_another_row() -> None:
+    """Were it not, the operator would drop it, and the clock would stand still."""
+    (first,), (second,) = ([row.identity for row in every_row([("updates", 0, at, 20, None, TICK)])] for at in (1, 2))
+    assert first != second
+
+
+@pytest.mark.parametrize(("partition", "at", "found"), [(0, 10, 30), (0, 30, 30), (0, 40, 40), (1, 10, 10)])
+def test_updated_at_is_the_clock_over_micro_batches_and_never_before_it(partition: int, at: int, found: int) -> None:
+    ((_, _, row), _) = _read("updates", partition, 77, at, b"", GOOD["updates"])
+    moved = at_the_clock(list(row), {0: 30})
+    assert moved == [*row[:UPDATED_AT], found, *row[UPDATED_AT + 1 :]]
+
+
+# ---------------------------------------------------------------- packed rows in, files out
+
+
+def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    lake.create(FILLED)
+    records = [(topic, 3, 70 + n, 500 + n, b"1/2/3", value) for n, (topic, value) in enumerate(GOOD.items())]
+    rows = every_row(records)
+    batch = pa.RecordBatch.from_pylist(
+        [{"kind": row.table, "data": pack(row.row)} for row in rows],
+        pa.schema([("kind", pa.string()), ("data", pa.binary())]),
+    )
+    *others, last = (row for made in _written(lake, {3: 900})(iter([batch])) for row in made.to_pylist())
+    assert [(row["kind"], unpack(row["data"])) for row in others] == [
+        (row.table, row.row) for row in rows if row.table not in FILLED
+    ]
+    assert last["kind"] == WROTE
+    files = msgspec.msgpack.decode(last["data"], type=Wrote).files
+    assert {file.table for file in files} == set(FILLED)
+    for file in files:
+        arrow = arrow_schema(TABLES[file.table].columns)
+        found = pq.read_table(tmp_path / file.table / file.name).cast(arrow)
+        expected = [row.row for row in rows if row.table == file.table]
+        if file.table == "updates":  # the log's clock stood later than the stamps of these records
+            expected = [at_the_clock(list(row), {3: 900}) for row in expected]
+            assert [row[UPDATED_AT] for row in expected] == [900]
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*expected, strict=True), arrow, strict=True)
+        ]
+        assert found.equals(pa.Table.from_arrays(columns, schema=arrow))
+
+
+def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    lake.create(FILLED)
+    (batch,) = _written(lake, {})(iter([]))
+    assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(WROTE, [[]])]

@@ -12,6 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.settings.model import JobName, Settings
 from pipelines import supervisor
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.spark.progress import ProgressListener, QueryProgress
@@ -119,10 +121,39 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    with pytest.raises(GaveUpError, match=r"^messages has no checkpoint in .*, yet the tables messages in "):
-        Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
-    (settings.checkpoints / "messages").mkdir(parents=True)
-    Supervisor(cast(SparkSession, None), settings, ["messages"]).start()
+    with pytest.raises(GaveUpError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
+        Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
+    (settings.checkpoints / "archive").mkdir(parents=True)
+    Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
+
+
+@pytest.mark.parametrize("table", ["frames", "copies", "messages"])
+def test_a_checkpoint_from_before_its_tables_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """The query would take the micro-batches 3 and 4 for those that the table has, and skip what they bring."""
+    monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
+    settings = Settings(state=tmp_path)
+    lake = Lake(str(settings.lake_folder))
+    lake.create((table,))
+    commits = DeltaRsCommits(lake)
+    for batch in (2, 4):
+        commits.commit(table, [], Write("the query's id", batch))
+    commits.commit(table, [], Write("another query's id", 99))
+    checkpoint = settings.checkpoints / "archive"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
+    start = Supervisor(cast(SparkSession, None), settings, ["archive"]).start
+    for begun in (0, 1, 2, 3):
+        (checkpoint / "offsets" / str(begun)).write_text("v1\n{}\n")
+        with pytest.raises(GaveUpError) as caught:
+            start()
+        assert str(caught.value).startswith(
+            f"the checkpoint of archive in {checkpoint} is older than the table {table}: it ends with the micro-batch "
+            f"{begun}, and the table has the micro-batch 4. "
+        )
+    (checkpoint / "offsets" / "4").write_text("v1\n{}\n")  # begun, and committed to this table before the crash
+    start()
 
 
 @pytest.mark.parametrize(

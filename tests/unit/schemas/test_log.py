@@ -9,7 +9,7 @@ import pytest
 from conf.errors import SettingsError
 from conf.settings.reading import load_settings
 from pipelines.logic.windows import PartitionWindows
-from pipelines.transforms.messages import PART
+from pipelines.transforms.archive import PART
 from schemas.log import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
 from schemas.records import QuarantineRecord, encode
 

@@ -1,0 +1,97 @@
+"""A streaming query on a real Spark whose clock goes back by days: no row is dropped as late, and none comes twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from pipelines.queries.plan import each_batch
+from pipelines.spark.batch_clock import BatchClock
+from pipelines.spark.checkpoint import Checkpoint
+from pipelines.transforms.packed import unpack
+from pipelines.transforms.sink import once_each, table_rows
+from schemas.records import SeparatorRecord, StreamRecord, encode
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+HOUR, DAY = 3_600_000_000, 86_400_000_000
+START = 1_800_000_000_000_000
+REMEMBERED = HOUR
+RECORDS = "topic string, partition int, offset bigint, stamp bigint, key binary, value binary"
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+def put(folder: Path, number: int) -> None:
+    """Two records: of a stream of this number, and of a stream that every file has."""
+    values = [encode(StreamRecord("mainnet", name, SeparatorRecord("model", "k"), 0)) for name in (f"s{number}", "all")]
+    columns = {
+        "topic": pa.array(["streams", "streams"]),
+        "partition": pa.array([0, 0], pa.int32()),
+        "offset": pa.array([2 * number, 2 * number + 1], pa.int64()),
+        "stamp": pa.array([0, 0], pa.int64()),
+        "key": pa.array([b"", b""], pa.binary()),
+        "value": pa.array(values, pa.binary()),
+    }
+    path = folder / f"{number:03}.parquet"
+    pq.write_table(pa.table(columns), path)
+    os.utime(path, (1_700_000_000 + number,) * 2)  # Spark takes files in the order of their times
+
+
+def run(spark: SparkSession, folder: Path, times: Sequence[int]) -> list[list[str]]:
+    """The streams of each micro-batch. `times`: what the clock says in each, µs."""
+    source, checkpoint = folder / "records", Checkpoint(folder / "checkpoint")
+    clock = BatchClock(iter(times).__next__, checkpoint.watermark + REMEMBERED)
+    found: list[list[str]] = []
+
+    def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        clock.tell(rows.sparkSession.sparkContext)
+        taken = [unpack(bytes(row.data)) for row in rows.collect() if row.kind == "streams"]
+        found.append(sorted(str(row[1]) for row in taken))
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(source))
+    rows = once_each(table_rows(records), REMEMBERED)
+    query = (
+        each_batch(rows, write).option("checkpointLocation", str(checkpoint.path)).trigger(availableNow=True).start()
+    )
+    query.awaitTermination()
+    return found
+
+
+def test_no_row_is_dropped_when_the_clock_is_put_back(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    for number in range(4):
+        put(tmp_path / "records", number)
+    times = [START, START + HOUR // 2, START + HOUR // 2 - 2 * DAY, START + HOUR // 2 - 2 * DAY + 1]
+    assert run(spark, tmp_path, times) == [["all", "s0"], ["s1"], ["s2"], ["s3"]]
+    for number in range(4, 6):  # started again, with the clock still behind
+        put(tmp_path / "records", number)
+    assert Checkpoint(tmp_path / "checkpoint").watermark > START - 2 * HOUR
+    assert run(spark, tmp_path, [START - 2 * DAY, START - 2 * DAY]) == [["s4"], ["s5"]]
+
+
+def test_what_was_remembered_is_forgotten_in_time(spark: SparkSession, tmp_path: Path) -> None:
+    """An operator that forgets nothing would pass the test above."""
+    (tmp_path / "records").mkdir()
+    for number in range(5):
+        put(tmp_path / "records", number)
+    times = [START, START + HOUR // 2, START + 4 * HOUR, START + 8 * HOUR, START + 8 * HOUR]
+    found = run(spark, tmp_path, times)
+    assert [each[-1] for each in found] == ["s0", "s1", "s2", "s3", "s4"]
+    assert "all" in found[0]
+    assert "all" not in found[1]
+    assert "all" in found[4]

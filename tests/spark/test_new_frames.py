@@ -1,0 +1,153 @@
+"""Frames that come again in a later micro-batch, by a real Spark: each is in `frames` once, and its copies with it
+(decision 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import discard
+from pipelines.lake.lake import Lake
+from pipelines.logic.decode import Decoding
+from pipelines.queries.new_frames import NewFrames
+from pipelines.transforms.archive import PASSED, Passed, packed
+from pipelines.transforms.packed import unpack
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+TABLES = ("frames", "copies")
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+def frame(sequence: int, connection: bytes = b"c" * 16) -> bytes:
+    """A frame with two messages."""
+    messages = [Message(data=b"%d/%d" % (sequence, number), topic="/ceramic/mainnet") for number in range(2)]
+    made = Frame(network="mainnet", connection=connection, remote_peer=b"peer", protocol="/meshsub/1.2.0")
+    made.sequence = sequence
+    made.payload = RPC(publish=messages).SerializeToString()
+    return made.SerializeToString()
+
+
+Task = tuple[int, int, Sequence[bytes]]
+"""What a task reads: a partition, the first offset, the records."""
+
+
+class Driver:
+    """A driver that has just started."""
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._new = NewFrames(lake)
+        self._commits = DeltaRsCommits(lake)
+
+    def micro_batch(self, batch: int, *tasks: Task, tables: Sequence[str] = TABLES) -> None:
+        """As `pipelines.queries.archive` does. `tables`: those to which it commits before it crashes."""
+        passed = [self._passed(task) for task in tasks]
+        for table, files in zip(TABLES, self._new.of(self._spark, reversed(passed)), strict=True):
+            if files and (table not in tables or not self._commits.commit(table, files, Write("query", batch))):
+                discard(self._lake, files)
+
+    def _passed(self, task: Task) -> Passed:
+        partition, first, values = task
+        columns = {
+            "partition": pa.array([partition] * len(values), pa.int32()),
+            "offset": pa.array(range(first, first + len(values)), pa.int64()),
+            "stamp": pa.array([0] * len(values), pa.int64()),
+            "value": pa.array(values, pa.binary()),
+        }
+        digest = b"%d/%d" % (partition, first)
+        made = packed(iter([pa.RecordBatch.from_pydict(columns)]), Decoding("none"), self._lake, 0, digest)
+        ((told,),) = (unpack(row["data"]) for batch in made for row in batch.to_pylist() if row["kind"] == PASSED)
+        assert isinstance(told, bytes)
+        return msgspec.msgpack.decode(told, type=Passed)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(TABLES)
+    return lake
+
+
+def held(lake: Lake) -> list[tuple[int, int]]:
+    """Sequence and offset of each row of `frames`. The rows of `copies` are just those of these frames, and no file is
+    there that no commit names."""
+    frames = lake.open("frames").to_pyarrow_table()
+    copies = lake.open("copies").to_pyarrow_table()
+    places = zip(*(frames[name].to_pylist() for name in ("kafka_partition", "kafka_offset")), strict=True)
+    names = ("kafka_partition", "kafka_offset", "message_index")
+    found = sorted(zip(*(copies[name].to_pylist() for name in names), strict=True))
+    assert found == sorted((*place, index) for place in places for index in (0, 1))
+    for table in TABLES:
+        there = {path.name for path in Path(lake.table(table)).glob("*.parquet")}
+        assert there == {Path(uri).name for uri in lake.open(table).file_uris()}
+    return sorted(zip(frames["sequence"].to_pylist(), frames["kafka_offset"].to_pylist(), strict=True))
+
+
+ONE, TWO, THREE, FOUR, FIVE, SIX = (frame(sequence) for sequence in range(1, 7))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["one driver", "started again"])
+def test_frames_that_come_again_are_there_once(spark: SparkSession, lake: Lake, restarted: bool) -> None:
+    driver = Driver(spark, lake)
+    driver.micro_batch(0, (0, 10, [ONE, TWO, THREE]))
+    if restarted:
+        driver = Driver(spark, lake)
+    driver.micro_batch(1, (0, 13, [TWO, THREE, FOUR]))
+    driver.micro_batch(2, (0, 16, [FOUR, ONE]))
+    driver.micro_batch(3, (0, 18, [FIVE]))
+    assert held(lake) == [(1, 10), (2, 11), (3, 12), (4, 15), (5, 18)]
+
+
+def test_a_repeated_micro_batch_takes_its_own_ranges_into_account(spark: SparkSession, lake: Lake) -> None:
+    """The driver crashed after the commits. Its frames are in the table, and are no repeats of themselves; what comes
+    after them is."""
+    driver = Driver(spark, lake)
+    driver.micro_batch(0, (0, 10, [ONE, TWO]))
+    driver.micro_batch(1, (0, 12, [TWO, THREE]))
+    again = Driver(spark, lake)
+    again.micro_batch(1, (0, 12, [TWO, THREE]))
+    again.micro_batch(2, (0, 14, [THREE, TWO, FOUR]))
+    assert held(lake) == [(1, 10), (2, 11), (3, 13), (4, 16)]
+
+
+@pytest.mark.parametrize("before", [(), ("frames",)], ids=["before both commits", "between the commits"])
+def test_after_a_crash_a_micro_batch_is_whole(spark: SparkSession, lake: Lake, before: tuple[str, ...]) -> None:
+    driver = Driver(spark, lake)
+    driver.micro_batch(0, (0, 10, [ONE, TWO]))
+    driver.micro_batch(1, (0, 12, [TWO, THREE]), (1, 50, [FIVE]), tables=before)
+    again = Driver(spark, lake)
+    again.micro_batch(1, (0, 12, [TWO, THREE]), (1, 50, [FIVE]))
+    again.micro_batch(2, (0, 14, [THREE, FIVE, FOUR]))
+    assert held(lake) == [(1, 10), (2, 11), (3, 13), (4, 16), (5, 50)]
+
+
+def test_of_two_tasks_the_one_with_the_earlier_records_has_the_frame(spark: SparkSession, lake: Lake) -> None:
+    """So that a repeat, whose tasks report in another order, finds the same."""
+    Driver(spark, lake).micro_batch(0, (0, 10, [ONE, TWO]), (0, 12, [TWO, THREE]))
+    assert held(lake) == [(1, 10), (2, 11), (3, 13)]
+
+
+def test_frames_that_were_missing_are_no_repeats(spark: SparkSession, lake: Lake) -> None:
+    """Neither between frames that the table holds, nor of another connection."""
+    Driver(spark, lake).micro_batch(0, (0, 10, [ONE, THREE, FOUR, SIX]))
+    other = frame(3, b"o" * 16)
+    Driver(spark, lake).micro_batch(1, (0, 14, [TWO, FIVE, THREE, other, SIX]))
+    assert held(lake) == [(1, 10), (2, 14), (3, 11), (3, 17), (4, 12), (5, 15), (6, 13)]

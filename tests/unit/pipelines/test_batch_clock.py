@@ -1,0 +1,82 @@
+"""pipelines.spark.batch_clock: the time by which operators forget never goes back."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark import SparkContext, TaskContext
+
+from pipelines.spark.batch_clock import BatchClock, seen_at
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Properties:
+    """Local properties, as a SparkContext takes them and as a TaskContext gives them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def setLocalProperty(self, key: str, value: str) -> None:  # noqa: N802 - as Spark calls it
+        self._found[key] = value
+
+    def getLocalProperty(self, key: str) -> str | None:  # noqa: N802 - as Spark calls it
+        return self._found.get(key)
+
+
+@pytest.fixture
+def properties(monkeypatch: pytest.MonkeyPatch) -> Properties:
+    made = Properties()
+    monkeypatch.setattr(TaskContext, "get", lambda: made)
+    return made
+
+
+def told(clock: BatchClock, properties: Properties) -> int:
+    clock.tell(cast(SparkContext, properties))
+    return seen_at()
+
+
+def test_the_time_is_the_caller_s_and_never_goes_back(properties: Properties) -> None:
+    times = iter([50, 70, 60, 10, 71])
+    clock = BatchClock(lambda: next(times), 0)
+    assert [told(clock, properties) for _ in range(5)] == [50, 70, 70, 70, 71]
+
+
+def test_it_begins_where_no_row_is_late(properties: Properties) -> None:
+    times = iter([50, 120, 150])
+    clock = BatchClock(lambda: next(times), 130)
+    assert [told(clock, properties) for _ in range(3)] == [130, 130, 150]
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=1), st.integers(0, 2**62))
+def test_each_time_is_the_greatest_so_far(times: list[int], least: int) -> None:
+    properties, clock = Properties(), iter(times)
+    batch_clock = BatchClock(lambda: next(clock), least)
+    for number in range(len(times)):
+        batch_clock.tell(cast(SparkContext, properties))
+        assert properties.getLocalProperty("kiln.seenAt") == str(max(least, *times[: number + 1]))
+
+
+def test_a_task_that_was_told_nothing_does_not_guess(properties: Properties, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="has not told this task"):
+        seen_at()
+    monkeypatch.setattr(TaskContext, "get", lambda: None)
+    with pytest.raises(RuntimeError, match="has not told this task"):
+        seen_at()
+
+
+def test_no_query_takes_the_time_from_spark() -> None:
+    """Spark's own clock goes back with the machine's."""
+    own = {"current_timestamp", "now", "current_date", "localtimestamp", "unix_timestamp"}
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "pipelines").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in own and ast.unparse(node.value) in ("F", "functions")
+    }
+    assert found == set()

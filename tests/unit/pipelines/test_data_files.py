@@ -1,0 +1,244 @@
+"""pipelines.lake.files: what is written into files is read back the same, and the statistics hold for every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipelines.lake import files as module
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import DataFile, TableFiles, discard, rewritten
+from pipelines.lake.lake import Lake, skipped_by
+from pipelines.spark.rows import arrow_schema
+from schemas.tables import TABLES, Column
+
+TABLE = "updates"
+COLUMNS = TABLES[TABLE].columns
+SCHEMA = arrow_schema(COLUMNS)
+SKIPPED = skipped_by(TABLES[TABLE])
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The first and the last µs of the years 1 to 9999, which are all that a statistic can name."""
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ("", "x" * 5_000, "ÿ\U0001f600", "\uffff", "\U00010000", "\0", '"\\\n', "é" * 40, "x" * 32 + "\U0010ffff")
+)
+times = st.integers(FIRST, LAST) | st.integers(-2_000_000, 2_000_000) | st.sampled_from((FIRST, LAST, -1, 0, 999))
+beyond = st.sampled_from((-(2**63), FIRST - 1, LAST + 1, 2**63 - 1))
+VALUES: Mapping[str, st.SearchStrategy[object]] = {
+    "string": texts,
+    "timestamp": times,
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+}
+
+
+def values_of(column: Column) -> st.SearchStrategy[object]:
+    return st.none() | VALUES[column.type] if column.nullable else VALUES[column.type]
+
+
+rows_of_table = st.lists(st.tuples(*map(values_of, COLUMNS)), min_size=1, max_size=12)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    made = Lake(str(tmp_path_factory.mktemp("lake")))
+    made.create((TABLE, "frames", "messages"))
+    return made
+
+
+def write(lake: Lake, *rows: tuple[object, ...]) -> list[DataFile]:
+    out = TableFiles(lake, TABLE)
+    for row in rows:
+        out.add(row)
+    return out.close()
+
+
+def row(**named: object) -> tuple[object, ...]:
+    some: Mapping[str, object] = {"string": "a", "timestamp": 0, "int": 0, "bigint": 0}
+    return tuple(named.get(column.name, some[column.type]) for column in COLUMNS)
+
+
+def arrow(*rows: tuple[object, ...]) -> pa.Table:
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def stated(text: object, kind: str) -> object:
+    """A value of the statistics as the table has it; times in µs."""
+    if kind != "timestamp":
+        return text
+    assert isinstance(text, str)
+    return (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1)
+
+
+# ---------------------------------------------------------------- one file
+
+
+@given(rows_of_table)
+@example([row(observed_at=FIRST), row(observed_at=LAST)])
+@example([row(observed_at=-1)])
+@example([row(separator_value="x" * 5_000), row(separator_value="\U0010ffff")])
+def test_a_file_holds_its_rows_and_states_what_holds_for_each(lake: Lake, rows: list[tuple[object, ...]]) -> None:
+    (file,) = write(lake, *rows)
+    path = Path(lake.table(TABLE)) / file.name
+    assert (file.table, file.rows, file.size) == (TABLE, len(rows), path.stat().st_size)
+    assert pq.read_table(path).cast(SCHEMA).equals(arrow(*rows))
+    stats = json.loads(file.stats)
+    assert stats["numRecords"] == len(rows)
+    assert set(stats["nullCount"]) == set(SKIPPED)
+    for place, column in enumerate(COLUMNS):
+        if column.name not in SKIPPED:
+            continue
+        values = [each[place] for each in rows if each[place] is not None]
+        assert stats["nullCount"][column.name] == len(rows) - len(values)
+        assert (column.name in stats["minValues"]) == (column.name in stats["maxValues"]) == bool(values)
+        if values:
+            low, high = (stated(stats[name][column.name], column.type) for name in ("minValues", "maxValues"))
+            in_order = sorted(values, key=_order)
+            assert (low, high) == (in_order[0], in_order[-1])
+    discard(lake, [file])
+
+
+def _order(value: object) -> tuple[bytes, int]:
+    """As readers order: texts by their bytes."""
+    return (value.encode(), 0) if isinstance(value, str) else (b"", value if isinstance(value, int) else 0)
+
+
+@given(st.lists(times | beyond, min_size=1, max_size=5))
+@example([2**63 - 1])
+@example([-(2**63), 0])
+@example([0, LAST + 1])
+def test_a_time_that_no_statistic_can_name_stops_nothing_and_no_statistic_lies(lake: Lake, values: list[int]) -> None:
+    (file,) = write(lake, *(row(observed_at=value) for value in values))
+    assert pq.read_table(Path(lake.table(TABLE)) / file.name).cast(SCHEMA)["observed_at"].cast(
+        pa.int64()
+    ).to_pylist() == (values)
+    stats = json.loads(file.stats)
+    for name, extreme in (("minValues", min(values)), ("maxValues", max(values))):
+        assert ("observed_at" in stats[name]) == (FIRST <= extreme <= LAST)
+        if "observed_at" in stats[name]:
+            assert stated(stats[name]["observed_at"], "timestamp") == extreme
+    discard(lake, [file])
+
+
+def test_nothing_is_made_where_there_is_no_row(lake: Lake) -> None:
+    before = set(Path(lake.table(TABLE)).iterdir())
+    assert write(lake) == []
+    assert set(Path(lake.table(TABLE)).iterdir()) == before
+
+
+def test_a_file_that_is_large_is_closed_and_the_next_begun(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FILE_BYTES", 1_000)
+    out = TableFiles(lake, TABLE)
+    for number in range(40_001):
+        out.add(row(log_offset=number))
+    found = out.close()
+    assert [file.rows for file in found] == [20_000, 20_000, 1]
+    ranges = [json.loads(file.stats) for file in found]
+    assert [(each["minValues"]["log_offset"], each["maxValues"]["log_offset"]) for each in ranges] == [
+        (0, 19_999),
+        (20_000, 39_999),
+        (40_000, 40_000),
+    ]
+    discard(lake, found)
+
+
+def test_a_row_without_what_must_be_there_is_no_file(lake: Lake) -> None:
+    out = TableFiles(lake, TABLE)
+    out.add(row(stream=None))
+    with pytest.raises(pa.ArrowInvalid, match="non-nullable but contains nulls"):
+        out.close()
+
+
+def test_maps_and_bytes_are_read_back(lake: Lake) -> None:
+    columns = TABLES["messages"].columns
+    some: Mapping[str, object] = {
+        "string": "a",
+        "timestamp": 0,
+        "int": 0,
+        "bigint": 0,
+        "binary": b"\xff\0",
+        "map<string,string>": [("a", "b"), ("c", "d")],
+    }
+    out = TableFiles(lake, "messages")
+    out.add(tuple(some[column.type] for column in columns))
+    (file,) = out.close()
+    DeltaRsCommits(lake).commit("messages", [file], Write("query", 0))
+    (found,) = DeltaTable(lake.table("messages")).to_pyarrow_table().to_pylist()
+    assert (found["tips"], found["data"]) == ([("a", "b"), ("c", "d")], b"\xff\0")
+
+
+# ---------------------------------------------------------------- a table of such files
+
+
+@given(st.lists(rows_of_table, min_size=1, max_size=3), st.data())
+def test_readers_that_skip_files_find_every_row(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[tuple[object, ...]]], data: st.DataObject
+) -> None:
+    """deltalake skips by the statistics in the log; a filter finds the rows that it finds without a log."""
+    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake.create((TABLE,))
+    DeltaRsCommits(lake).commit(TABLE, [file for part in parts for file in write(lake, *part)], Write("query", 0))
+    everything = [each for part in parts for each in part]
+    table = DeltaTable(lake.table(TABLE))
+    found = table.to_pyarrow_table().cast(SCHEMA)
+    assert sorted(found.to_pylist(), key=repr) == sorted(arrow(*everything).to_pylist(), key=repr)
+    place = data.draw(st.sampled_from([place for place, column in enumerate(COLUMNS) if column.name in SKIPPED]))
+    wanted = data.draw(st.sampled_from(everything))[place]
+    matching = [each for each in everything if each[place] == wanted and wanted is not None]
+    field = SCHEMA.field(place)
+    value = pa.scalar(wanted, field.type)
+    condition = pa.compute.field(field.name) == value
+    assert table.to_pyarrow_dataset().to_table(filter=condition).num_rows == len(matching)
+
+
+def test_a_filter_skips_the_files_that_cannot_have_the_row(lake: Lake) -> None:
+    lake = Lake(f"{lake.path}/skipping")
+    lake.create((TABLE,))
+    files = [
+        file for part in range(5) for file in write(lake, row(network=f"n{part}", observed_at=part * 1_000_000 + 7))
+    ]
+    DeltaRsCommits(lake).commit(TABLE, files, Write("query", 0))
+    gone = Path(lake.table(TABLE)) / files[4].name
+    gone.unlink()  # a reader that opened it would fail
+    table = DeltaTable(lake.table(TABLE))
+    second = pa.scalar(1_000_007, pa.timestamp("us", tz="UTC"))
+    dataset = table.to_pyarrow_dataset()
+    assert dataset.to_table(filter=pa.compute.field("observed_at") <= second).num_rows == 2
+    assert dataset.to_table(filter=pa.compute.field("network") == "n2").num_rows == 1
+    with pytest.raises(FileNotFoundError):
+        dataset.to_table()
+
+
+# ---------------------------------------------------------------- files anew, and files that nobody wants
+
+
+def test_a_file_written_anew_has_the_rows_to_keep_and_statistics_of_its_own(lake: Lake) -> None:
+    (file,) = write(lake, *(row(log_offset=number) for number in range(50_000)))
+    (anew,) = rewritten(lake, file, lambda table: pa.compute.greater_equal(table["log_offset"], 100))
+    folder = Path(lake.table(TABLE))
+    assert not (folder / file.name).exists()
+    assert pq.read_table(folder / anew.name)["log_offset"].to_pylist() == list(range(100, 50_000))
+    stats = json.loads(anew.stats)
+    assert (anew.rows, stats["numRecords"]) == (49_900, 49_900)
+    assert (stats["minValues"]["log_offset"], stats["maxValues"]["log_offset"]) == (100, 49_999)
+    assert rewritten(lake, anew, lambda table: pa.compute.less(table["log_offset"], 0)) == []
+    assert not (folder / anew.name).exists()
+
+
+def test_what_is_thrown_away_is_gone_and_may_be_gone_before(lake: Lake) -> None:
+    (file,) = write(lake, row())
+    for _ in range(2):
+        discard(lake, [file])
+        assert not (Path(lake.table(TABLE)) / file.name).exists()
