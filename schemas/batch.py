@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from schemas.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
-from schemas.streamid import StreamID, StreamIdError, stream_text
+from schemas.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
@@ -81,14 +81,20 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
 
 def stream_key(stream: str) -> bytes:
     """The key of a stream in a block, its StreamID as CBOR text. The canonical order is that of keys as bytes."""
-    text = stream.encode()
-    return _head(_TEXT, len(text)) + text
+    return _TEXT_HEADS[len(stream)] + stream.encode()
 
 
-def split_leaf(leaf: bytes) -> tuple[str, bytes]:
-    """StreamID and CID of a leaf."""
-    end = _key_end(leaf)
-    return leaf[_KEY_HEAD[leaf[0]] : end].decode(), leaf[end:]
+def tips_of(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
+    """The tips that leaves stand for: StreamID text -> CID bytes."""
+    tips: dict[bytes, set[bytes]] = {}
+    for leaf in leaves:
+        end = _key_end(leaf)
+        key, tip = leaf[:end], leaf[end:]
+        if key in tips:
+            tips[key].add(tip)
+        else:
+            tips[key] = {tip}
+    return {_key_text(key): found for key, found in tips.items()}
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Block]:
@@ -113,28 +119,29 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Bloc
     return blocks
 
 
-def _entries(leaves: list[bytes], room: int) -> Iterator[bytes]:
+def _entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
     """The streams of sorted leaves, each with its tips, as they stand in a block; parts of streams that do not fit in
     ``room``, which is what a stream has that is alone in its block."""
-    at, count = 0, len(leaves)
-    while at < count:
-        leaf = leaves[at]
+    key, links = b"", list[bytes]()  # of the stream before
+    for leaf in leaves:
         end = _key_end(leaf)
-        key = leaf[:end]
-        following = at + 1
-        while following < count and leaves[following].startswith(key):
-            following += 1
-        if following == at + 1:
-            entry = key + _ONE + _link_head(len(leaf) - end) + leaf[end:]
-            if len(entry) > room:
-                raise _no_room(key, room)
-            yield entry
-        else:
-            yield from _parts(key, [_link_head(len(each) - end) + each[end:] for each in leaves[at:following]], room)
-        at = following
+        link = _link_head(len(leaf) - end) + leaf[end:]
+        if leaf[:end] == key:
+            links.append(link)
+            continue
+        if links:
+            yield from _parts(key, links, room)
+        key, links = leaf[:end], [link]
+    if links:
+        yield from _parts(key, links, room)
 
 
-def _parts(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
+def _parts(key: bytes, links: list[bytes], room: int) -> Iterable[bytes]:
+    whole = b"".join((key, _head(_ARRAY, len(links)), *links))
+    return (whole,) if len(whole) <= room else _cut(key, links, room)
+
+
+def _cut(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
     part: list[bytes] = []
     size = 0  # of the links
     for link in links:
@@ -149,7 +156,7 @@ def _parts(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
 
 
 def _no_room(key: bytes, room: int) -> BlockError:
-    stream, _ = split_leaf(key)
+    stream = _key_text(key)
     limit = room + _FRAME_SIZE + _head_size(1)
     return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
 
@@ -183,7 +190,7 @@ def _head(major: int, count: int) -> bytes:
 
 # By the first byte of a key: how long its head is. A StreamID has at most MAX_TEXT characters, which two bytes count.
 _KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
-_ONE = _head(_ARRAY, 1)
+_TEXT_HEADS = [_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
 
 
 def _key_end(leaf: bytes) -> int:
@@ -192,6 +199,10 @@ def _key_end(leaf: bytes) -> int:
         return 2 + leaf[1]
     head = _KEY_HEAD[first]
     return head + (first & 0x1F if head == 1 else int.from_bytes(leaf[1:head], "big"))
+
+
+def _key_text(key: bytes) -> str:
+    return key[_KEY_HEAD[key[0]] :].decode()
 
 
 @cache

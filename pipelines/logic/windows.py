@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pipelines.logic.stretch import FAULT, Stretch, WindowKey
-from schemas.batch import split_leaf, stream_key
+from schemas.batch import stream_key, tips_of
 from schemas.log import MAX_EPOCH_WRITERS
 
 # µs: before and after all that a record can say
@@ -53,11 +53,7 @@ class Window(msgspec.Struct, gc=False):
     @property
     def tips(self) -> dict[str, set[bytes]]:
         """CID bytes by StreamID text."""
-        tips: dict[str, set[bytes]] = {}
-        for leaf in self.leaves:
-            stream, tip = split_leaf(leaf)
-            tips.setdefault(stream, set()).add(tip)
-        return tips
+        return tips_of(self.leaves)
 
     def add(self, stream: str, tip: bytes) -> None:
         """Takes a tip of a stream by its canonical StreamID."""
