@@ -12,7 +12,7 @@ repeats, in order of their CID bytes. So equal contents are equal bytes, with on
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from schemas.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
@@ -180,6 +180,7 @@ def _head_size(count: int) -> int:
     return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
 
 
+@lru_cache(maxsize=8192)
 def _head(major: int, count: int) -> bytes:
     """The CBOR head of a major type that says ``count``, in its shortest form."""
     if count < 24:

@@ -116,11 +116,13 @@ def keep(stretch: Stretch) -> KeptStretch:
 def in_order(kept: Iterable[KeptStretch]) -> Iterator[Stretch]:
     """The stretches of one partition, such that offsets only go up. Those that overlap become one."""
     runs: list[list[KeptStretch]] = []
+    end = -1
     for each in sorted(kept, key=itemgetter(0)):
-        if runs and each.first <= max(other.last for other in runs[-1]):
+        if runs and each.first <= end:
             runs[-1].append(each)
         else:
             runs.append([each])
+        end = max(end, each.last)
     for run in runs:
         stretches = [_DECODER.decode(each.data) for each in run]
         yield stretches[0] if len(stretches) == 1 else _merged(stretches)
