@@ -12,7 +12,7 @@ repeats, in order of their CID bytes. So equal contents are equal bytes, with on
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from schemas.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
@@ -122,23 +122,20 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Bloc
 def _entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
     """The streams of sorted leaves, each with its tips, as they stand in a block; parts of streams that do not fit in
     ``room``, which is what a stream has that is alone in its block."""
-    key, links = b"", list[bytes]()  # of the stream before
+    links: dict[bytes, list[bytes]] = {}  # by key
     for leaf in leaves:
         end = _key_end(leaf)
-        link = _link_head(len(leaf) - end) + leaf[end:]
-        if leaf[:end] == key:
-            links.append(link)
-            continue
-        if links:
-            yield from _parts(key, links, room)
-        key, links = leaf[:end], [link]
-    if links:
-        yield from _parts(key, links, room)
-
-
-def _parts(key: bytes, links: list[bytes], room: int) -> Iterable[bytes]:
-    whole = b"".join((key, _head(_ARRAY, len(links)), *links))
-    return (whole,) if len(whole) <= room else _cut(key, links, room)
+        key, link = leaf[:end], _link_head(len(leaf) - end) + leaf[end:]
+        if key in links:
+            links[key].append(link)
+        else:
+            links[key] = [link]
+    for key, found in links.items():
+        entry = key + _ONE + found[0] if len(found) == 1 else b"".join((key, _head(_ARRAY, len(found)), *found))
+        if len(entry) <= room:
+            yield entry
+        else:
+            yield from _cut(key, found, room)
 
 
 def _cut(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
@@ -180,7 +177,6 @@ def _head_size(count: int) -> int:
     return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
 
 
-@lru_cache(maxsize=8192)
 def _head(major: int, count: int) -> bytes:
     """The CBOR head of a major type that says ``count``, in its shortest form."""
     if count < 24:
@@ -191,6 +187,7 @@ def _head(major: int, count: int) -> bytes:
 
 # By the first byte of a key: how long its head is. A StreamID has at most MAX_TEXT characters, which two bytes count.
 _KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
+_ONE = _head(_ARRAY, 1)
 _TEXT_HEADS = [_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
 
 
