@@ -6,7 +6,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipelines.logic.batching import Batching
-from pipelines.spark.batcher import OUTPUT, STRETCHES, Batcher, stretches
+from pipelines.spark.batcher import OUTPUT, Batcher
+from pipelines.spark.stretches import STRETCHES, stretches
 
 
 def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +30,8 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from pipelines.logic.batching import Batching, Output, batch_outputs
 from pipelines.logic.stretch import WindowKey
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window
-from pipelines.spark.batcher import STRETCHES, Batcher, stretches
+from pipelines.spark.batcher import Batcher
+from pipelines.spark.stretches import STRETCHES, stretches
 from schemas.batch import MAX_BLOCK
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.records import (
@@ -617,6 +620,12 @@ def test_the_limit_of_the_settings_holds() -> None:
     log = log_of(*((0, update(stream, message=stream)) for stream in STREAMS), (T, TICK))
     batches = [decode_batch(output.value) for output in outputs_of(made.testInPandas(0, rows(log)))]
     assert [list(tips_of(batch)) for batch in batches] == [[stream] for stream in sorted(STREAMS)]
+
+
+def test_the_processor_is_read_without_pandas() -> None:
+    """Spark starts a process for that with each start of the query."""
+    code = "import sys, pipelines.spark.batcher; sys.exit('pandas' in sys.modules or 'pyarrow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_quarantined_bytes_are_whole() -> None:
