@@ -11,18 +11,18 @@ repeats, in order of their CID bytes. So equal contents are equal bytes, with on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
-import cbor2
-
 from schemas.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, block_cid, cid_parts, cid_text, is_cid
-from schemas.streamid import StreamID, StreamIdError, stream_text
+from schemas.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
 
-_FRAME = len(b"\xa1\x64tips")  # what comes before the map of streams
+_FRAME = b"\xa1\x64tips"  # what comes before the map of streams
+_FRAME_SIZE = len(_FRAME)
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG = 3, 2, 4, 5, 6
 _MAJOR = {
     0: "an integer",
@@ -47,14 +47,6 @@ class Block(NamedTuple):
     data: bytes
 
 
-class _Entry(NamedTuple):
-    """One stream of one block: its key, its sorted tips and its size in the block, in bytes."""
-
-    stream: str
-    tips: list[bytes]
-    size: int
-
-
 def is_block_cid(cid: bytes) -> bool:
     """Tell whether a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
@@ -76,48 +68,98 @@ def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) ->
     Raises BlockError for a key that is not a canonical StreamID, a tip that is not a CID, or a limit that not even one
     tip fits into.
     """
+    leaves: set[bytes] = set()
+    for stream, links in tips.items():
+        _require_canonical(stream)
+        key = stream_key(stream)
+        for tip in links:
+            if not is_cid(tip):
+                raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
+            leaves.add(key + tip)
+    return write_leaves(leaves, limit)
+
+
+def stream_key(stream: str) -> bytes:
+    """The key of a stream in a block, its StreamID as CBOR text. The canonical order is that of keys as bytes."""
+    return _TEXT_HEADS[len(stream)] + stream.encode()
+
+
+def tips_of(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
+    """The tips that leaves stand for: StreamID text -> CID bytes."""
+    tips: dict[bytes, set[bytes]] = {}
+    for leaf in leaves:
+        end = _key_end(leaf)
+        key, tip = leaf[:end], leaf[end:]
+        if key in tips:
+            tips[key].add(tip)
+        else:
+            tips[key] = {tip}
+    return {_key_text(key): found for key, found in tips.items()}
+
+
+def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Block]:
+    """Write tips as ``write_blocks`` does, out of leaves.
+
+    A leaf is one tip of one stream, ``stream_key(stream)`` ‖ CID bytes; leaves in their order as bytes stand as in a
+    block. None comes twice. Nothing is checked: the StreamIDs are canonical, and the CIDs are CIDs.
+
+    Raises BlockError for a limit that not even one tip fits into.
+    """
     blocks: list[Block] = []
-    entries: list[_Entry] = []
+    entries: list[bytes] = []
     size = 0  # of the entries
-    for entry in _entries(tips, limit):
-        if entries and _FRAME + _head_size(len(entries) + 1) + size + entry.size > limit:
+    for entry in _entries(sorted(leaves), limit - _FRAME_SIZE - _head_size(1)):
+        if entries and _FRAME_SIZE + _head_size(len(entries) + 1) + size + len(entry) > limit:
             blocks.append(_write_block(entries))
             entries, size = [], 0
         entries.append(entry)
-        size += entry.size
+        size += len(entry)
     if entries:
         blocks.append(_write_block(entries))
     return blocks
 
 
-def _entries(tips: Mapping[str, Iterable[bytes]], limit: int) -> Iterator[_Entry]:
-    room = limit - _FRAME - _head_size(1)  # for a stream that is alone in its block
-    for stream in sorted(tips, key=lambda text: (len(text), text)):
-        _require_canonical(stream)
-        links = sorted(set(tips[stream]))
-        if not links:
-            continue
-        key_size = _head_size(len(stream)) + len(stream)
-        part: list[bytes] = []
-        part_size = 0  # of the links
-        for tip in links:
-            if not is_cid(tip):
-                raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
-            # tag 42 (2 bytes), byte string head, 00, CID
-            link_size = 3 + _head_size(1 + len(tip)) + len(tip)
-            if key_size + _head_size(len(part) + 1) + part_size + link_size > room:
-                if not part:
-                    raise BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
-                yield _Entry(stream, part, key_size + _head_size(len(part)) + part_size)
-                part, part_size = [], 0
-            part.append(tip)
-            part_size += link_size
-        yield _Entry(stream, part, key_size + _head_size(len(part)) + part_size)
+def _entries(leaves: Iterable[bytes], room: int) -> Iterator[bytes]:
+    """The streams of sorted leaves, each with its tips, as they stand in a block; parts of streams that do not fit in
+    ``room``, which is what a stream has that is alone in its block."""
+    links: dict[bytes, list[bytes]] = {}  # by key
+    for leaf in leaves:
+        end = _key_end(leaf)
+        key, link = leaf[:end], _link_head(len(leaf) - end) + leaf[end:]
+        if key in links:
+            links[key].append(link)
+        else:
+            links[key] = [link]
+    for key, found in links.items():
+        entry = key + _ONE + found[0] if len(found) == 1 else b"".join((key, _head(_ARRAY, len(found)), *found))
+        if len(entry) <= room:
+            yield entry
+        else:
+            yield from _cut(key, found, room)
 
 
-def _write_block(entries: list[_Entry]) -> Block:
-    links = {entry.stream: [cbor2.CBORTag(42, b"\x00" + tip) for tip in entry.tips] for entry in entries}
-    data = cbor2.dumps({"tips": links})
+def _cut(key: bytes, links: list[bytes], room: int) -> Iterator[bytes]:
+    part: list[bytes] = []
+    size = 0  # of the links
+    for link in links:
+        if len(key) + _head_size(len(part) + 1) + size + len(link) > room:
+            if not part:
+                raise _no_room(key, room)
+            yield b"".join((key, _head(_ARRAY, len(part)), *part))
+            part, size = [], 0
+        part.append(link)
+        size += len(link)
+    yield b"".join((key, _head(_ARRAY, len(part)), *part))
+
+
+def _no_room(key: bytes, room: int) -> BlockError:
+    stream = _key_text(key)
+    limit = room + _FRAME_SIZE + _head_size(1)
+    return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
+
+
+def _write_block(entries: list[bytes]) -> Block:
+    data = b"".join((_FRAME, _head(_MAP, len(entries)), *entries))
     return Block(cid_text(block_cid(data)), data)
 
 
@@ -133,6 +175,38 @@ def _require_canonical(stream: str) -> None:
 def _head_size(count: int) -> int:
     """Size in bytes of a CBOR head that says ``count``."""
     return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
+
+
+def _head(major: int, count: int) -> bytes:
+    """The CBOR head of a major type that says ``count``, in its shortest form."""
+    if count < 24:
+        return bytes((major << 5 | count,))
+    size = _head_size(count) - 1
+    return bytes((major << 5 | 23 + size.bit_length(),)) + count.to_bytes(size, "big")
+
+
+# By the first byte of a key: how long its head is. A StreamID has at most MAX_TEXT characters, which two bytes count.
+_KEY_HEAD = {_TEXT << 5 | low: 1 for low in range(24)} | {_TEXT << 5 | 24: 2, _TEXT << 5 | 25: 3}
+_ONE = _head(_ARRAY, 1)
+_TEXT_HEADS = [_head(_TEXT, size) for size in range(MAX_TEXT + 1)]
+
+
+def _key_end(leaf: bytes) -> int:
+    first = leaf[0]
+    if first == _TEXT << 5 | 24:  # all but the metamodel
+        return 2 + leaf[1]
+    head = _KEY_HEAD[first]
+    return head + (first & 0x1F if head == 1 else int.from_bytes(leaf[1:head], "big"))
+
+
+def _key_text(key: bytes) -> str:
+    return key[_KEY_HEAD[key[0]] :].decode()
+
+
+@cache
+def _link_head(size: int) -> bytes:
+    """What stands before a CID of so many bytes in a link: tag 42, and the head of 00 ‖ CID."""
+    return _head(_TAG, 42) + _head(_BYTES, size + 1) + b"\x00"
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:

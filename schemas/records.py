@@ -28,7 +28,7 @@ Name = Annotated[str, Meta(min_length=1)]
 TICK: Final = b""
 
 
-class Coordinates(Struct, frozen=True, forbid_unknown_fields=True):
+class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Where a message came from: the record of `kiln.frames` and the message's position in the frame's RPC."""
 
     partition: Natural
@@ -36,7 +36,7 @@ class Coordinates(Struct, frozen=True, forbid_unknown_fields=True):
     index: Natural
 
 
-class Epoch(Struct, frozen=True, forbid_unknown_fields=True):
+class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The micro-batch of the `updates` query that wrote the record.
 
     Repeats after a crash carry the same one (decision 7).
@@ -46,14 +46,14 @@ class Epoch(Struct, frozen=True, forbid_unknown_fields=True):
     batch: Natural
 
 
-class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
 
     key: Name
     value: Name
 
 
-class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`kiln.updates`: a stream has a new tip."""
 
     network: Name
@@ -71,7 +71,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True):
     observed_at: Micros
 
 
-class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`kiln.batches`: a CIP-123 block of one separator's window, to be published and stored."""
 
     network: Name

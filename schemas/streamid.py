@@ -142,12 +142,11 @@ def stream_text(text: str) -> str:
 @lru_cache(maxsize=65536)
 def _stream_text(text: str) -> str:
     body = _strip_scheme(text)
-    raw = _text_bytes(body)
-    # All but the metamodel: one-byte type, genesis DAG-CBOR or DAG-JOSE with sha2-256.
-    size = len(raw)
-    usual = (size == 39 and raw[3:7] == b"\x01\x71\x12\x20") or (size == 40 and raw[3:8] == b"\x01\x85\x01\x12\x20")
-    if not (usual and raw.startswith(_CODEC) and raw[2] < EVENT_ID):
-        StreamID.from_bytes(raw)
+    usual = _USUAL.get(body[:_TOLD])
+    # Bytes of one length stand in one order with their texts, so a text between two StreamIDs of a kind is another.
+    if usual and len(body) == len(usual[0]) and usual[0] <= body <= usual[1] and _is_base36(body):
+        return body
+    StreamID.from_bytes(_text_bytes(body))
     return body  # base36 text has one spelling: _text_bytes takes lower case only
 
 
@@ -166,11 +165,15 @@ def _text_bytes(text: str) -> bytes:
     # int() also takes signs, blanks, underscores and any script's digits; js-ceramic takes lower case only.
     if len(text) > MAX_TEXT:
         raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are taken")
-    if not (text.startswith("k") and text.isascii() and text.isalnum() and text.islower()) or text[1:2] in ("", "0"):
+    if not _is_base36(text) or text[1:2] in ("", "0"):
         # A leading 0 would be a leading zero byte, and an ID starts with 0xce.
         raise StreamIdError(f"{text[:80]!r} is not the base36 text (k…) of a StreamID")
     number = int(text[1:], 36)
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+def _is_base36(text: str) -> bool:
+    return text.startswith("k") and text.isascii() and text.isalnum() and text.islower()
 
 
 def _read_head(raw: bytes) -> tuple[int, bytes, int]:
@@ -197,3 +200,18 @@ def _what_follows(raw: bytes, end: int) -> str:
     except CidError:
         pass
     return f"{len(rest)} bytes that are no CID follow the genesis CID"
+
+
+def _usual() -> dict[str, tuple[str, str]]:
+    """The least and the greatest text of each kind of StreamID but the metamodel's, by how these begin: one-byte type,
+    genesis DAG-CBOR or DAG-JOSE with sha2-256."""
+    found: dict[str, tuple[str, str]] = {}
+    for kind in range(EVENT_ID):
+        for genesis in (b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20"):
+            least, greatest = (_base36(_CODEC + bytes((kind,)) + genesis + digit * 32) for digit in (b"\x00", b"\xff"))
+            found[least[:_TOLD]] = least, greatest
+    return found
+
+
+_TOLD = 8
+_USUAL = _usual()

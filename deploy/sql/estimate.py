@@ -17,7 +17,7 @@ from deploy.sql.ask import Answer, ask
 from deploy.sql.views import HEARD, HEARD_TABLES, with_empty
 from pipelines.lake.lake import Lake
 from pipelines.logic.windows import Window
-from schemas.batch import MAX_BLOCK, write_blocks
+from schemas.batch import MAX_BLOCK, write_leaves
 from schemas.cid import cid_bytes
 from schemas.pubsub import BATCH_UPDATE, write_batch_update
 from schemas.records import Origin
@@ -76,16 +76,16 @@ def estimate(
     """
     found: list[Saving] = []
     for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):
-        open_ = [(Saving(network, origin, separator, window), Window(0, 0, {})) for window in windows]
+        open_ = [(Saving(network, origin, separator, window), Window(0, 0)) for window in windows]
         for update in updates:
             for number, (saving, window) in enumerate(open_):
                 saving.updates += 1
                 saving.update_bytes += update.size
-                inside = update.heard_at < window.closes_at and bool(window.tips)
+                inside = update.heard_at < window.closes_at and bool(window.leaves)
                 if separator and update.new:
                     if not inside:
                         _count(saving, separator, window, typ, limit)
-                        window = Window(update.heard_at, update.heard_at + saving.window, {})
+                        window = Window(update.heard_at, update.heard_at + saving.window)
                         open_[number] = saving, window
                     window.add(*update.new)
                 elif not inside:
@@ -100,7 +100,7 @@ def estimate(
 
 def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit: int) -> None:
     """Adds what the window comes to: nothing where it holds no tips."""
-    for block in write_blocks(window.tips, limit):
+    for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
         saving.block_bytes += len(block.data)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
-from schemas.batch import MAX_BLOCK, write_blocks
-from schemas.cid import CidError, cid_bytes
-from schemas.records import (
-    UNREADABLE,
-    BatchRecord,
-    QuarantineRecord,
-    SeparatorRecord,
-    batch_key,
-    decode_update,
-    encode,
-    quarantine_record_key,
-)
-from schemas.streamid import StreamIdError, stream_text
+from pipelines.logic.stretch import Stretch
+from pipelines.logic.windows import ClosedWindow, PartitionWindows
+from schemas.batch import MAX_BLOCK, write_leaves
+from schemas.records import BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, encode, quarantine_record_key
 
 
 @dataclass(frozen=True)
@@ -32,51 +22,33 @@ class Batching:
     block_limit: int = MAX_BLOCK
 
 
-class LogRecord(msgspec.Struct, frozen=True):
-    """A record of `kiln.updates`; `stamp`: the broker's, µs. An empty value is a tick."""
-
-    partition: int
-    offset: int
-    stamp: int
-    value: bytes | None
-
-
 class Output(msgspec.Struct, frozen=True):
     topic: str
     key: bytes
     value: bytes
 
 
-def batch_partition(windows: PartitionWindows, records: Iterator[LogRecord], limit: int) -> Iterator[Output]:
-    """Reads records of one partition, in offset order, into its windows; gives out the batches that come due.
+def batch_stretches(
+    windows: PartitionWindows, partition: int, stretches: Iterable[Stretch], limit: int
+) -> Iterator[Output]:
+    """Reads stretches of one partition, in the order of their offsets, into its windows; gives out the batches that
+    come due.
 
     An update without a separator is no part of a batch; one that cannot be read goes to quarantine.
     """
-    for record in records:
-        for closed in windows.advance(record.stamp):
-            yield from batch_outputs(closed, limit)
-        if not record.value:
-            continue
-        try:
-            update = decode_update(record.value)
-            stream, tip = stream_text(update.stream), cid_bytes(update.tip)
-        except (*UNREADABLE, StreamIdError, CidError) as error:
-            yield _unreadable(record, error)
-            continue
-        if update.separator is None:
-            continue
-        key = WindowKey(update.network, update.origin, update.separator.key, update.separator.value)
-        message = f"{update.network}\n{update.origin}\n{update.message}"
-        if not windows.repeats(update.epoch.query, update.epoch.batch, message):
-            for closed in windows.add(key, stream, tip, min(update.observed_at, windows.clock)):
-                yield from batch_outputs(closed, limit)
+    for stretch in stretches:
+        for found in windows.take(stretch):
+            if isinstance(found, int):
+                yield _unreadable(partition, stretch, found)
+            else:
+                yield from batch_outputs(found, limit)
 
 
 def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:
     """The blocks of one window as records of `kiln.batches`: more than one where the limit asks for it."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
-    for block in write_blocks(window.tips, limit):
+    for block in write_leaves(window.leaves, limit):
         record = BatchRecord(
             network=key.network,
             origin=key.origin,
@@ -89,12 +61,13 @@ def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:
         yield Output("batches", batch_key(key.network, separator), encode(record))
 
 
-def _unreadable(record: LogRecord, error: Exception) -> Output:
+def _unreadable(partition: int, stretch: Stretch, index: int) -> Output:
+    offset = stretch.offsets[index]
     fault = QuarantineRecord(
         stage="batch",
         reason="update_malformed",
-        detail=f"record {record.partition}/{record.offset} of updates: {error}",
-        data=record.value or b"",
-        observed_at=record.stamp,
+        detail=f"record {partition}/{offset} of updates: {stretch.messages[index]}",
+        data=stretch.leaves[index],
+        observed_at=stretch.stamps[index],
     )
-    return Output("quarantine", quarantine_record_key("updates", record.partition, record.offset), encode(fault))
+    return Output("quarantine", quarantine_record_key("updates", partition, offset), encode(fault))

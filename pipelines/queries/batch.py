@@ -12,6 +12,10 @@ from schemas.queries import QUERIES
 
 def start(plan: Plan) -> StreamingQuery:
     """Starts the query. A `Ticker` must run beside the query, or windows close only with later updates."""
-    records = stream_topics(plan.new_session(), plan.broker, QUERIES["batch"].reads, plan.at_most)
+    session = plan.new_session()
+    # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python
+    # worker and a commit of state in every micro-batch.
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    records = stream_topics(session, plan.broker, QUERIES["batch"].reads, plan.at_most)
     rows = batches(records, plan.batching, plan.broker.prefix)
     return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

@@ -7,12 +7,14 @@ from pyspark.sql import functions as F
 
 from pipelines.logic.batching import Batching
 from pipelines.spark.batcher import OUTPUT, Batcher
+from pipelines.spark.stretches import STRETCHES, stretches
 
 
 def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:
     """Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot be read."""
     return (
         records.select("partition", "offset", "stamp", "value")
+        .mapInArrow(stretches, STRETCHES)
         .groupBy("partition")
         .transformWithStateInPandas(Batcher(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None")
         .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")

@@ -17,13 +17,13 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.log_model import block_of
+from kit.plain_batcher import LogRecord, batch_partition
 
 from deploy.cli.app import run_command
 from deploy.sql.ask import SqlError, ask
 from deploy.sql.estimate import HeardUpdate, estimate, parse_windows, read_heard
 from deploy.sql.views import LATEST_WITHIN, VIEWS
 from pipelines.lake.lake import Lake
-from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.windows import PartitionWindows
 from schemas.batch import read_block
 from schemas.cid import block_cid, cid_bytes, cid_text

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,17 +16,22 @@ from typing import NamedTuple
 import dag_cbor
 import msgspec
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
+from kit.plain_batcher import LogRecord, batch_partition, plainly
 from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from pipelines.logic.batching import Batching, LogRecord, Output, batch_outputs, batch_partition
-from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window, WindowKey
+from pipelines.logic.batching import Batching, Output, batch_outputs
+from pipelines.logic.stretch import WindowKey
+from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window
 from pipelines.spark.batcher import Batcher
+from pipelines.spark.stretches import STRETCHES, stretches
 from schemas.batch import MAX_BLOCK
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.records import (
@@ -279,7 +286,7 @@ def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
         for m in range(tips)
     ]
     random.Random(order).shuffle(pairs)
-    window = Window(10, 20, {})
+    window = Window(10, 20)
     for stream, tip in pairs:
         window.add(stream, tip)
     return ClosedWindow(WindowKey("mainnet", "LIVE", "model", "ka"), window)
@@ -381,19 +388,136 @@ def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
     assert len(others) == sum(step.kind == "garbage" for step in taken)
 
 
+class Heard(NamedTuple):
+    """An update in a log: by whom, of which epoch, and what else there may be of it."""
+
+    owner: Owner
+    stream: int
+    tip: int
+    ago: int
+    writer: str
+    batch: int
+    message: int
+
+
+OWNERS: tuple[Owner, ...] = (
+    ("mainnet", "LIVE", "model", "ka"),
+    ("mainnet", "LIVE", "model", "kb"),
+    ("mainnet", "LIVE", "controller", "ka"),
+    ("mainnet", "REPLAY", "model", "ka"),
+    ("testnet-clay", "LIVE", "model", "ka"),
+)
+
+free_logs = st.lists(
+    st.tuples(
+        st.sampled_from((0, 0, 1, T // 3, T - 1, T, T + T // 2, -1, -T)),
+        st.sampled_from((TICK, None, b"garbage", b'{"network": "mainnet"}', update(separator=None), update()[:-1]))
+        | st.builds(
+            Heard,
+            st.sampled_from(OWNERS),
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.sampled_from((0, 0, 1, T // 3, T - 1, T, T + 1, 5 * T, -1, -T)),
+            st.sampled_from(("updates", "bridge")),
+            st.integers(0, 2),
+            st.integers(0, 4),
+        ),
+    ),
+    max_size=40,
+)
+FreeLog = list[tuple[int, bytes | Heard | None]]
+
+
+def as_records(taken: FreeLog, partition: int = 0) -> tuple[list[LogRecord], list[tuple[int, Update | None]]]:
+    """The log, and the same as the model takes it. Offsets have gaps, as those of a log with transactions do."""
+    records: list[LogRecord] = []
+    plain: list[tuple[int, Update | None]] = []
+    now = 10 * T
+    for number, (step, what) in enumerate(taken):
+        now += step
+        value, said = what if not isinstance(what, Heard) else None, None
+        if isinstance(what, Heard):
+            network, origin, key, separator = what.owner
+            heard, message = now - what.ago, f"{key}/{separator}/{what.message}"  # a message has one separator
+            epoch = Epoch(what.writer, what.batch)
+            said = Update(what.owner, STREAMS[what.stream], TIPS[what.tip], heard, (epoch.query, epoch.batch), message)
+            value = update(
+                said.stream,
+                said.tip,
+                separator=SeparatorRecord(key, separator),
+                network=network,
+                origin="LIVE" if origin == "LIVE" else "REPLAY",
+                message=message,
+                epoch=epoch,
+                heard=heard,
+            )
+        records.append(LogRecord(partition, 3 * number, now, value))
+        plain.append((now, said))
+    return records, plain
+
+
+@given(free_logs)
+def test_a_stretch_gives_what_its_records_give_one_by_one(taken: FreeLog) -> None:
+    records, _ = as_records(taken)
+    whole, plain = PartitionWindows(T, grace=T // 4), PartitionWindows(T, grace=T // 4)
+    assert list(batch_partition(whole, records, 400)) == list(plainly(plain, records, 400))
+    assert whole.dump() == plain.dump()
+
+
+@given(free_logs, st.sets(st.integers(1, 39)), st.sets(st.integers(1, 39)))
+def test_neither_stretches_nor_micro_batches_matter(taken: FreeLog, cuts: set[int], dumps: set[int]) -> None:
+    records, _ = as_records(taken)
+    plain = PartitionWindows(T)
+    expected = list(plainly(plain, records, MAX_BLOCK))
+    windows = PartitionWindows(T)
+    found: list[Output] = []
+    for start, end in pairwise([0, *sorted(cut for cut in cuts | dumps if cut < len(records)), len(records)]):
+        if start in dumps:
+            windows = PartitionWindows(T, windows.dump())
+        found += batch_partition(windows, records[start:end], MAX_BLOCK)
+    assert found == expected
+    assert windows.dump() == plain.dump()
+
+
+@given(free_logs)
+def test_batches_are_those_of_the_model(taken: FreeLog) -> None:
+    # the model knows of no writer that goes back to an older epoch
+    newest: dict[str, int] = {}
+    for _, what in taken:
+        if isinstance(what, Heard):
+            newest[what.writer] = max(what.batch, newest.get(what.writer, 0))
+    ordered = [
+        (step, what._replace(batch=newest[what.writer]) if isinstance(what, Heard) else what) for step, what in taken
+    ]
+    records, plain = as_records(ordered)
+    batches, others = run(records)
+    found = sorted((batch.opened_at, batch.cid) for batch in batches)
+    windows = windows_of(without_repeats(plain), T)
+    assert found == sorted((window.opened_at, cid_of(block_of(window.tips))) for window in windows)
+    unread = [record for record, (_, said) in zip(records, plain, strict=True) if record.value and said is None]
+    assert len(others) == sum(record.value != update(separator=None) for record in unread)
+
+
 # ---------------------------------------------------------------- the stateful processor
 
 
-def rows(records: Sequence[LogRecord]) -> pd.DataFrame:
+def arrow(records: Sequence[LogRecord]) -> pa.RecordBatch:
     """As Spark hands them over."""
-    return pd.DataFrame(
-        {
-            "partition": pd.Series([record.partition for record in records], dtype="int32"),
-            "offset": pd.Series([record.offset for record in records], dtype="int64"),
-            "stamp": pd.Series([record.stamp for record in records], dtype="int64"),
-            "value": pd.Series([record.value for record in records], dtype="object"),
-        }
-    )
+    columns = [
+        pa.array([record.partition for record in records], pa.int32()),
+        pa.array([record.offset for record in records], pa.int64()),
+        pa.array([record.stamp for record in records], pa.int64()),
+        pa.array([record.value for record in records], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, ["partition", "offset", "stamp", "value"])
+
+
+def rows(*parts: Sequence[LogRecord]) -> pd.DataFrame:
+    """What the stateful processor gets where the reading task has the records in these parts."""
+    made = list(stretches(iter([arrow(records) for records in parts])))
+    frame: pd.DataFrame = pa.Table.from_batches(made).to_pandas()
+    assert list(frame.columns) == [column.split()[0] for column in STRETCHES.split(", ")]
+    return frame
 
 
 def outputs_of(frame: pd.DataFrame) -> list[Output]:
@@ -429,10 +553,11 @@ def test_the_processor_gives_what_the_log_gives_at_once(
         if not micro_batch:
             continue  # Spark calls no key without rows
         chance.shuffle(micro_batch)
-        found += outputs_of(made.testInPandas(0, rows(micro_batch)))
+        at = chance.randint(0, len(micro_batch))  # two stretches that may overlap
+        found += outputs_of(made.testInPandas(0, rows(micro_batch[:at], micro_batch[at:])))
         if restarted:
             made = new_tester(state_of(made))
-    assert found == list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK))
+    assert found == list(plainly(PartitionWindows(T), log, MAX_BLOCK))
 
 
 @settings(max_examples=25)
@@ -445,7 +570,16 @@ def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
         for partition, log in enumerate(logs):
             if records := log[half * len(log) // 2 : (half + 1) * len(log) // 2]:
                 found[partition] += outputs_of(made.testInPandas(partition, rows(records)))
-    assert found == [list(batch_partition(PartitionWindows(T), iter(log), MAX_BLOCK)) for log in logs]
+    assert found == [list(plainly(PartitionWindows(T), log, MAX_BLOCK)) for log in logs]
+
+
+def test_records_of_several_partitions_in_one_arrow_batch_are_stretches_of_their_own() -> None:
+    logs = [log_from([Step(1, n, n, ANNA, "update", 0)] * 3, partition) for n, partition in enumerate((4, 0, 7))]
+    mixed = [record for records in zip(*logs, strict=True) for record in records]
+    (made,) = stretches(iter([arrow([]), arrow(mixed)]))
+    assert made.column("partition").to_pylist() == [4, 0, 7]
+    apart = [next(stretches(iter([arrow(log)]))) for log in logs]
+    assert made.to_pylist() == [each.to_pylist()[0] for each in apart]
 
 
 def test_rows_may_come_in_several_frames_in_any_order() -> None:
@@ -486,6 +620,12 @@ def test_the_limit_of_the_settings_holds() -> None:
     log = log_of(*((0, update(stream, message=stream)) for stream in STREAMS), (T, TICK))
     batches = [decode_batch(output.value) for output in outputs_of(made.testInPandas(0, rows(log)))]
     assert [list(tips_of(batch)) for batch in batches] == [[stream] for stream in sorted(STREAMS)]
+
+
+def test_the_processor_is_read_without_pandas() -> None:
+    """Spark starts a process for that with each start of the query."""
+    code = "import sys, pipelines.spark.batcher; sys.exit('pandas' in sys.modules or 'pyarrow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_quarantined_bytes_are_whole() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.logic.stretch import WindowKey
 from pipelines.logic.tick_schedule import TickSchedule
-from pipelines.logic.windows import PartitionWindows, WindowKey
+from pipelines.logic.windows import PartitionWindows
 
 KEY = WindowKey("mainnet", "LIVE", "model", "ka")
 REST = 6_000  # ms

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from kit.plain_batcher import LogRecord, batch_partition
 from nacl.signing import SigningKey
 
-from pipelines.logic.batching import LogRecord, batch_partition
 from pipelines.logic.decode import Decoding
 from pipelines.logic.windows import PartitionWindows
 from pipelines.spark.known_streams import StreamsTopic

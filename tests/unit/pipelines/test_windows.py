@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.logic.windows import ClosedWindow, PartitionWindows, WindowKey
+from pipelines.logic.stretch import WindowKey
+from pipelines.logic.windows import ClosedWindow, PartitionWindows
 from schemas.log import MAX_EPOCH_WRITERS
 
 T, G = 10, 4

@@ -142,6 +142,31 @@ def test_any_text_is_a_stream_or_a_stream_id_error(text: str) -> None:
     assert StreamID.parse(text).text == canonical
 
 
+@given(
+    st.integers(0, 6),
+    st.sampled_from((b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20", b"\x01\x71\x12\x21", b"\x01\x84\x01\x12\x20")),
+    st.sampled_from((0, 2**256 - 1)) | st.integers(0, 2**256 - 1),
+    st.integers(-2, 2),
+    st.sampled_from(("", "0", "z", "A", "ª", " ")),
+    st.integers(1, 63),
+)
+def test_texts_about_the_bounds_of_each_kind_are_read_as_the_parser_reads_them(
+    kind: int, genesis: bytes, digest: int, beside: int, put: str, at: int
+) -> None:
+    raw = b"\xce\x01" + bytes((kind,)) + genesis + digest.to_bytes(32, "big")
+    text = multibase.encode((int.from_bytes(raw) + beside).to_bytes(len(raw), "big"), "base36")
+    text = text[:at] + put + text[at + len(put) :]
+    try:
+        expected: str | None = StreamID.parse(text).text
+    except StreamIdError:
+        expected = None
+    try:
+        found: str | None = stream_text(text)
+    except StreamIdError:
+        found = None
+    assert found == expected
+
+
 @given(digests)
 def test_fast_path_equals_the_parser(digest: bytes) -> None:
     for head in ("ce010301711220", "ce010501711220", "ce01800101711220", "ce01030171121f", "ce01030185011221"):

@@ -1,0 +1,63 @@
+"""The batcher at once, with no Spark; and the same record by record, as decision 1 says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pipelines.logic.batching import Output, batch_outputs, batch_stretches
+from pipelines.logic.stretch import WindowKey, read_stretch
+from pipelines.logic.windows import PartitionWindows
+from schemas.cid import CidError, cid_bytes
+from schemas.records import UNREADABLE, QuarantineRecord, decode_update, encode, quarantine_record_key
+from schemas.streamid import StreamIdError, stream_text
+
+
+class LogRecord(NamedTuple):
+    """A record of `kiln.updates`; `stamp`: the broker's, µs. An empty value is a tick."""
+
+    partition: int
+    offset: int
+    stamp: int
+    value: bytes | None
+
+
+def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[Output]:
+    """What the batcher gives for records of one partition that come in one stretch."""
+    log = list(records)
+    if log:
+        stretch = read_stretch((record.offset, record.stamp, record.value) for record in log)
+        yield from batch_stretches(windows, log[0].partition, [stretch], limit)
+
+
+def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[Output]:
+    """The same for records in the order of their offsets, with nothing done for speed."""
+    for record in records:
+        for closed in windows.advance(record.stamp):
+            yield from batch_outputs(closed, limit)
+        if not record.value:
+            continue
+        try:
+            update = decode_update(record.value)
+            stream, tip = stream_text(update.stream), cid_bytes(update.tip)
+        except (*UNREADABLE, StreamIdError, CidError) as error:
+            yield _unreadable(record, error)
+            continue
+        if update.separator is None:
+            continue
+        key = WindowKey(update.network, update.origin, update.separator.key, update.separator.value)
+        message = f"{update.network}\n{update.origin}\n{update.message}"
+        if not windows.repeats(update.epoch.query, update.epoch.batch, message):
+            for closed in windows.add(key, stream, tip, min(update.observed_at, windows.clock)):
+                yield from batch_outputs(closed, limit)
+
+
+def _unreadable(record: LogRecord, error: Exception) -> Output:
+    fault = QuarantineRecord(
+        stage="batch",
+        reason="update_malformed",
+        detail=f"record {record.partition}/{record.offset} of updates: {error}",
+        data=record.value or b"",
+        observed_at=record.stamp,
+    )
+    return Output("quarantine", quarantine_record_key("updates", record.partition, record.offset), encode(fault))
