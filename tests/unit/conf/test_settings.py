@@ -225,8 +225,13 @@ def test_a_settings_file_from_when_messages_was_a_query_says_what_to_do(
         f'{path}:2: jobs.run = "messages": no such query: {gone}: name archive in its place, once',
         f"{path}:3: jobs.messages: no such setting: {gone}: take this section out",
     ]
-    monkeypatch.setenv("KILN_JOBS__MESSAGES__TRIGGER", "2s")
-    assert problems() == f"environment KILN_JOBS__MESSAGES__TRIGGER: no such setting: {gone}: take this section out"
+    monkeypatch.setenv("KILN_JOBS__RUN", "archive,messages")
+    assert problems() == (
+        f'environment KILN_JOBS__RUN: jobs.run = "messages": no such query: {gone}: name archive in its place, once'
+    )
+    for name, value in (("KILN_JOBS__MESSAGES", "{}"), ("KILN_JOBS__MESSAGES__TRIGGER", "2s")):
+        monkeypatch.setenv(name, value)
+        assert f"environment {name}: no such setting: {gone}: take this section out" in problems().splitlines()
 
 
 def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

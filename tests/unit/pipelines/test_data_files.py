@@ -225,7 +225,9 @@ def test_a_filter_skips_the_files_that_cannot_have_the_row(lake: Lake) -> None:
 
 
 def test_a_file_written_anew_has_the_rows_to_keep_and_statistics_of_its_own(lake: Lake) -> None:
-    (file,) = write(lake, *(row(log_offset=number) for number in range(50_000)))
+    rows = (row(log_offset=number, separator_value="v" if number % 2 else None) for number in range(50_000))
+    (file,) = write(lake, *rows)
+    assert json.loads(file.stats)["nullCount"]["separator_value"] == 25_000  # of several batches of rows
     (anew,) = rewritten(lake, file, lambda table: pa.compute.greater_equal(table["log_offset"], 100))
     folder = Path(lake.table(TABLE))
     assert not (folder / file.name).exists()
@@ -233,6 +235,7 @@ def test_a_file_written_anew_has_the_rows_to_keep_and_statistics_of_its_own(lake
     stats = json.loads(anew.stats)
     assert (anew.rows, stats["numRecords"]) == (49_900, 49_900)
     assert (stats["minValues"]["log_offset"], stats["maxValues"]["log_offset"]) == (100, 49_999)
+    assert stats["nullCount"]["separator_value"] == 24_950
     assert rewritten(lake, anew, lambda table: pa.compute.less(table["log_offset"], 0)) == []
     assert not (folder / anew.name).exists()
 
