@@ -65,13 +65,17 @@ class ClosedWindow(NamedTuple):
     window: Window
 
 
-class _KeptWindow(msgspec.Struct, array_like=True):
+class _KeptWindow(msgspec.Struct, array_like=True, gc=False):
     """A window in the state."""
 
     opened_at: int
     closes_at: int
-    tips: dict[str, set[bytes]]  # StreamID text -> CID bytes
+    tips: dict[str, set[bytes]] | None
+    """StreamID text -> CID bytes, in a state from before windows had leaves. None since then: what reads only `tips`
+    refuses the state, and loses nothing."""
     ends_at: int = 0
+    leaves: list[bytes] = []
+    """in their order"""
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -113,7 +117,7 @@ class PartitionWindows:
 
     def __init__(self, length: int, state: bytes = b"", grace: int = 0) -> None:
         """`length`: T, `grace`: G, in µs; open windows keep their own. `state`: an earlier `dump()`."""
-        kept = msgspec.msgpack.decode(state, type=_State) if state else _State()
+        kept = _decoder.decode(state) if state else _State()
         self._length = length
         self._grace = grace
         self.clock = kept.clock
@@ -126,9 +130,8 @@ class PartitionWindows:
         self._due: list[tuple[int, int, WindowKey]] = []
         self._rank = 0
         for key, window in kept.windows:
-            leaves = {
-                head + tip for stream in window.tips for head in [stream_key(stream)] for tip in window.tips[stream]
-            }
+            tips = (window.tips or {}).items()
+            leaves = {*window.leaves, *(stream_key(stream) + tip for stream, found in tips for tip in found)}
             until = window.closes_at if window.ends_at else _EVER
             self._put(key, Window(window.opened_at, window.closes_at, leaves, window.ends_at, until))
 
@@ -209,7 +212,7 @@ class PartitionWindows:
         query, batch, seen = epochs.pop() if epochs else ("", 0, [])
         epoch = (query, batch) if self._epochs else None
         windows = [
-            (key, _KeptWindow(window.opened_at, window.closes_at, window.tips, window.ends_at))
+            (key, _KeptWindow(window.opened_at, window.closes_at, None, window.ends_at, sorted(window.leaves)))
             for key, window in self._open.items()
         ]
         return _encoder.encode(_State(self.clock, windows, epoch, seen, epochs))
@@ -254,5 +257,5 @@ def _digest(message: str) -> bytes:
 
 
 _ENDED: Final = Window(0, 0, takes_until=_NEVER)
-# Sets are written sorted, so that the same state is the same bytes.
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_State)

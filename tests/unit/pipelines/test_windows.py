@@ -272,6 +272,18 @@ def test_a_window_of_a_state_from_before_hearing_time_runs_by_the_clock_alone() 
     assert closed.window.tips == {"s1": {b"t1", b"t2", b"t3"}}
 
 
+def test_a_window_of_a_state_from_before_leaves_goes_on() -> None:
+    old = msgspec.msgpack.encode(
+        [100, [[list(KEYS[0]), [95, 105, {"s1": [b"t1", b"t2"], "s2": [b"t1"]}, 114]]], None, [], []]
+    )
+    windows = PartitionWindows(T, old, G)
+    assert windows.add(KEYS[0], "s2", b"t3", 104) == []
+    windows = PartitionWindows(T, windows.dump(), G)
+    (closed,) = windows.add(KEYS[0], "s1", b"t1", 105)
+    assert (closed.window.opened_at, closed.window.closes_at) == (95, 105)
+    assert closed.window.tips == {"s1": {b"t1", b"t2"}, "s2": {b"t1", b"t3"}}
+
+
 def test_ticks_flush_separators_that_fell_silent() -> None:
     windows = PartitionWindows(1_000_000)
     empty = len(windows.dump())
