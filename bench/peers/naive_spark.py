@@ -56,9 +56,7 @@ def run(spark: SparkSession, servers: str, topic: str, lake: Path, checkpoints: 
         .dropDuplicatesWithinWatermark(["network", "message"])
     )
     queries = [
-        records.writeStream.foreachBatch(append)
-        .option("checkpointLocation", str(checkpoints / "appended"))
-        .start(),
+        records.writeStream.foreachBatch(append).option("checkpointLocation", str(checkpoints / "appended")).start(),
         messages.writeStream.format("delta")
         .option("checkpointLocation", str(checkpoints / "messages"))
         .start(str(lake / "messages")),

@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from pipelines.lake.files import DataFile, rewritten
+from pipelines.lake.held_frames import read_held_frames
 from pipelines.lake.lake import Lake
-from pipelines.lake.tables import read_table
 from pipelines.logic.held_frames import HeldFrames, contains, merge, overlap, side
-from pipelines.spark.held_frames import read_held_frames
 from pipelines.transforms.archive import Passed
 from schemas.frames import DIRECTIONS
 
@@ -28,11 +25,13 @@ class NewFrames:
         self._lake = lake
         self._held: HeldFrames | None = None
 
-    def of(self, spark: SparkSession, passed: Iterable[Passed]) -> _Files:
+    def of(self, passed: Iterable[Passed]) -> _Files:
         """The files of `frames` and of `copies`, without what the lake held before this micro-batch."""
         in_order = sorted(passed, key=lambda each: min(each.spans.items()))
         if self._held is None:
-            self._held = self._held_before(spark, in_order)
+            # If this micro-batch is a repeat, its own rows are in the table: no frame was there before itself.
+            own = [(part, low, high) for each in in_order for part, (low, high) in each.spans.items()]
+            self._held = read_held_frames(self._lake, own)
         frames: list[DataFile] = []
         copies: list[DataFile] = []
         for each in in_order:
@@ -41,15 +40,6 @@ class NewFrames:
             copies += new[1]
             merge(self._held, each.taken)
         return frames, copies
-
-    def _held_before(self, spark: SparkSession, passed: Iterable[Passed]) -> HeldFrames:
-        """What the table holds, but for the rows of this micro-batch: if the micro-batch is a repeat, they are in the
-        table, and no frame was there before itself."""
-        own = F.lit(False)
-        for each in passed:
-            for partition, (low, high) in each.spans.items():
-                own = own | ((F.col("kafka_partition") == partition) & F.col("kafka_offset").between(low, high))
-        return read_held_frames(read_table(spark, self._lake, "frames").where(~own))
 
     def _without(self, passed: Passed, held: HeldFrames) -> _Files:
         """The files of a task, written anew without the frames in `held` and the copies in these frames."""

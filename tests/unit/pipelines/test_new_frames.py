@@ -1,18 +1,14 @@
-"""Frames that come again in a later micro-batch, by a real Spark: each is in `frames` once, and its copies with it
-(decision 9)."""
+"""Frames that come again in a later micro-batch: each is in `frames` once, and its copies with it (decision 9)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import discard
@@ -24,15 +20,7 @@ from pipelines.transforms.packed import unpack
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
 TABLES = ("frames", "copies")
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 def frame(sequence: int, connection: bytes = b"c" * 16) -> bytes:
@@ -51,8 +39,7 @@ Task = tuple[int, int, Sequence[bytes]]
 class Driver:
     """A driver that has just started."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark = spark
+    def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._new = NewFrames(lake)
         self._commits = DeltaRsCommits(lake)
@@ -60,7 +47,7 @@ class Driver:
     def micro_batch(self, batch: int, *tasks: Task, tables: Sequence[str] = TABLES) -> None:
         """As `pipelines.queries.archive` does. `tables`: those to which it commits before it crashes."""
         passed = [self._passed(task) for task in tasks]
-        for table, files in zip(TABLES, self._new.of(self._spark, reversed(passed)), strict=True):
+        for table, files in zip(TABLES, self._new.of(reversed(passed)), strict=True):
             if files and (table not in tables or not self._commits.commit(table, files, Write("query", batch))):
                 discard(self._lake, files)
 
@@ -105,49 +92,49 @@ ONE, TWO, THREE, FOUR, FIVE, SIX = (frame(sequence) for sequence in range(1, 7))
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["one driver", "started again"])
-def test_frames_that_come_again_are_there_once(spark: SparkSession, lake: Lake, restarted: bool) -> None:
-    driver = Driver(spark, lake)
+def test_frames_that_come_again_are_there_once(lake: Lake, restarted: bool) -> None:
+    driver = Driver(lake)
     driver.micro_batch(0, (0, 10, [ONE, TWO, THREE]))
     if restarted:
-        driver = Driver(spark, lake)
+        driver = Driver(lake)
     driver.micro_batch(1, (0, 13, [TWO, THREE, FOUR]))
     driver.micro_batch(2, (0, 16, [FOUR, ONE]))
     driver.micro_batch(3, (0, 18, [FIVE]))
     assert held(lake) == [(1, 10), (2, 11), (3, 12), (4, 15), (5, 18)]
 
 
-def test_a_repeated_micro_batch_takes_its_own_ranges_into_account(spark: SparkSession, lake: Lake) -> None:
+def test_a_repeated_micro_batch_takes_its_own_ranges_into_account(lake: Lake) -> None:
     """The driver crashed after the commits. Its frames are in the table, and are no repeats of themselves; what comes
     after them is."""
-    driver = Driver(spark, lake)
+    driver = Driver(lake)
     driver.micro_batch(0, (0, 10, [ONE, TWO]))
     driver.micro_batch(1, (0, 12, [TWO, THREE]))
-    again = Driver(spark, lake)
+    again = Driver(lake)
     again.micro_batch(1, (0, 12, [TWO, THREE]))
     again.micro_batch(2, (0, 14, [THREE, TWO, FOUR]))
     assert held(lake) == [(1, 10), (2, 11), (3, 13), (4, 16)]
 
 
 @pytest.mark.parametrize("before", [(), ("frames",)], ids=["before both commits", "between the commits"])
-def test_after_a_crash_a_micro_batch_is_whole(spark: SparkSession, lake: Lake, before: tuple[str, ...]) -> None:
-    driver = Driver(spark, lake)
+def test_after_a_crash_a_micro_batch_is_whole(lake: Lake, before: tuple[str, ...]) -> None:
+    driver = Driver(lake)
     driver.micro_batch(0, (0, 10, [ONE, TWO]))
     driver.micro_batch(1, (0, 12, [TWO, THREE]), (1, 50, [FIVE]), tables=before)
-    again = Driver(spark, lake)
+    again = Driver(lake)
     again.micro_batch(1, (0, 12, [TWO, THREE]), (1, 50, [FIVE]))
     again.micro_batch(2, (0, 14, [THREE, FIVE, FOUR]))
     assert held(lake) == [(1, 10), (2, 11), (3, 13), (4, 16), (5, 50)]
 
 
-def test_of_two_tasks_the_one_with_the_earlier_records_has_the_frame(spark: SparkSession, lake: Lake) -> None:
+def test_of_two_tasks_the_one_with_the_earlier_records_has_the_frame(lake: Lake) -> None:
     """So that a repeat, whose tasks report in another order, finds the same."""
-    Driver(spark, lake).micro_batch(0, (0, 10, [ONE, TWO]), (0, 12, [TWO, THREE]))
+    Driver(lake).micro_batch(0, (0, 10, [ONE, TWO]), (0, 12, [TWO, THREE]))
     assert held(lake) == [(1, 10), (2, 11), (3, 13)]
 
 
-def test_frames_that_were_missing_are_no_repeats(spark: SparkSession, lake: Lake) -> None:
+def test_frames_that_were_missing_are_no_repeats(lake: Lake) -> None:
     """Neither between frames that the table holds, nor of another connection."""
-    Driver(spark, lake).micro_batch(0, (0, 10, [ONE, THREE, FOUR, SIX]))
+    Driver(lake).micro_batch(0, (0, 10, [ONE, THREE, FOUR, SIX]))
     other = frame(3, b"o" * 16)
-    Driver(spark, lake).micro_batch(1, (0, 14, [TWO, FIVE, THREE, other, SIX]))
+    Driver(lake).micro_batch(1, (0, 14, [TWO, FIVE, THREE, other, SIX]))
     assert held(lake) == [(1, 10), (2, 14), (3, 11), (3, 17), (4, 12), (5, 15), (6, 13)]
