@@ -1,7 +1,7 @@
 """The stateful processor of the query `batch`: stretches of a partition of `kiln.updates` to batches (decision 1).
 
-Spark asks the processor for its state in a Python process of its own when the query starts. So pandas, a second and a
-half of CPU, is imported where rows come.
+Spark asks the processor for its state in a Python process of its own when the query starts. So pandas, two seconds of
+CPU, is imported where rows come.
 """
 
 from __future__ import annotations
