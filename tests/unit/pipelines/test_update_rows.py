@@ -56,12 +56,14 @@ TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 CLAY = "/ceramic/testnet-clay"
 CONTROLLER = Separator("controller", separator_value(b"did:key:z6Mk"))
 EPOCH = Epoch("7d8e", 12)
+SEEN_AT = 1_800_000_000_000_001
 
 
 @pytest.fixture(autouse=True)
-def epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no task here to ask for it."""
+def task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no task here to ask for epoch and time."""
     monkeypatch.setattr(module, "_epoch", lambda: EPOCH)
+    monkeypatch.setattr(module, "seen_at", lambda: SEEN_AT)
 
 
 def frame(*messages: Message, network: str = "mainnet", origin: str = "LIVE", at: int = 1_700_000_000_123_456) -> bytes:
@@ -204,15 +206,25 @@ def test_an_update_announced_again_is_no_new_update() -> None:
     data, topic = write_update(STREAM, TIP, MODEL.text), topic_name("testnet-clay", BY_MODEL)
     other = Message(data=data, topic=CLAY, seqno=b"\0\3")
     sign(other, Ed25519PrivateKey.from_private_bytes(b"another author's key, 32 bytes.."))
-    found = identities_of(
+    announced = (
         frame(signed(data)),
         frame(signed(data, seqno=b"\0\2")),
         frame(signed(data, topic, b"\0\2")),
         frame(other),
         frame(unsigned(data), at=1_700_050_000_000_000),
     )
+    found = [identity for each in announced for identity in identities_of(each)]
     assert len(found) == 5
     assert len(set(found)) == 1
+    (first,) = rows(*announced)
+    assert first == rows(announced[0])[0], "one task lets an identity pass once, and the first copy does"
+
+
+def test_rows_bear_the_time_of_the_micro_batch() -> None:
+    """And not a time of the frame: with that, copies heard late would be dropped."""
+    batches = iter([pa.RecordBatch.from_pydict(columns(frame(signed(write_update(STREAM, TIP, MODEL.text)))))])
+    (batch,) = module._rows(Decoding(), Separating())(batches)
+    assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
 
 
 def test_another_tip_another_origin_and_another_separator_are_another_update() -> None:
@@ -256,7 +268,9 @@ def batch_update(separator: Separator = CONTROLLER, cid: str = TIP) -> bytes:
 
 
 def test_a_batch_that_somebody_announces_is_wanted_once() -> None:
-    first, again = rows(frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")), fetch=True)
+    announced = (frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")))
+    (first,), (again,) = (rows(each, fetch=True) for each in announced)
+    assert rows(*announced, fetch=True) == [first]
     wanted = decode_wanted(first["value"])
     assert first["topic"] == "wanted"
     assert first["key"] == TIP.encode()
@@ -295,9 +309,8 @@ def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
 def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
     """The value in a topic name is that of the header, a StreamID's bytes."""
     topic = topic_name("testnet-clay", Separator("model", separator_value(MODEL.bytes)))
-    by_topic, by_model = records(
-        frame(unsigned(write_update(STREAM, TIP), topic)), frame(unsigned(write_update(STREAM, TIP, MODEL.text)))
-    )
+    (by_topic,) = records(frame(unsigned(write_update(STREAM, TIP), topic)))
+    (by_model,) = records(frame(unsigned(write_update(STREAM, TIP, MODEL.text))))
     assert by_topic.separator == by_model.separator
     assert (by_topic.separator_source, by_model.separator_source) == ("topic", "model")
 
