@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.backoff import pause_after
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
-from pipelines.lake.commits import Write
+from pipelines.lake.commits import SecondWriterError, Write
 from pipelines.lake.lake import Lake
 from pipelines.launch import launch
 from pipelines.logic.breaker import DecodingBrokenError
@@ -23,6 +23,8 @@ from pipelines.spark.ticks import Ticker
 from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
 
+_FATAL = (DecodingBrokenError.__name__, SecondWriterError.__name__)
+"""Errors after which a query does harm when it goes on."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
 
@@ -124,7 +126,7 @@ class Supervisor:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
 
         GaveUpError: a query failed more than `jobs.restarts` times with no finished micro-batch in between, or says
-        that decoding is broken.
+        that decoding is broken, or that another driver runs the query.
         """
         for name, run in self._runs.items():
             if run.restart_at is None and not run.query.isActive:
@@ -139,7 +141,7 @@ class Supervisor:
         newest = progress.batch_id if progress else -1
         run.failures = run.failures + 1 if newest <= run.batch_id else 1
         run.batch_id = newest
-        if DecodingBrokenError.__name__ in run.error or run.failures > self._settings.jobs.restarts:
+        if any(fatal in run.error for fatal in _FATAL) or run.failures > self._settings.jobs.restarts:
             raise GaveUpError(f"{name} stopped: {run.error}")
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 

@@ -110,6 +110,12 @@ def test_broken_decoding_is_not_tried_again(world: World) -> None:
         world.fail(RuntimeError("Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"))
 
 
+def test_a_second_driver_does_not_try_again(world: World) -> None:
+    said = "pipelines.lake.commits.SecondWriterError: another driver runs the query 1 and has just written"
+    with pytest.raises(GaveUpError, match=r"^archive stopped: .*another driver runs the query 1"):
+        world.fail(RuntimeError(f"Traceback:\n{said}"))
+
+
 def test_broken_decoding_at_the_start_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Settings(state=tmp_path), monkeypatch)
     world.refusal = DecodingBrokenError("a good UPDATE does not decode")
