@@ -37,8 +37,6 @@ class QueryProgress:
     input_rate: float = 0.0
     processed_rate: float = 0.0
     records: int = 0
-    duplicates: int = 0
-    """Rows dropped as copies."""
     state_rows: int = 0
     idle: bool = False
     """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
@@ -110,8 +108,6 @@ class ProgressListener(StreamingQueryListener):
             return
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
-            operators = progress.stateOperators
-            dropped = sum(int(operator.customMetrics.get("numDroppedDuplicateRows", 0)) for operator in operators)
             self._queries[progress.name] = replace(
                 before,
                 read=_offsets([source.endOffset for source in progress.sources]) or before.read,
@@ -120,8 +116,7 @@ class ProgressListener(StreamingQueryListener):
                 input_rate=_rate(progress.inputRowsPerSecond),
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
-                duplicates=before.duplicates + dropped,
-                state_rows=sum(operator.numRowsTotal for operator in operators),
+                state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
                 idle=progress.numInputRows == 0,
             )
 
