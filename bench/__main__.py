@@ -18,7 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, bep50, decode, growth, hot_path, instead, lateness, network
+from bench import batcher, bep50, decode, growth, hot_path, lateness, network
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
@@ -32,7 +32,6 @@ ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,
-    "instead": instead.measure,
     "lateness": lateness.measure,
     "batcher": batcher.measure,
     "growth": growth.measure,
