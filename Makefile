@@ -2,14 +2,14 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars run test fuzz lint proto bench lock clean
+.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Installs the lock file in seconds where pip takes minutes. `make lock` writes conf/uv.lock, by which pip installs uv.
+UV := uv==0.13.9
 PY := $(BIN)/python
 KILN := $(BIN)/kiln
-# Installs the lock file in seconds where pip takes minutes.
-UV := uv==0.13.9
 ARGS ?=
 FOR ?= 10m
 
@@ -39,8 +39,14 @@ run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="-
 test: setup ## run the tests, with the same seeds each time (ARGS="tests/unit -k cid")
 	@PYTHONHASHSEED=0 $(PY) -m pytest -ra $(ARGS)
 
-fuzz: setup ## run the property tests with new seeds for a time, keep what fails in .fuzz (ARGS="tests/unit/test_cid.py" FOR=10m)
+fuzz: setup ## fuzz decoders, router, batcher and property tests with new seeds for a time, keep what fails in .fuzz (FOR=10m)
 	@.ci/fuzz $(FOR) $(ARGS)
+
+chaos: setup ## kill, cut, pause, fill, tear: faults at seeded moments in a whole running Kiln (ARGS="--seed 1 --faults 20")
+	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)
+
+hostile: setup ## a bridge among peers that mean harm, and what became of the honest ones (ARGS="flood --seconds 600", "topics")
+	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m hostile $(ARGS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff check .
@@ -53,8 +59,15 @@ proto: $(VENV)/.installed ## write the protobuf code anew from schemas/proto/*/*
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)
 
-lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew
-	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+
+lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew, and write checksums of the jars
+	$(LOCK) --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
+	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
+	$(PY) -m deploy.embedded.jars --lock
+
+sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as CycloneDX (ARGS="FILE")
+	@$(PY) -m deploy.sbom $(or $(ARGS),build/kiln.cdx.json)
 
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
 	rm -rf $(VENV) .jars .peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -62,13 +75,13 @@ clean: ## remove what was made: .venv, .jars, caches (never the state folder)
 
 # ---- stamps: made again when what they are made from is newer
 
-$(VENV)/.python:
+$(VENV)/.python: conf/uv.lock
 	@test -n "$(PYTHON)" || { echo "Kiln needs Python 3.11, 3.12 or 3.13, and none of $(PYTHONS) is one."; \
 		echo "Install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name it: make setup PYTHON=/path/to/python3.12"; exit 1; } >&2
 	@$(PY) -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { rm -rf $(VENV); \
 		$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(venv_missing); }; }
 	@echo "$$($(PY) --version) in $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check "$(UV)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r conf/uv.lock
 	@touch $@
 
 # Debian and Ubuntu have venv in a package of its own.
@@ -90,6 +103,6 @@ $(VENV)/.java: $(VENV)/.python deploy/embedded/java.py
 
 $(VENV)/.installed: $(VENV)/.python requirements.lock pyproject.toml
 	@echo "installing requirements.lock into $(VENV) (1.5 GB: the first time takes a minute or two)"
-	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	@touch $@

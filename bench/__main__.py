@@ -18,7 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, bep50, decode, growth, hot_path, lateness, network
+from bench import batcher, bep50, decode, growth, held_state, hot_path, instead, lateness, network, plots
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
@@ -29,10 +29,13 @@ ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "hot-path": hot_path.measure,
     "network": network.measure,
     "bep50": bep50.measure,
+    "held": held_state.measure,
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,
+    "instead": instead.measure,
     "lateness": lateness.measure,
+    "load": lateness.measure_by_load,
     "batcher": batcher.measure,
     "growth": growth.measure,
 }
@@ -49,12 +52,14 @@ _SAID = (
 
 
 class Bench:
-    """Runs measurements, shows each when it is there, and writes all so far into `file` each time."""
+    """Runs measurements, shows each when it is there, and writes all so far into `file`, and plots into the folder
+    `plotted`, each time."""
 
-    def __init__(self, console: Console, extent: Extent, file: Path | None) -> None:
+    def __init__(self, console: Console, extent: Extent, file: Path | None, plotted: Path | None = None) -> None:
         self._console = console
         self._extent = extent
         self._file = file
+        self._plotted = plotted
         self._circumstances: dict[str, Note] = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "runs": extent.runs,
@@ -84,9 +89,11 @@ class Bench:
             return
         self._findings.append(finding)
         self._console.print(table(finding))
+        content = json.dumps(as_json(self._findings, self._circumstances), indent=1, ensure_ascii=False)
         if self._file is not None:
-            content = as_json(self._findings, self._circumstances)
-            self._file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            self._file.write_text(content + "\n", encoding="utf-8")
+        if self._plotted is not None:
+            plots.draw(json.loads(content), self._plotted)
 
     def fail(self, name: str, error: Exception) -> None:
         self._failed.append(name)
@@ -116,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     names = [name for name in NAMES if not options.names or name in options.names]
-    bench = Bench(Console(), extent, options.json)
+    bench = Bench(Console(), extent, options.json, options.plots)
     for name in names:
         if name in ALONE:
             bench.measure(name, partial(ALONE[name], extent, bench.say))
@@ -144,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=_ENOUGH_RUNS, help="of each side (default: %(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="times the sizes (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there, too")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help=f"draw {' and '.join(plots.PLOTS)} there, as SVG")
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="where the data goes while it runs (default: temporary)"
     )

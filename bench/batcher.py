@@ -69,7 +69,7 @@ def _write_log(ground: Ground, settings: Settings, count: int, separators: int) 
     """Updates, and the ticks that close their windows. Where the log ends, and how many s of its clock it spans."""
     write_topic(updates(ground.spark, count, separators), ground.broker(settings), "updates")
     updated = ground.ends(settings, "updates")
-    kafka, batch = settings.kafka, settings.batch
+    kafka, batch = settings.broker, settings.batch
     ticker = Ticker(
         kafka.client_options(),
         kafka.topic("updates"),

@@ -55,10 +55,12 @@ class CaughtUp(ProgressListener):
             self.reached.set()
 
 
-def catch_up(spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends]) -> list[MicroBatch]:
+def catch_up(
+    spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends], patience: float = _PATIENCE
+) -> list[MicroBatch]:
     """Runs the query until it has read up to `ends` (by topic, without prefix), which begin at offset 0.
 
-    BenchError: it failed, or stood still for 5 minutes.
+    BenchError: it failed, or stood still for `patience` s.
     """
     listener = CaughtUp({settings.kafka.topic(topic): ends[topic] for topic in QUERIES[name].reads})
     query = launch(name, spark, settings, listener)
@@ -70,8 +72,8 @@ def catch_up(spark: SparkSession, settings: Settings, name: JobName, ends: Mappi
             if listener.moved.is_set():
                 listener.moved.clear()
                 moved = time.monotonic()
-            if time.monotonic() - moved > _PATIENCE:
-                raise BenchError(f"{name} had no micro-batch for {_PATIENCE:g} s")
+            if time.monotonic() - moved > patience:
+                raise BenchError(f"{name} had no micro-batch for {patience:g} s")
     finally:
         query.stop()
     return listener.micro_batches

@@ -36,17 +36,17 @@ class LogRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Ground:
-    """The broker at `servers`, the session, and `folder` to write in. `say` hears how it goes."""
+    """How to talk to the broker, the session, and `folder` to write in. `say` hears how it goes."""
 
     spark: SparkSession
-    servers: str
+    kafka: Kafka
     folder: Path
     say: Say
 
     def plot(self, name: str) -> Settings:
         """Default settings, with topics (made here), lake and checkpoints under a name that no other plot has."""
-        kafka = Kafka(bootstrap=self.servers, prefix=f"{name}.")
-        make_topics(kafka, self.servers)
+        kafka = self.kafka.model_copy(update={"bootstrap": self.kafka.servers, "prefix": f"{name}."})
+        make_topics(kafka, kafka.servers)
         return Settings(state=self.folder / name, network="local-bench", kafka=kafka)
 
     def broker(self, settings: Settings) -> Broker:
@@ -54,7 +54,9 @@ class Ground:
 
     def producer(self, settings: Settings, topic: str) -> FramesProducer:
         """Takes records of any topic, not only Frames."""
-        return FramesProducer(connect(settings.kafka.server_list()), settings.kafka.topic(topic))
+        return FramesProducer(
+            connect(settings.kafka.server_list(), settings.kafka.security_options()), settings.kafka.topic(topic)
+        )
 
     def ends(self, settings: Settings, topic: str) -> Ends:
         consumer = KafkaConsumer(**settings.kafka.client_options())
@@ -117,7 +119,7 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
     port, controller_port = free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
     settings = Settings(state=folder / "ground", kafka=kafka)
-    with broker(settings, say, die_with_parent=True) as servers:
+    with broker(settings, say, die_with_parent=True):
         say("starting Spark")
         with spark_session(settings) as spark:
-            yield Ground(spark, servers, folder, say)
+            yield Ground(spark, settings.broker, folder, say)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.ground import Ends, Ground, LogRecord
-from bench.report import Aim, Finding, Ratio, Series
+from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
 from conf.settings.durations import duration_text
 from conf.settings.model import JobName, Settings
@@ -21,6 +21,7 @@ from schemas.records import TICK, decode_batch
 WARM = 20  # s of traffic after the first batch
 MEASURED = 40  # s
 AIM = Aim(most=1.2)
+LOADS = (50.0, 150.0, 500.0)  # messages/s
 
 _PATIENCE = 180.0  # s until the first batch
 _LOOK_EVERY = 0.25  # s
@@ -89,6 +90,26 @@ def measure(ground: Ground, extent: Extent) -> Finding:
             "master": whole.spark.master,
         },
     )
+
+
+def measure_by_load(ground: Ground, extent: Extent) -> Finding:
+    """With all queries running, at one load after the other."""
+    found: dict[float, list[Lateness]] = {load: [] for load in LOADS}
+    for run in range(1, extent.runs + 1):
+        for load, results in found.items():
+            settings = ground.plot(f"load-{load:g}-{run}")  # anew, so that no load works off what another left
+            traffic = settings.traffic.model_copy(update={"rate": load})
+            late, _ = _with_all(ground, settings.model_copy(update={"traffic": traffic}), extent)
+            results.append(late)
+            shown = ", ".join(f"{label} {late.percentile(share):.0f} ms" for share, label in _SHARES)
+            ground.say(f"run {run} of {extent.runs}: {load:g} messages/s: {shown} of {len(late.late):,} batches")
+    series = tuple(
+        Series(f"{label}, {load:g} messages/s", "ms", tuple(each.percentile(share) for each in results))
+        for share, label in _SHARES
+        for load, results in found.items()
+    )
+    notes: dict[str, Note] = {"s a run": extent.of(MEASURED, least=5), "T": duration_text(settings.batch.window)}
+    return Finding("load", "batches beyond the end of their window, by load", series, (), notes)
 
 
 def _with_all(ground: Ground, settings: Settings, extent: Extent) -> tuple[Lateness, Traffic]:

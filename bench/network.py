@@ -36,7 +36,8 @@ from bench.runs import BenchError, Extent, Say
 from bridge.capture.spool import FrameSink
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, PeerID, Send
-from bridge.gossip.router import Router, verifier
+from bridge.gossip.router import Router
+from bridge.gossip.signatures import verifier
 from bridge.kafka.producers import StoppableKafkaProducer
 from bridge.node.host import Node
 from bridge.node.links import Link, Session
@@ -112,8 +113,8 @@ def measure(extent: Extent, say: Say) -> Finding:
     mesh = f"{MESH} mesh peers"
     try:
         binary = build_rust()
-        with TemporaryDirectory(prefix="kiln-bench-") as folder, _broker(Path(folder), say) as servers:
-            found = _in_turn(binary, servers, mesh, extent, say)
+        with TemporaryDirectory(prefix="kiln-bench-") as folder, _broker(Path(folder), say) as kafka:
+            found = _in_turn(binary, kafka, mesh, extent, say)
     except ForeignPeerError as error:
         raise BenchError(f"the peer in Rust: {error}") from error
     cost = {
@@ -143,7 +144,7 @@ def _sizes(extent: Extent) -> dict[str, int]:
     return {"frames": extent.of(FRAMES, least=1000), "unique messages": extent.of(UNIQUE, least=500)}
 
 
-def _in_turn(binary: Path, servers: str, mesh: str, extent: Extent, say: Say) -> dict[str, list[Figures]]:
+def _in_turn(binary: Path, kafka: Kafka, mesh: str, extent: Extent, say: Say) -> dict[str, list[Figures]]:
     frames, unique = _sizes(extent).values()
     found: dict[str, list[Figures]] = {}
     for run in range(1, extent.runs + 1):
@@ -153,28 +154,28 @@ def _in_turn(binary: Path, servers: str, mesh: str, extent: Extent, say: Say) ->
             elif name == mesh:
                 figures = _play(binary, name, MESH, unique)
             else:
-                figures = _play(binary, name, 1, frames, servers)
+                figures = _play(binary, name, 1, frames, kafka)
             found.setdefault(name, []).append(figures)
             say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs CPU each")
     return found
 
 
 @contextmanager
-def _broker(folder: Path, say: Say) -> Iterator[str]:
+def _broker(folder: Path, say: Say) -> Iterator[Kafka]:
     port, controller_port = free_ports()
     settings = Settings(state=folder, kafka=Kafka(embedded_port=port, embedded_controller_port=controller_port))
-    with broker(settings, say, die_with_parent=True) as servers:
-        yield servers
+    with broker(settings, say, die_with_parent=True):
+        yield settings.broker
 
 
-def _play(binary: Path, side: str, peers: int, count: int, servers: str = "") -> Figures:
+def _play(binary: Path, side: str, peers: int, count: int, kafka: Kafka | None = None) -> Figures:
     """One run. The node has a process of its own, so that its CPU time is nobody else's."""
     ours, theirs = get_context("spawn").Pipe()
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         rusts = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
         node = get_context("spawn").Process(
             target=_stock if side == STOCK else _node,
-            args=(theirs, side if side in NODE else "whole", peers > 1, count, folder, servers),
+            args=(theirs, side if side in NODE else "whole", peers > 1, count, folder, kafka),
             daemon=True,
         )
         node.start()
@@ -301,19 +302,24 @@ class _IntoKafka(_Ticking):
         super().put(connection, frame)
 
 
-def _sink(side: str, counter: _Counter, by_message: bool, folder: str, servers: str) -> _Counting:
+def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Kafka | None) -> _Counting:
     if side == KAFKA:
+        assert kafka is not None
         frames = FrameSink(
-            lambda: StoppableKafkaProducer([servers], {}), "kiln.frames", Path(folder, "spool"), 1 << 30, 64 << 20
+            lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()),
+            "kiln.frames",
+            Path(folder, "spool"),
+            1 << 30,
+            64 << 20,
         )
         return _IntoKafka(counter, frames)
     return _Counting() if by_message else _Ticking(counter)
 
 
-def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str, servers: str) -> None:
+def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:
     node_type, router_type, verified = NODE[side]
     counter = _Counter(pipe, count)
-    sink = _sink(side, counter, by_message, folder, servers)
+    sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
     router = router_type(
@@ -335,7 +341,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     trio.run(main)
 
 
-def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, servers: str) -> None:
+def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:
     """py-libp2p's own host and pubsub, with its silent limit of 10 messages a second off."""
     counter = _Counter(pipe, count)
     logging.getLogger("libp2p").addHandler(logging.NullHandler())

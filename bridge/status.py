@@ -5,11 +5,14 @@ The parts of the bridge give out these structs themselves. docs/METRICS.md says 
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 SavingDirection = Literal["received", "sent"]
 
@@ -52,6 +55,10 @@ class PeerStatus(Struct, frozen=True):
     topics: int = 0
     queued: int = 0
     """bytes that wait to be sent to the peer"""
+    bytes_in: int = 0
+    """bytes of captured frames that the peer sent"""
+    held_back: bool = False
+    """over its budget: not read for a while"""
 
 
 class SpoolStatus(Struct, frozen=True):
@@ -72,6 +79,8 @@ class SpoolStatus(Struct, frozen=True):
     """frames written to the spool"""
     torn_bytes: int = 0
     """bytes of the spool that could not be read back"""
+    free_bytes: int = 0
+    """bytes free on the disk of the spool"""
 
 
 class PublisherStatus(Struct, frozen=True):
@@ -80,16 +89,39 @@ class PublisherStatus(Struct, frozen=True):
     state: str
     published: int = 0
     failed: int = 0
+    lost: int = 0
+    """records that Kafka let go before the publisher read them"""
+    places_lost: int = 0
+    """how often Kafka had lost the place of the publisher"""
 
 
 class FetcherStatus(Struct, frozen=True):
     """What the bridge wants out of IPFS. `state` in words; `waiting`: records; `fetching`: blocks; `counts`: what
-    became of records since the start, by kind."""
+    became of records since the start, by kind; `claimed`: geneses to be held against claims."""
 
     state: str
     waiting: int = 0
     fetching: int = 0
     counts: dict[str, int] = {}
+    places_lost: int = 0
+    """how often Kafka had lost the place of the fetcher"""
+    claimed: int = 0
+
+
+class IpfsStatus(Struct, frozen=True):
+    """What the IPFS node is connected to, and which blocks of ours its routing was told of."""
+
+    connections: int = 0
+    """peers that the node is connected to, whoever they are"""
+    gossip_peers: int = 0
+    """gossip peers that speak bitswap"""
+    gossip_connected: int = 0
+    """of those, how many the node is connected to"""
+    gossip_left_out: int = 0
+    """of those, how many are too many"""
+    provided: int = 0
+    unprovided: int = 0
+    """blocks that were left out, or could not be provided"""
 
 
 class OverlayTopicStatus(Struct, frozen=True):
@@ -146,19 +178,45 @@ class BridgeStatus(Struct, frozen=True):
     bep50: OverlayStatus | None = None
     fetcher: FetcherStatus | None = None
     ipfs: str = ""
+    ipfs_node: IpfsStatus = IpfsStatus()
     transition: str = ""
+    kept_out: int = 0
+    """peers that are kept out for their conduct"""
+    topics_refused: int = 0
+    """topics of the interests that are not joined now, for want of room"""
+    topic_refusals: int = 0
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:
-    """Replaces the file in one step, so that a reader never sees half of it."""
+    """Replaces the file in one step, so that a reader never sees half of it.
+
+    Where the disk has no room for that, the old file is written over where it stands, with what does not grow with
+    peers and topics. OSError: not even that is possible.
+    """
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(status))
-    fresh.replace(path)
+    try:
+        fresh.write_bytes(msgspec.json.encode(status))
+        fresh.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _write_over(path, msgspec.json.encode(structs.replace(status, topics=(), mesh={}, peers=(), savings=())))
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """In one write of at least the old length, spaces at the end: the file is whole JSON before and after."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
+    finally:
+        os.close(file)
 
 
 def read_status(path: Path) -> BridgeStatus | None:
     """The newest status; None where there is none, or one of another version."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None

@@ -20,10 +20,12 @@ from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching
 from pipelines.logic.breaker import Breaker
 from pipelines.logic.decode import Decoding
+from pipelines.logic.stretch import Selection
 from pipelines.queries.plan import Plan, Report, unheard
 from pipelines.spark.kafka import Broker
 from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms.updates import Separating
+from schemas.identity import peer_bytes, peer_text
 from schemas.queries import QUERIES
 from schemas.topic_table import Bundles
 
@@ -52,13 +54,16 @@ def plan(
     report: Report = unheard,
 ) -> Plan:
     """What the settings say of one query."""
-    kafka, job = settings.kafka, settings.jobs.of(name)
+    kafka, job = settings.broker, settings.jobs.of(name)
     lake = Lake(str(settings.lake_folder))
+    durable = settings.durability == "power"
     return Plan(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
         lake=lake,
-        commits=DeltaRsCommits(lake) if settings.lake.writer == "delta-rs" else DeltaSparkCommits(lake, spark),
+        commits=DeltaRsCommits(lake, durable=durable)
+        if settings.lake.writer == "delta-rs"
+        else DeltaSparkCommits(lake, spark, durable=durable),
         checkpoints=str(settings.checkpoints),
         trigger=spark_interval(job.trigger),
         at_most=job.max_offsets_per_trigger,
@@ -66,12 +71,20 @@ def plan(
         remembered=micros(settings.dedupe.signed),
         decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
         separating=separating(settings),
-        batching=Batching(micros(settings.batch.window), micros(settings.batch.grace), settings.batch.block_limit),
+        batching=batching(settings),
         breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
         now=lambda: time.time_ns() // 1000,
+        durable=durable,
         report=report,
         listener=listener,
     )
+
+
+def batching(settings: Settings) -> Batching:
+    """How the settings make batches."""
+    told = settings.batch
+    authors = None if "*" in told.authors else frozenset(peer_text(peer_bytes(text)) for text in told.authors)
+    return Batching(micros(told.window), micros(told.grace), told.block_limit, Selection(authors, told.only_verified))
 
 
 def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
@@ -98,6 +111,6 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
 def separating(settings: Settings) -> Separating:
     """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
     learnt separators there, although this run fetches no blocks."""
-    kafka = settings.kafka
+    kafka = settings.broker
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return Separating(streams, fetch=bool(settings.ipfs.api))
+    return Separating(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)

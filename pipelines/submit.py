@@ -6,18 +6,22 @@ given of master, memory and jars weighs more.
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
 import threading
 
 from conf.errors import KilnError
+from conf.locks import keep_private
 from conf.settings.model import JobName
 from conf.settings.reading import load_settings
 from pipelines.spark.session import create_session
 from pipelines.supervisor import GaveUpError, Supervisor
+from schemas.printable import printable_lines
 
-_REPORT_EVERY = 10.0  # s
+_CHECK_EVERY = 1.0  # s
+_REPORT_EVERY = 10  # checks
 
 
 def main(name: JobName) -> int:
@@ -27,8 +31,9 @@ def main(name: JobName) -> int:
     """
     try:
         settings = load_settings()
+        keep_private(settings.state)
     except KilnError as error:
-        print(error, file=sys.stderr)
+        print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
     spark = create_session(
         f"kiln-{name}",
@@ -44,11 +49,16 @@ def main(name: JobName) -> int:
     supervisor = Supervisor(spark, settings, [name])
     try:
         supervisor.start()
-        while not stop.wait(_REPORT_EVERY):
+        for words in supervisor.mended:
+            print(words, file=sys.stderr)
+        for check in itertools.count(1):
+            if stop.wait(_CHECK_EVERY):
+                break
             supervisor.check()
-            print(json.dumps(_report(supervisor, name)), flush=True)
+            if check % _REPORT_EVERY == 0:
+                print(json.dumps(_report(supervisor, name)), flush=True)
     except GaveUpError as error:
-        print(error, file=sys.stderr)
+        print(printable_lines(str(error)), file=sys.stderr)
         return 1
     finally:
         supervisor.stop()

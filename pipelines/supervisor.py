@@ -12,12 +12,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from conf.backoff import pause_after
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
-from pipelines.lake.commits import SecondWriterError, Write
+from pipelines.lake.commits import SecondWriterError
 from pipelines.lake.lake import Lake
 from pipelines.launch import launch
 from pipelines.logic.breaker import DecodingBrokenError
+from pipelines.logic.trailing import TrailingClock, behind_the_watermark, trails
 from pipelines.queries.plan import Report, unheard
-from pipelines.spark.checkpoint import Checkpoint
+from pipelines.recovery import DamageError, Place, mend
+from pipelines.spark.kept_checkpoint import KeptCheckpoint
 from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.ticks import Ticker
 from schemas.queries import QUERIES
@@ -25,6 +27,7 @@ from schemas.topic_table import BundleError
 
 _FATAL = (DecodingBrokenError.__name__, SecondWriterError.__name__)
 """Errors after which a query does harm when it goes on."""
+_KEEP_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
 
@@ -60,22 +63,9 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
         )
 
 
-def _refuse_older_checkpoint(name: JobName, settings: Settings) -> None:
-    """With a checkpoint from before what its tables hold, the query would take new micro-batches for old ones."""
-    checkpoint = Checkpoint(settings.checkpoints / name)
-    if not checkpoint.exists:
-        return
-    lake, query = Lake(str(settings.lake_folder)), checkpoint.query_id
-    newest = checkpoint.planned
-    for table in QUERIES[name].tables:
-        wrote = lake.open(table).transaction_version(Write(query, 0).app_id(table)) if lake.has(table) else None
-        if wrote is not None and wrote > newest:
-            raise GaveUpError(
-                f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: it ends with the "
-                f"micro-batch {newest}, and the table has the micro-batch {wrote}. The query would skip what comes in "
-                "between. Put the newest checkpoint back, or restore the lake to the time of this checkpoint, or move "
-                f"checkpoint and tables of {name} away, and the query fills them anew from what Kafka holds"
-            )
+def place_of(settings: Settings) -> Place:
+    """Where the settings have what `pipelines.recovery` looks at."""
+    return Place(settings.state, settings.checkpoints, Lake(str(settings.lake_folder)))
 
 
 class Supervisor:
@@ -88,24 +78,36 @@ class Supervisor:
         names: Iterable[JobName],
         report: Report = unheard,
         now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s."""
+        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s; `clock`: the time, µs."""
         self._spark = spark
         self._settings = settings
         self._names = sorted(names, key=lambda name: QUERIES[name].starts)
         self._report = report
         self._now = now
+        self._clock = clock
+        self._trailing = TrailingClock()
+        self._remembered = micros(settings.dedupe.signed)
+        # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
+        self._kept = KeptCheckpoint(settings.checkpoints / "batch") if settings.durability == "power" else None
+        self._kept_at = 0.0
         self._runs: dict[JobName, _Run] = {}
         self._listener = ProgressListener()
         self.ticker: Ticker | None = None
+        self.mended: list[str] = []
+        """what a power cut had damaged, and what was done about it at the start, in words"""
 
     def start(self) -> None:
         """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start."""
+        try:
+            self.mended = mend(place_of(self._settings), self._names)
+        except DamageError as error:
+            raise GaveUpError(str(error)) from error
         for name in self._names:
             _refuse_tables_without_checkpoint(name, self._settings)
-            _refuse_older_checkpoint(name, self._settings)
         if "batch" in self._names:
-            kafka = self._settings.kafka
+            kafka = self._settings.broker
             self.ticker = Ticker(
                 kafka.client_options(),
                 kafka.topic("updates"),
@@ -128,6 +130,10 @@ class Supervisor:
         GaveUpError: a query failed more than `jobs.restarts` times with no finished micro-batch in between, or says
         that decoding is broken, or that another driver runs the query.
         """
+        self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
+        if self._kept is not None and "batch" in self._runs and self._now() >= self._kept_at + _KEEP_EVERY:
+            self._kept_at = self._now()
+            self._kept.keep()
         for name, run in self._runs.items():
             if run.restart_at is None and not run.query.isActive:
                 self._failed(name, run)
@@ -152,11 +158,22 @@ class Supervisor:
 
     @property
     def errors(self) -> dict[str, str]:
-        """What ended each query that waits for its restart, and under "ticks" what keeps the ticks from the log."""
+        """What ended each query that waits for its restart; under "ticks" what keeps the ticks from the log; under
+        "clock of the log" and "clock" what it means that a clock trails."""
         found: dict[str, str] = {name: run.error for name, run in self._runs.items() if run.restart_at is not None}
         if self.ticker is not None and self.ticker.error:
             found["ticks"] = self.ticker.error
+        if self.ticker is not None and self.ticker.clock_error:
+            found["clock of the log"] = self.ticker.clock_error
+        if self._trailing.since is not None:
+            at = self._trailing
+            late = [name for name, kept in self._reckoned().items() if trails(at.now, kept)]
+            found["clock"] = behind_the_watermark(late, at.now, at.kept, at.since)
         return found
+
+    def _reckoned(self) -> dict[str, int]:
+        """The time that each query which forgets by time has reckoned with last (`pipelines.spark.batch_clock`), µs."""
+        return {name: at.watermark + self._remembered for name, at in self.progress.items() if at.watermark}
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -186,6 +203,8 @@ class Supervisor:
             while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
                 time.sleep(0.01)
             run.query.stop()
+        if self._kept is not None and "batch" in self._runs:
+            self._kept.keep()
 
 
 def failure_text(error: BaseException | None) -> str:

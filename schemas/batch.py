@@ -21,9 +21,11 @@ from schemas.streamid import MAX_TEXT, StreamID, StreamIdError, stream_text
 MAX_BLOCK = 256_000
 """Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
 
+_MOST_BAD = 1_000  # entries of one block that are told one by one
+
 _FRAME = b"\xa1\x64tips"  # what comes before the map of streams
 _FRAME_SIZE = len(_FRAME)
-_TEXT, _BYTES, _ARRAY, _MAP, _TAG = 3, 2, 4, 5, 6
+_TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
 _MAJOR = {
     0: "an integer",
     1: "a negative integer",
@@ -45,6 +47,20 @@ class Block(NamedTuple):
 
     cid: str
     data: bytes
+
+
+class BadEntry(NamedTuple):
+    """An entry of somebody else's block that cannot be used: its bytes, and why."""
+
+    data: bytes
+    why: str
+
+
+class ForeignBlock(NamedTuple):
+    """Somebody else's block: canonical StreamID text -> CID text of its tips, and the entries that cannot be used."""
+
+    tips: dict[str, list[str]]
+    bad: list[BadEntry]
 
 
 def is_block_cid(cid: bytes) -> bool:
@@ -225,20 +241,50 @@ def read_block(data: bytes) -> dict[str, list[str]]:
     if reader.take(reader.head(_TEXT, "the key of the block")) != b"tips":
         raise reader.error("the only key of the block must be tips")
     batch: dict[str, list[str]] = {}
-    major, count = reader.any_head()
-    if major not in (_MAP, _ARRAY):
-        raise reader.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")
+    pairs, count = reader.tips_head()
     for _ in range(count):
-        if major == _ARRAY and reader.head(_ARRAY, "an entry of tips") != 2:
-            raise reader.error("an entry of tips must be a pair: a StreamID and its tips")
-        stream = reader.stream()
-        if stream in batch:
-            raise reader.error(f"stream {stream} occurs twice")
-        links = (reader.link() for _ in range(reader.head(_ARRAY, f"the tips of {stream}")))
-        batch[stream] = list(dict.fromkeys(links))
-    if reader.at != len(data):
-        raise reader.error(f"{len(data) - reader.at} bytes follow the block")
+        reader.entry(pairs, batch)
+    reader.end()
     return batch
+
+
+def read_foreign_block(data: bytes) -> ForeignBlock:
+    """Read a block of another writer, as ``read_block`` does, and lose no good tip to what else is in the block.
+
+    Other keys beside ``tips`` are passed over. An entry that cannot be used (no StreamID, no link, a stream that came
+    before) costs itself alone, as long as its end can be told.
+
+    Raises BlockError, which names the byte: no DAG-CBOR, or nothing that is a batch.
+    """
+    reader = _Reader(data)
+    batch: dict[str, list[str]] = {}
+    bad: list[BadEntry] = []
+    found, more = False, 0
+    for _ in range(reader.head(_MAP, "the block")):
+        key = reader.take(reader.head(_TEXT, "a key of the block"))
+        if key != b"tips" or found:
+            reader.skip()
+            continue
+        found = True
+        pairs, count = reader.tips_head()
+        for _ in range(count):
+            begin = reader.at
+            try:
+                reader.entry(pairs, batch)
+            except BlockError as error:
+                reader.at = begin
+                for _ in range(1 if pairs else 2):
+                    reader.skip()
+                if len(bad) < _MOST_BAD:
+                    bad.append(BadEntry(data[begin : reader.at], str(error)))
+                else:
+                    more += 1
+    reader.end()
+    if more:
+        bad.append(BadEntry(b"", f"{more} more entries cannot be used"))
+    if not found:
+        raise reader.error("the block must have the key tips")
+    return ForeignBlock(batch, bad)
 
 
 class _Reader:
@@ -285,6 +331,46 @@ class _Reader:
         if found != major:
             raise self.error(f"{what} must be {_MAJOR[major]}, not {_MAJOR[found]}")
         return count
+
+    def skip(self) -> None:
+        """Pass over one item, whatever it is, with all that is in it."""
+        left = 1
+        while left:
+            left -= 1
+            if self.at < len(self.data) and self.data[self.at] >> 5 == _SIMPLE:  # its count may be a float
+                self.item = self.at
+                short = self.take(1)[0] & 0x1F
+                if short > 27:
+                    raise self.error("an indefinite length, which DAG-CBOR does not have")
+                self.take(1 << (short - 24) if short >= 24 else 0)
+                continue
+            major, count = self.any_head()
+            if major in (_TEXT, _BYTES):
+                self.take(count)
+            else:
+                left += {_ARRAY: count, _MAP: 2 * count, _TAG: 1}.get(major, 0)
+
+    def end(self) -> None:
+        """Require the end of the block."""
+        if self.at != len(self.data):
+            raise self.error(f"{len(self.data) - self.at} bytes follow the block")
+
+    def tips_head(self) -> tuple[bool, int]:
+        """Read the head of ``tips``: whether it is an array of pairs, and how many entries follow."""
+        major, count = self.any_head()
+        if major not in (_MAP, _ARRAY):
+            raise self.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")
+        return major == _ARRAY, count
+
+    def entry(self, pairs: bool, batch: dict[str, list[str]]) -> None:
+        """Read a stream and its tips into ``batch``."""
+        if pairs and self.head(_ARRAY, "an entry of tips") != 2:
+            raise self.error("an entry of tips must be a pair: a StreamID and its tips")
+        stream = self.stream()
+        if stream in batch:
+            raise self.error(f"stream {stream} occurs twice")
+        links = [self.link() for _ in range(self.head(_ARRAY, f"the tips of {stream}"))]
+        batch[stream] = list(dict.fromkeys(links))
 
     def stream(self) -> str:
         major, length = self.any_head()

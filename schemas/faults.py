@@ -31,6 +31,10 @@ _WRITER: Final = "Find the program that writes to the topic: only Kiln may write
 _FRAME_WRITER: Final = "Mend the program that wrote the frame."
 _CLIENT: Final = "Nothing if one client is at fault. If many authors send them, messages may have a new form."
 _OTHER_CLIENT: Final = "Nothing. The client that made the message is at fault."
+_RETENTION: Final = (
+    "Keep the bridge up, or raise `kafka.retention`: what waits for longer is lost. For a topic that is there, use "
+    "Kafka's own tools."
+)
 _GARBAGE: Final = "Nothing if the message is garbage. If many come, another protocol may use the topic."
 _BATCH_TYP: Final = "Check whether the network uses another number for batches: `batch.typ`."
 _POLICY: Final = "Check whether `policy.networks` names the policy that the network uses."
@@ -96,8 +100,15 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_oversized",
-        "The RPC was over 4 MiB, so the bridge kept only the RPC's first 64 KiB. `declared_length` in the table "
-        "`frames` has the true length.",
+        "The RPC was over `bridge.max_rpc` (4 MiB), so the bridge kept only the RPC's first 64 KiB. `declared_length` "
+        "in the table `frames` has the true length.",
+        _NOTHING,
+    ),
+    Fault(
+        "rpc",
+        "rpc_too_many_messages",
+        "The RPC has more than 5,000 messages. Kiln read the first 5,000. This one row stands for all the others; the "
+        "table `frames` has their bytes.",
         _NOTHING,
     ),
     # ---- topics
@@ -243,8 +254,10 @@ FAULTS: Final = (
         "separator",
         "contradicts_genesis",
         "An update claims a separator, by its topic or its `model`, and the genesis of the stream names another "
-        "separator. The update goes on under the separator of the genesis.",
-        "Nothing. The view `misplaced` shows who announces streams on the wrong topic.",
+        "separator. The update goes on under the separator of the genesis. Where the genesis came later, the update "
+        "had gone on under its claim. `data` is then the record of `kiln.wanted` of the first update with that claim.",
+        "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` shows "
+        "the batches that hold such updates.",
     ),
     # ---- BEP 50
     Fault("bep50", "not_krpc", "A datagram with an item is no message of the DHT.", _DHT_SENDER),
@@ -282,6 +295,13 @@ FAULTS: Final = (
         "publisher lost its state, nothing is missing. Other nodes may still tell the tips.",
     ),
     # ---- blocks wanted out of IPFS
+    Fault(
+        "wanted",
+        "wanted_gone",
+        "Kafka let records of `kiln.wanted` go before the fetcher was done with them. Their updates are in no batch. "
+        "`detail` has the partition, the offsets, and how many records are lost; there are no bytes.",
+        _RETENTION,
+    ),
     Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or asks for nothing.", _WRITER),
     Fault(
         "fetch",
@@ -327,7 +347,7 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "block_too_large",
-        "The block of a batch is over 256,000 bytes, or the block of a genesis is over 2 MiB.",
+        "The block of a batch or of a genesis is over 2 MiB, which is the most that bitswap carries.",
         _ANNOUNCER,
     ),
     Fault("fetch", "block_hash_mismatch", "The block is not the block that the CID names.", _GIVER),
@@ -353,6 +373,13 @@ FAULTS: Final = (
     ),
     Fault(
         "publisher",
+        "batches_gone",
+        "Kafka let records of `kiln.batches` go before the publisher read them, so their batches were never published. "
+        "`detail` has the partition and the offsets; there are no bytes.",
+        _RETENTION,
+    ),
+    Fault(
+        "publisher",
         "batch_malformed",
         "The publisher cannot read a record of `kiln.batches`, so the batch is not published. `detail` has the "
         "record's partition and offset.",
@@ -363,6 +390,12 @@ FAULTS: Final = (
         "record_malformed",
         "The query `sink` cannot read a record of another topic. `detail` has the topic, the partition and the offset.",
         _WRITER,
+    ),
+    Fault(
+        "sink",
+        "entry_malformed",
+        "A stream in the block of another node's batch cannot be read. The other streams of the block are in `tips`.",
+        _ANNOUNCER,
     ),
 )
 """Every (stage, reason) that any part of Kiln writes, in the order in which a message passes the stages."""

@@ -19,14 +19,26 @@ FRAME_MALFORMED: Final = "frame_malformed"
 FRAME_INVALID: Final = "frame_invalid"
 RPC_MALFORMED: Final = "rpc_malformed"
 RPC_OVERSIZED: Final = "rpc_oversized"
+RPC_TOO_MANY: Final = "rpc_too_many_messages"
 TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
-REASONS: Final = (FRAME_MALFORMED, FRAME_INVALID, RPC_MALFORMED, RPC_OVERSIZED, TOPIC_NOT_UTF8, TOPIC_TOO_LONG)
+REASONS: Final = (
+    FRAME_MALFORMED,
+    FRAME_INVALID,
+    RPC_MALFORMED,
+    RPC_OVERSIZED,
+    RPC_TOO_MANY,
+    TOPIC_NOT_UTF8,
+    TOPIC_TOO_LONG,
+)
 
 CONNECTION_BYTES: Final = 16
-# An RPC longer than MAX_RPC is cut: the frame then holds its first CUT_PAYLOAD bytes and its declared_length.
+# The longest RPC that a frame holds whole; the bridge's settings may say less. Of a longer one the frame holds the
+# first CUT_PAYLOAD bytes and the declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
+# Messages of one RPC that are read. An empty message takes two bytes of an RPC, and hundreds of everything after it.
+MAX_MESSAGES: Final = 5000
 # Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
 MAX_TOPIC: Final = 4096
 MAX_NETWORK: Final = 256
@@ -36,7 +48,7 @@ DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
 _MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
-_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than 4 MiB and cut when it was captured")
+_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, and was cut when it was captured")
 
 
 def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:

@@ -122,6 +122,16 @@ def message_id(message: rpc_pb2.Message) -> str:
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
 
 
+def author_of(message: str) -> str | None:
+    """The author's peer id in a `message_id`; None: the message is unsigned, or the id is of another kind."""
+    peer = message.partition("/")[0]
+    try:
+        peer_bytes(peer)
+    except PeerIdError:
+        return None
+    return peer
+
+
 def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
     """The verdict on a message under a network's policy, and the reason: "" or one of REASONS.
 

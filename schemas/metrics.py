@@ -51,6 +51,11 @@ GROUPS: Final = (
             _counter("frames_out", "frames", "Frames that the node sent to peers."),
             _counter("bytes_in", "bytes", "Bytes of RPCs that peers sent, without length prefixes."),
             _counter("bytes_out", "bytes", "Bytes that the node wrote to peers, with length prefixes."),
+            _gauge(
+                "kept_out", "peers", "Peers that the node hung up on for their conduct, and keeps out for `bridge.ban`."
+            ),
+            _gauge("topics_refused", "topics", "Topics of the interests that lack room and are not joined."),
+            _counter("topic_refusals", "topics", "Topics that the node did not join, each as often as it came anew."),
             _gauge("mesh.*", "peers", "Peers in the mesh of a topic."),
         ),
     ),
@@ -69,6 +74,7 @@ GROUPS: Final = (
             ),
             _gauge("topics", "topics", "Topics of the peer that the router remembers."),
             _gauge("queued", "bytes", "Bytes that wait to be sent to the peer."),
+            _counter("bytes_in", "bytes", "Bytes of captured frames that the peer sent."),
         ),
     ),
     Group(
@@ -96,7 +102,26 @@ GROUPS: Final = (
             _gauge("memory_bytes", "bytes", "Bytes of memory that waiting frames take."),
             _gauge("disk_bytes", "bytes", "Bytes of the spool's files."),
             _counter("spooled", "frames", "Frames that the bridge wrote to the spool."),
+            _gauge("free_bytes", "bytes", "Bytes free on the disk of the spool."),
             _counter("torn_bytes", "bytes", "Bytes of the spool that the bridge could not read back."),
+        ),
+    ),
+    Group(
+        "The IPFS node",
+        "ipfs_node.",
+        "where `ipfs.api` is set",
+        (
+            _gauge("connections", "peers", "Peers that the IPFS node is connected to, whoever they are."),
+            _gauge("gossip_peers", "peers", "Gossip peers in good standing that speak bitswap."),
+            _gauge("gossip_connected", "peers", "Of these, those that the IPFS node is connected to."),
+            _gauge("gossip_left_out", "peers", "Of these, those beyond the 64 that the IPFS node is connected to."),
+            _counter("provided", "blocks", "Blocks that the IPFS node told its routing of."),
+            _counter(
+                "unprovided",
+                "blocks",
+                "Blocks that the routing was not told of: too many waited, or the node could not. Connected peers can "
+                "fetch these blocks too.",
+            ),
         ),
     ),
     Group(
@@ -106,6 +131,8 @@ GROUPS: Final = (
         (
             _counter("published", "batches", "Receipts of publications that reached a peer."),
             _counter("failed", "batches", "Receipts with an error: no peer in time, too old, refused by IPFS."),
+            _counter("lost", "records", "Records of `kiln.batches` that Kafka let go before the publisher read them."),
+            _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
         ),
     ),
     Group(
@@ -115,6 +142,8 @@ GROUPS: Final = (
         (
             _gauge("waiting", "records", "Records of `kiln.wanted` that wait."),
             _gauge("fetching", "blocks", "Blocks that the fetcher asks IPFS for now."),
+            _counter("places_lost", "times", "How often Kafka had lost the fetcher's place in a partition."),
+            _gauge("claimed", "geneses", "Geneses that are still to be held against what updates claim."),
         ),
     ),
     Group(
@@ -126,10 +155,34 @@ GROUPS: Final = (
             _counter("blocks", "batches", "Announced batches of which the block went on to `kiln.blocks`."),
             _counter("streams", "streams", "Answers that the fetcher wrote to `kiln.streams`."),
             _counter("quarantined", "records", "Records that the fetcher wrote to quarantine."),
+            _counter("own", "batches", "Batches of this bridge that came back."),
             _counter("not_of_interest", "batches", "Announced batches of separators that no interest covers."),
-            _counter("again", "batches", "Announced batches that the fetcher has fetched, or has given up, of late."),
+            _counter("again", "batches", "Announced batches that the fetcher has fetched of late."),
             _counter("other_network", "records", "Records of another network than the bridge's."),
             _counter("lost", "records", "Records that Kafka let go before the fetcher was done with them."),
+            _counter("claims", "updates", "Updates that went on under a separator that is only claimed."),
+            _counter("claims_checked", "geneses", "Geneses that came and were held against what updates claim."),
+            _counter("claims_unchecked", "geneses", "Geneses that claims gave up: malformed, or not had in six tries."),
+            _counter(
+                "claims_dropped",
+                "geneses",
+                "Geneses that gave way to others, as the fetcher remembers 10,000 that are claimed.",
+            ),
+            _counter(
+                "claims_untold",
+                "updates",
+                "Claims that quarantine will not tell if they are false, as four others of their genesis came first.",
+            ),
+            _counter(
+                "contradicts_genesis",
+                "updates",
+                "False claims that the fetcher wrote to quarantine: the first of each, and all that waited.",
+            ),
+            _counter(
+                "claimed_already",
+                "updates",
+                "Updates that had waited, and that were in `kiln.updates` meanwhile under the same separator.",
+            ),
             _counter("wanted_malformed", "records", "Records of `kiln.wanted` that ask for nothing that can be given."),
             _counter(
                 "genesis_unavailable",
@@ -222,6 +275,8 @@ GROUPS: Final = (
         (
             _counter("published", "batches", "Receipts of publications that reached a peer."),
             _counter("failed", "batches", "Receipts with an error: no peer in time, too old, refused by IPFS."),
+            _counter("lost", "records", "Records of `kiln.batches` that Kafka let go before the publisher read them."),
+            _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
         ),
     ),
     Group(
@@ -298,7 +353,7 @@ GROUPS: Final = (
             _counter("stream_unreadable", "streams", "Streams on which the length of an RPC could not be read."),
             _counter("stream_broken_off", "streams", "Streams that ended in the middle of an RPC."),
             _counter("rpc_empty", "RPCs", "RPCs of no bytes. The node makes no frame of an empty RPC."),
-            _counter("rpc_oversized", "RPCs", "RPCs over 4 MiB. The frame keeps the first 64 KiB."),
+            _counter("rpc_oversized", "RPCs", "RPCs over `bridge.max_rpc`. The frame keeps the first 64 KiB."),
             _counter("rpc_malformed", "RPCs", "RPCs that are no protobuf message. The frame keeps the bytes."),
             _counter("dropped", "RPCs", "RPCs that the node dropped, because too much waited for the peer."),
             _counter("peer_stuck", "peers", "Peers that took nothing for 30 s. The node hung up."),
@@ -307,6 +362,16 @@ GROUPS: Final = (
                 "peers",
                 "Peers for which too much mesh upkeep waited. The node hung up.",
             ),
+            _counter(
+                "over_budget", "times", "Times that the node did not read a peer for a while, because of a budget."
+            ),
+            _counter(
+                "over_budget_left",
+                "bytes",
+                "Bytes that waited of peers that hung up while they were over a budget. They are in no frame.",
+            ),
+            _counter("kept_out", "peers", "Peers that the node hung up on for their conduct."),
+            _counter("refused_kept_out", "connections", "Connections of such peers that the node refused."),
             _counter("paused", "times", "Times that a stream waited, because the spool was full."),
             _counter("delivered", "messages", "First good copies of messages on a joined topic."),
             _counter("duplicate", "messages", "Further good copies of a message."),
@@ -330,6 +395,7 @@ GROUPS: Final = (
             _counter("dropped_rpcs", "RPCs", "RPCs that a full queue did not take."),
             _counter("dropped_messages", "messages", "Messages in RPCs that a full queue did not take."),
             _counter("subscriptions_over_limit", "subscriptions", "Subscriptions over the limit of one RPC."),
+            _counter("subscription_flood", "subscriptions", "Subscriptions for which their sender's score paid."),
             _counter(
                 "topics_over_limit",
                 "topics",
@@ -344,6 +410,9 @@ GROUPS: Final = (
             ),
             _counter("control_from_floodsub", "RPCs", "Control messages of a peer that speaks floodsub."),
             _counter("control_over_limit", "items", "Control items over the limit of one RPC."),
+            _counter(
+                "messages_over_limit", "messages", "Messages over the limit of one RPC. The node reads no such message."
+            ),
             _counter("id_too_long", "ids", "Message ids that are too long to be any."),
             _counter("ihave_sent", "ids", "Ids that the router told to peers outside the mesh."),
             _counter("ihave_low_score", "RPCs", "IHAVE of a peer whose score is too low."),

@@ -218,8 +218,7 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
         if _is_number(ts):
             return Rejected("ambiguous_shape", "sep and batch of a BATCH_UPDATE, and ts of a KEEPALIVE")
         try:
-            # Read only to be checked: a separator's text has one spelling.
-            parse_separator_text(sep)
+            sep = separator_text(parse_separator_text(sep))
         except TopicError as error:
             return Rejected("bad_separator", str(error))
         try:
@@ -229,6 +228,8 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
             return PubsubMessage("BATCH_UPDATE", sep=sep, batch=cid_text(cid))
         except CidError as error:
             return Rejected("bad_batch", str(error))
+    if message["typ"] != KEEPALIVE:
+        return Rejected("unknown_shape", "no string sep and batch")
     if not _is_number(ts):
         return Rejected("unknown_shape", "neither string sep and batch nor numeric ts")
     if abs(ts) > MAX_TIMESTAMP:

@@ -45,17 +45,23 @@ QUERIES: Final[dict[str, Query]] = {
             tables=("frames", "copies", "messages", "bundles"),
             topics=("quarantine",),
             appends=("messages",),
-            every=timedelta(seconds=5),
+            every=timedelta(seconds=10),
             at_most=400_000,
         ),
         Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000, starts=0),
-        Query("batch", ("updates",), topics=("batches", "quarantine"), starts=0),
+        Query(
+            "batch",
+            ("updates",),
+            topics=("batches", "quarantine"),
+            every=timedelta(milliseconds=500),
+            starts=0,
+        ),
         Query(
             "sink",
             ("updates", "batches", "publications", "quarantine", "streams", "blocks"),
             tables=_SINK,
             appends=_SINK,
-            every=timedelta(seconds=5),
+            every=timedelta(seconds=10),
         ),
     )
 }

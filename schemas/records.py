@@ -99,8 +99,18 @@ class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a publication has either peers or an error")
 
 
+class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The tip of an update that waited for the genesis, and is in `kiln.updates` since."""
+
+    origin: Origin
+    tip: Name
+
+
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.streams`: the separator that a verified genesis names, or in `without` why the genesis names none."""
+    """`kiln.streams`: the separator that a verified genesis names, or in `without` why the genesis names none.
+
+    `waited`: who announces these tips again announces nothing new (decision 20).
+    """
 
     network: Name
     stream: Name
@@ -108,6 +118,7 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
     observed_at: Micros
     source: Name = "genesis"
     without: Name | None = None
+    waited: tuple[WaitedTip, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.separator is None) == (self.without is None):
@@ -125,26 +136,33 @@ class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE) or `genesis` (of a stream).
+    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE), `genesis` (of a stream), or `claim`
+    (a genesis against which a claim is to be held).
 
     A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
-    separator: the update waits in this record, and goes on to `kiln.updates` with the answer.
+    separator: the update waits in this record, and goes on to `kiln.updates` with the answer. A `claim` comes with the
+    update that has gone on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
+    update's topic and its field `model` claim.
     """
 
     network: Name
     cid: Name
-    reason: Literal["batch", "genesis"]
+    reason: Literal["batch", "genesis", "claim"]
     observed_at: Micros
     separator: SeparatorRecord | None = None
     message: str | None = None
     update: UpdateRecord | None = None
+    topic: SeparatorRecord | None = None
+    model: SeparatorRecord | None = None
 
     def __post_init__(self) -> None:
         if self.reason == "batch":
-            if self.separator is None or self.update is not None:
-                raise ValueError("a batch is wanted with its separator, and with no update")
-        elif self.update is None or self.update.separator is not None or self.separator is not None:
-            raise ValueError("a genesis is wanted with an update that has no separator, and with no separator")
+            if self.separator is None or any((self.update, self.topic, self.model)):
+                raise ValueError("a batch is wanted with its separator, and with no update and no claim")
+        elif self.separator is not None or self.update is None:
+            raise ValueError("a genesis is wanted with an update, and with no separator of a batch")
+        elif (self.update.separator is None) != (self.reason == "genesis"):
+            raise ValueError("an update waits for its genesis if it has no separator; a claim comes with one that has")
 
 
 class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):

@@ -356,6 +356,9 @@ _ALL: Final = (
     ),
 )
 
+TABLES_VERSION: Final = 1
+"""To be raised with a change of tables after which an earlier Kiln would do harm in them. Tables of 0.1.0 name none."""
+
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
 
 

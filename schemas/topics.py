@@ -4,7 +4,9 @@ Names::
 
     /ceramic/<network>                              the network topic; CIP-120 writes it with a slash at its end, which
                                                     no real topic has: both are read, the one without is written
-    /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…"
+    /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…". CIP-120
+                                                    says base36: a value without the multibase prefix is read, and
+                                                    never written
 
 A key is any text, so it may hold slashes; a value cannot: the last slash parts them, in a topic name as in the ``sep``
 of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
@@ -26,6 +28,8 @@ MAX_KEY = 1024
 (schemas.frames, MAX_TOPIC)."""
 
 _MAX_CACHED = 1024  # characters
+
+_BASE32_CIDS = ("bae", "baf", "bag")
 
 
 class TopicError(ValueError):
@@ -52,7 +56,7 @@ def parse_topic(name: str) -> Topic | None:
 
     Any name below ``/ceramic/<network>`` belongs to that network. One that is neither the network topic nor a
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
-    a value that is not lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
+    a value that is no lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
     network topic, so that none is lost to a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020
     names no network and gives None: the network is then the frame's (docs/design/contracts.md).
     """
@@ -68,8 +72,9 @@ def _parse_topic(name: str) -> Topic | None:
     if not network:
         return None
     if rest.startswith("sep/"):
-        key, _, value = rest[4:].rpartition("/")
-        if 0 < len(key) <= MAX_KEY and _is_value(value):
+        key, _, text = rest[4:].rpartition("/")
+        value = _read_value(text)
+        if 0 < len(key) <= MAX_KEY and value is not None:
             return Topic(network, Separator(key, value))
     return Topic(network, None)
 
@@ -121,9 +126,10 @@ def parse_separator_text(text: str) -> Separator:
     if not slash:
         raise TopicError(f"separator {text[:80]!r} has no slash between key and value")
     _require_key(key)
-    if not _is_value(value):
-        raise TopicError(f"separator {text[:80]!r}: its value is not lower-case base36 multibase (k…), non-empty")
-    return Separator(key, value)
+    read = _read_value(value)
+    if read is None:
+        raise TopicError(f"separator {text[:80]!r}: its value is not lower-case base36 (k…), non-empty")
+    return Separator(key, read)
 
 
 class Interest(NamedTuple):
@@ -138,16 +144,29 @@ class Interest(NamedTuple):
 
 
 def parse_interest(text: str) -> Interest:
-    """Read ``*``, a key, or ``key/value``; what has no value after its last slash is a key. Raises TopicError."""
+    """Read ``*``, a key, ``key/*`` or ``key/value``. Raises TopicError.
+
+    What has no value after its last slash is a key. ``key/*`` is for keys that a shorter form takes for something
+    else: ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value has its prefix here.
+    """
     if not text:
-        raise TopicError("an interest must not be empty: it is *, a key, or key/value")
+        raise TopicError("an interest must not be empty: it is *, a key, key/* or key/value")
     if text == "*":
         return Interest(None, None)
     key, slash, value = text.rpartition("/")
-    if not (slash and key and _is_value(value)):
+    if slash and key and value == "*":
+        value = ""
+    elif not (slash and key and _is_value(value)):
         key, value = text, ""
     _require_key(key)
     return Interest(key, value or None)
+
+
+def _read_value(text: str) -> str | None:
+    """The value with its prefix; None if the text is no base36. A text without the prefix may begin with anything but
+    the prefix, or the letters of a CID in base32."""
+    value = text if text.startswith(("k", *_BASE32_CIDS)) else f"k{text}"
+    return value if _is_value(value) else None
 
 
 def _is_value(value: str) -> bool:

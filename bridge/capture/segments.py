@@ -5,7 +5,8 @@ frame, u32 BE crc32 of connection and frame, the connection (16 bytes), the fram
 only: the next one starts a new segment, so a record that a crash cut off stays at a segment's end, where it ends the
 reading and is counted.
 
-Nothing is fsynced: what is written survives the end of the process, however it ends, but not a power failure.
+What is written survives the end of the process, however it ends. It survives a power cut where the segments are
+`durable`: then `append` returns when the frames are on the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 from zlib import crc32
 
+from conf.disk import to_disk
 from schemas.frames import CONNECTION_BYTES
 
 MAGIC: Final = b"KILNSPL1"
@@ -80,12 +82,15 @@ class Segments:
     Numbers rise, with gaps where frames needed no spool. Two processes must not use a folder at the same time.
     """
 
-    def __init__(self, folder: Path, limit: int, segment_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: int, segment_bytes: int | None = None, *, durable: bool = False) -> None:
         """Takes over what is in the folder, which is made if need be. OSError.
 
         `limit`: bytes of all segments together.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        self._durable = durable
+        if durable:
+            to_disk(folder.parent)
         self._folder = folder
         self._limit = limit
         self._segment_bytes = segment_bytes or max(1, min(16 * 1024 * 1024, limit // 8))
@@ -160,6 +165,8 @@ class Segments:
         assert self._active is not None
         try:
             _write(self._active, data)
+            if self._durable:
+                os.fsync(self._active)
         except OSError:
             self._drop_tail(segment)
             raise
@@ -229,7 +236,7 @@ class Segments:
                 good = sum(1 for _ in decode(stream))
                 position = stream.tell()
         segment.end = segment.first + good
-        if position < segment.size:
+        if position < segment.size or not segment.size:
             self._tell(segment, position)
 
     def _segment_for(self, first: int, size: int) -> _Segment:
@@ -244,6 +251,8 @@ class Segments:
         segment = _Segment(path, first, first, len(MAGIC))
         try:
             _write(self._active, MAGIC)
+            if self._durable:
+                to_disk(self._folder)
         except OSError:
             self._close_active()
             with suppress(OSError):
@@ -296,7 +305,7 @@ class Segments:
         """No good record is left before the end that was expected."""
         assert self._reader is not None
         segment.end = self._position
-        if self._reader.tell() < segment.size:
+        if self._reader.tell() < segment.size or not segment.size:
             self._tell(segment, self._reader.tell())
 
     def _tell(self, segment: _Segment, position: int) -> None:
@@ -316,6 +325,8 @@ class Segments:
                 f"spool: {segment.path} is damaged at byte {position}; its last {lost} bytes are not sent; it will be "
                 f"kept as *{DAMAGED}"
             )
+        elif not segment.size:
+            self.torn = f"spool: {segment.path} is empty, as a power cut leaves files; what was in it is lost"
         else:
             self.torn = f"spool: {segment.path} ended in {lost} bytes of a frame that was cut off; it is lost"
 

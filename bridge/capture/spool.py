@@ -18,6 +18,7 @@ or network.
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 import time
 from collections import deque
@@ -89,13 +90,19 @@ class FrameSink:
         window: int = 8 * 1024 * 1024,
         retry_after: float = 1.0,
         segment_bytes: int | None = None,
+        durable: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        floor: int = 0,
+        free: Callable[[], int] | None = None,
     ) -> None:
         """SinkError: the folder cannot be used.
 
         `connect`: a new producer, or FramesProducerError; called in a thread of the sink. `spool_limit`,
         `memory_limit`, `window` (handed to the producer and not acknowledged): bytes. `spool_after`: seconds without
-        an answer until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one.
+        an answer until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one. `durable`:
+        what is in the spool survives a power cut. `floor`: how many bytes of the disk must stay free; with fewer the
+        sink is full, until a quarter more than that is free. `free`: how many are, by default of the folder's disk. It
+        may raise OSError.
         """
         self._connect = connect
         self._topic = topic
@@ -106,7 +113,7 @@ class FrameSink:
         self._retry_after = retry_after
         self._clock = clock
         try:
-            self._segments = Segments(folder, spool_limit, segment_bytes)
+            self._segments = Segments(folder, spool_limit, segment_bytes, durable=durable)
         except OSError as error:
             raise SinkError(f"the folder {folder} cannot hold a spool: {error}") from error
 
@@ -132,6 +139,11 @@ class FrameSink:
         self._progress_at = clock()
         self._kafka_error: str | None = None
         self._disk_error: str | None = None
+        self._folder = folder
+        self._floor = floor
+        self._free = free or (lambda: shutil.disk_usage(folder).free)
+        self._free_bytes = 0
+        self._low = False  # fewer bytes are free than the floor
         self._failure: BaseException | None = None
         self._producer: StoppableProducer | None = None
         self._sender_waits = False
@@ -200,6 +212,7 @@ class FrameSink:
                 torn_bytes=self._segments.torn_bytes,
                 full=self._full,
                 error=self._error(),
+                free_bytes=self._free_bytes,
             )
 
     def close(self, patience: float) -> int:
@@ -398,12 +411,22 @@ class FrameSink:
                 self._keeper_called = False
                 acked = self._acked
             try:
+                self._look_at_the_disk()
                 self._segments.release(acked)
                 while self._spill(ended):
                     pass
             except OSError as error:
                 self._no_disk(error)
             self._tell_room()
+
+    def _look_at_the_disk(self) -> None:
+        """OSError: the disk does not say."""
+        free = self._free()
+        with self._lock:
+            self._free_bytes = free
+            self._low = free < (self._floor + self._floor // 4 if self._low else self._floor)
+            if self._low:
+                self._full = True
 
     def _spill(self, ended: bool) -> bool:
         """Write what must go to disk, a chunk of it; whether the chunk was full, so that there is more. OSError."""
@@ -468,7 +491,7 @@ class FrameSink:
     def _tell_room(self) -> None:
         with self._lock:
             room = self._segments.size <= self._spool_limit * 3 // 4 and self._memory <= self._memory_limit
-            if not self._full or not room or self._disk_error is not None:
+            if not self._full or not room or self._low or self._disk_error is not None:
                 return
             self._full = False
             listeners = list(self._listeners)
@@ -489,6 +512,11 @@ class FrameSink:
 
     def _error(self) -> str | None:
         full = f"the spool is full ({self._spool_limit} bytes): nothing is read from peers" if self._full else None
+        if self._low:
+            full = (
+                f"{self._free_bytes} bytes are free on the disk of {self._folder}, and {self._floor} must stay free "
+                "(bridge.min_free): nothing is read from peers until there is room"
+            )
         threads = [each.name for each in (self._sender, self._keeper) if not each.is_alive() and not self._ended]
         fault = f"the thread {threads[0]} has ended by a fault" if threads else None
         texts = (fault, self._kafka_trouble(), self._disk_error or full, self._segments.torn)

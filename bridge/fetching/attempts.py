@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from bridge.ipfs import MAX_OTHER, BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
-from schemas.batch import MAX_BLOCK, BlockError, read_block
+from bridge.ipfs import MAX_READ, BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
+from schemas.batch import BlockError, read_foreign_block
 from schemas.cid import cid_bytes, cid_text
 from schemas.genesis import NeedsBlock, read_genesis
 from schemas.records import SeparatorRecord
@@ -61,7 +61,7 @@ def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separat
     """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
     try:
         if request.kind == "batch":
-            return _read_batch(blocks.get(request.cid, timeout, MAX_BLOCK))
+            return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
         return _get_genesis(blocks, request.cid, timeout, implied_separator)
     except BlocksAwayError as error:
         return IpfsAway(str(error))
@@ -75,7 +75,7 @@ def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separat
 
 def _read_batch(data: bytes) -> Answer:
     try:
-        return BatchAnswer(data, tuple(read_block(data)))
+        return BatchAnswer(data, tuple(read_foreign_block(data).tips))
     except BlockError as error:
         return FetchFailed(BLOCK_MALFORMED, str(error), final=True)
 
@@ -84,7 +84,7 @@ def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: st
     root = cid_bytes(cid)
     found: dict[bytes, bytes] = {}
     while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
-        found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_OTHER)
+        found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_READ)
     if isinstance(read, Rejected):
         return FetchFailed(read.reason, read.detail, final=True)
     separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)

@@ -3,7 +3,8 @@
 An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
 genesis share one fetch. With the answer these updates go on to `kiln.updates`, in their order. Once the broker has the
 updates, the answer goes to `kiln.streams`, so that no reader of the answer can send a later update past them. The block
-of somebody else's batch goes to `kiln.blocks`, if its separator is of interest when the fetcher reads the record.
+of somebody else's batch goes to `kiln.blocks`, if its separator is of interest when the fetcher reads the record. The
+fetcher also asks for geneses of streams whose separator is only claimed, when there is room (decision 20).
 
 The fetcher tries a missing block again, with pauses that grow, for `give_up` of the time that IPFS was there. Then the
 records go to quarantine, and the fetcher does not ask for the block again for `forget`. While IPFS is away everything
@@ -14,6 +15,10 @@ the first of some updates, it commits which updates these are and their generati
 Each commit raises the generation by one. After a crash the fetcher releases the same updates under the same generation
 before anything else. So a reader of the log drops what came already in the same epoch (docs/design, decision 7;
 bridge.fetching.offsets).
+
+What the fetcher commits also goes into a file, before the fetcher writes the first update. The file counts where Kafka
+has lost the place. With neither, and with streams that an earlier run fetched, the fetcher does not guess: it stops,
+and says how to set the place.
 """
 
 from __future__ import annotations
@@ -24,19 +29,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from bridge.fetching.attempts import FAULT, Answer, BlockRequest, FetchFailed, fetch
 from bridge.fetching.offsets import DoneOffsets
-from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
+from bridge.fetching.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, Output, PendingFetches
+from bridge.fetching.place_file import FiledPlace, PlaceFile
 from bridge.ipfs import Blocks
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import KafkaThread, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, KafkaThread, PlaceLostError, partitions_of
 from bridge.status import FetcherStatus
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
@@ -67,11 +75,12 @@ class Fetcher(KafkaThread):
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
+        place_file: Path | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `interests`: the interests now, as texts (`schemas.topics.parse_interest`); called in this thread. `group`: the
-        consumer group that keeps the place; by default one of the network.
+        consumer group that keeps the place; by default one of the network. `place_file`: keeps the place, too.
         """
         super().__init__(
             "fetcher",
@@ -82,12 +91,16 @@ class Fetcher(KafkaThread):
             group or f"{prefix}fetcher.{options.network}",
         )
         self._options = options
+        self._file = None if place_file is None else PlaceFile(place_file)
+        self._filed: dict[int, FiledPlace] = {}  # in the file now
+        self._topic_id = ""
         self._blocks = blocks
         self._interests = interests
         self._clock_us = clock_us
         self._pool = ThreadPoolExecutor(options.at_most, "fetch")
         self._known: KnownAnswers | None = None
-        self._view = (0, 0, Counter[str]())
+        self._view = (0, 0, 0, Counter[str]())
+        self._places_lost = 0
 
     @property
     def waiting(self) -> int:
@@ -100,13 +113,25 @@ class Fetcher(KafkaThread):
         return self._view[1]
 
     @property
+    def claimed(self) -> int:
+        """Geneses that are to be held against claims."""
+        return self._view[2]
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """What became of records since the start, by the names in schemas.metrics."""
-        return self._view[2]
+        return self._view[3]
+
+    @property
+    def places_lost(self) -> int:
+        """How often Kafka had lost the place in a partition, since the start."""
+        return self._places_lost
 
     def status(self) -> FetcherStatus:
         """How it goes."""
-        return FetcherStatus(self.state, self.waiting, self.under_way, dict(self.counts))
+        return FetcherStatus(
+            self.state, self.waiting, self.under_way, dict(self.counts), self.places_lost, self.claimed
+        )
 
     def _ended(self) -> None:
         # fetches under way end when the blocks are closed
@@ -139,44 +164,106 @@ class Fetcher(KafkaThread):
             known.add_stream(record.stream, record.separator)
 
     def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
-        """Moves the consumer to the committed places. The offsets that are done, by partition."""
-        parts = partitions_of(consumer, f"{self._prefix}wanted")
+        """Moves the consumer to the places that are kept. The offsets that are done, by partition. PlaceLostError."""
+        topic = f"{self._prefix}wanted"
+        parts = partitions_of(consumer, topic)
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
         starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        filed = self._read_file(topic)
+        self._filed = dict(filed or {})
         for part in parts:
-            kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
-            offset, metadata = (starts[part], "") if kept is None else (kept.offset, kept.metadata or "")
+            kept = self._kept(consumer, part, filed)
+            offset, metadata = (starts[part], "") if kept is None else kept
             # a clock is greater than what any number of commits has counted up to
             offsets = DoneOffsets(offset, metadata, self._clock_us())
             if offsets.read > ends[part]:  # the topic was made anew
                 offset = starts[part]
                 offsets = DoneOffsets(offset, "", self._clock_us())
-            pending.counts["lost"] += offsets.gone(starts[part])
-            consumer.seek(part, max(offset, starts[part]))
             pending.start(part.partition, offsets)
+            self._gone(pending, part, offsets, starts[part])
+            consumer.seek(part, max(offset - CLAIMS_AGAIN, starts[part]))
             done[part] = offsets
+        self._commit(consumer, done, {}, everything=True)
         return done
 
+    def _kept(
+        self, consumer: KafkaConsumer, part: TopicPartition, filed: Mapping[int, FiledPlace] | None
+    ) -> tuple[int, str] | None:
+        """Offset and metadata, from Kafka, or from the file. None: the first start on this partition."""
+        kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
+        if kept is not None:
+            return kept.offset, kept.metadata or ""
+        if filed is not None:
+            if part.partition not in filed:
+                return None  # the partition was added since
+            place = filed[part.partition]
+            _LOG.error("Kafka has lost the place of %s in %s: taken from %s", self._group, part, self._file)
+            self._places_lost += 1
+            return place.offset, place.metadata
+        if self._known is not None and self._known.streams:  # a fetcher has run: each stream there came through one
+            raise PlaceLostError(
+                f"the place of {self._group} in {part.topic}, partition {part.partition}, is lost, and no file has it. "
+                "Set the place with kafka-consumer-groups.sh --reset-offsets: --to-latest leaves what waits, "
+                "--to-earliest releases all of it again"
+            )
+        return None
+
+    def _read_file(self, topic: str) -> Mapping[int, FiledPlace] | None:
+        if self._file is None:
+            return None
+        with KafkaAdminClient(
+            bootstrap_servers=self._servers, **self._client_options, bootstrap_timeout_ms=5_000
+        ) as admin:
+            (described,) = admin.describe_topics([topic])
+        self._topic_id = str(described["topic_id"] or "")
+        try:
+            return self._file.read(self._topic_id)
+        except OSError as error:
+            raise PlaceLostError(f"{self._file} cannot be read: {error.strerror}") from error
+
+    def _gone(self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int) -> None:
+        first = offsets.place
+        lost = pending.gone(part.partition, before, self._clock_us())
+        if lost:
+            _LOG.error(
+                "Kafka let %d records of %s go before %s was done with them: partition %d, offsets %d to %d",
+                *(lost, part.topic, self._group, part.partition, first, before - 1),
+            )
+
     def _commit(
-        self, consumer: KafkaConsumer, done: Mapping[TopicPartition, DoneOffsets], going: Mapping[int, set[int]]
+        self,
+        consumer: KafkaConsumer,
+        done: Mapping[TopicPartition, DoneOffsets],
+        going: Mapping[int, set[int]],
+        *,
+        everything: bool = False,
     ) -> None:
+        """Commits the places that have changed. `everything`: the others too, so that Kafka does not forget them."""
+        changed = {part for part, offsets in done.items() if offsets.changed or part.partition in going}
         places = {
             part: OffsetAndMetadata(offsets.place, offsets.metadata(going.get(part.partition, ())))
             for part, offsets in done.items()
-            if not offsets.repeating and (offsets.changed or part.partition in going)
+            if not offsets.repeating and (everything or part in changed)
         }
         if places:
             consumer.commit(places, timeout_ms=10_000)
+            if self._file is not None:
+                self._filed |= {part.partition: FiledPlace(kept.offset, kept.metadata) for part, kept in places.items()}
+                try:
+                    self._file.write(self._topic_id, self._filed)
+                except OSError as error:
+                    raise PlaceLostError(f"{self._file} cannot be written: {error.strerror}") from error
         for part in places:
             done[part].committed()
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         if self._known is None:
             self._known = self._read_streams()
-        before = self._view[2]
+        before = self._view[3]
         pending = PendingFetches(self._options, self._known)
         done = self._begin(consumer, pending)
+        renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._stop.is_set():
             self._take(consumer, pending, done)
@@ -190,12 +277,13 @@ class Fetcher(KafkaThread):
                 )
                 future.add_done_callback(partial(_came, answers, request))
             writes = pending.next_writes(now)
-            self._commit(consumer, done, writes.going)
+            self._commit(consumer, done, writes.going, everything=now >= renew_at)
+            renew_at = now + RENEW_EVERY if now >= renew_at else renew_at
             for stage in writes.stages:
                 if not self._write(producer, stage):
                     return
             pending.written()
-            self._view = (pending.waiting, pending.under_way, before + pending.counts)
+            self._view = (pending.waiting, pending.under_way, pending.claimed, before + pending.counts)
             self._state = _in_words(pending)
             self._error = None if pending.away is None else f"nothing is fetched, IPFS is away: {pending.away}"
 
@@ -213,7 +301,12 @@ class Fetcher(KafkaThread):
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()
             for record in records:
-                pending.take(Place(part.partition, record.offset), record.value, interests, now)
+                if record.offset > done[part].next:
+                    first = consumer.beginning_offsets([part])[part]
+                    self._gone(pending, part, done[part], min(first, record.offset))
+                announcer = pending.take(Place(part.partition, record.offset), record.value, interests, now)
+                if announcer:
+                    self._blocks.announced(announcer)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
         """Whether the broker has all of them; False when the thread is to stop. FramesProducerError: a refusal."""

@@ -79,7 +79,7 @@ class DoneOffsets:
     def take(self, offset: int) -> bool:
         """Takes the next record. False: an earlier run has done it."""
         self._at = offset + 1
-        self.gone(offset)
+        self._pass_over(offset)
         if self._again and self._again[0] == offset:
             self._again.popleft()
             return True
@@ -89,8 +89,22 @@ class DoneOffsets:
         self._open[offset] = None
         return True
 
+    @property
+    def next(self) -> int:
+        """The offset of the next record, if Kafka has left out none."""
+        return self._at
+
     def gone(self, before: int) -> int:
-        """Kafka has nothing before this offset any more. How many records are lost so that were not done."""
+        """Kafka has nothing before this offset any more. How many records are lost so: those that an earlier run left
+        open, and those that were never read."""
+        unread = max(0, before - self.read)
+        if unread:
+            self.read = before
+            self.changed = True
+        self._at = max(self._at, before)
+        return self._pass_over(before) + unread
+
+    def _pass_over(self, before: int) -> int:
         lost = 0
         while self._again and self._again[0] < before:
             self.done(self._again.popleft())
@@ -166,9 +180,10 @@ def _text(numbers: Collection[int], base: int) -> str:
     if not numbers:
         return ""
     steps = _steps(numbers, base)
-    bits = bytearray((max(numbers) - base) // 8 + 1)
-    if len(steps) < len(bits):
+    width = (max(numbers) - base) // 8 + 1
+    if len(steps) < width:
         return "g" + base64.b85encode(steps).decode()
+    bits = bytearray(width)
     for number in numbers:
         bits[(number - base) // 8] |= 1 << (number - base) % 8
     return "b" + base64.b85encode(bits).decode()

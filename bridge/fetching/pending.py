@@ -10,10 +10,13 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway
+from bridge.fetching.claims import Claimed, ClaimedStreams, claims_of
 from bridge.fetching.offsets import MOST_GOING, DoneOffsets
 from bridge.kafka.place import Place
 from conf.backoff import pause_after
 from schemas.cid import cid_text
+from schemas.claims import CONTRADICTS, contradiction
+from schemas.identity import author_of
 from schemas.records import (
     UNREADABLE,
     BlockRecord,
@@ -22,6 +25,7 @@ from schemas.records import (
     SeparatorRecord,
     StreamRecord,
     UpdateRecord,
+    WaitedTip,
     WantedRecord,
     decode_wanted,
     encode,
@@ -35,7 +39,9 @@ from schemas.topics import Interest, Separator
 STAGE: Final = "fetch"
 """of what can be asked for again: its data is a WantedRecord"""
 MALFORMED_STAGE: Final = "wanted"
+CLAIM_STAGE: Final = "separator"
 MALFORMED: Final = "wanted_malformed"
+GONE: Final = "wanted_gone"
 
 _SECOND: Final = 1_000_000  # µs
 _LONGEST_PAUSE: Final = 60 * _SECOND  # between two tries of one block
@@ -45,6 +51,8 @@ _KEPT_BLOCKS: Final = 10_000  # batches that are remembered as had
 _KEPT_MISSING: Final = 50_000
 _MOST_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is asked for
 _MOST_READY: Final = 1_000  # updates that may go on, and have not yet
+CLAIMS_AGAIN: Final = 10_000
+"""Records before its place that a fetcher reads again when it begins: claims that were only counted."""
 _MOST_BLOCKS: Final = 16  # blocks in memory while the geneses of their streams are asked for
 
 
@@ -89,6 +97,8 @@ class FetchingOptions:
     max_open: int = 10_000
     """records that wait"""
     implied_separator: str | None = None
+    authors: frozenset[str] = frozenset()
+    """peer ids of the bridge's own messages, as text: the fetcher leaves the batches of these messages alone"""
 
 
 class _Wanted(NamedTuple):
@@ -102,6 +112,8 @@ class _ReadyUpdate(NamedTuple):
     wanted: _Wanted
     update: UpdateRecord
     separator: SeparatorRecord | None
+    claimed: Claimed | None = None
+    """what was claimed of the stream before the answer"""
 
 
 class _ReadyAnswer(NamedTuple):
@@ -124,6 +136,12 @@ class _Fetch:
     tries: int = 0
     under_way: bool = False
     since: int | None = None  # by the clock of the time that IPFS was there
+    claimed: bool = False  # ClaimedStreams named it, and is to hear how it ended
+
+    @property
+    def real(self) -> bool:
+        """Whether something waits for the block. A claim does not."""
+        return bool(self.waiting or self.checks)
 
 
 @dataclass
@@ -190,6 +208,7 @@ class PendingFetches:
         self._offsets: dict[int, DoneOffsets] = {}
         self._fetches: dict[BlockRequest, _Fetch] = {}
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
+        self._claimed = ClaimedStreams()
         self._under_way = 0
         self._number = 0
         self._there = 0  # µs that IPFS was there, up to _there_at
@@ -214,6 +233,17 @@ class PendingFetches:
         self._offsets[partition] = offsets
         self._ready[partition] = deque()
 
+    def gone(self, partition: int, before: int, now: int) -> int:
+        """Kafka has nothing before this offset any more. How many records are lost so."""
+        offsets = self._offsets[partition]
+        first = offsets.place
+        lost = offsets.gone(before)
+        if lost:
+            self.counts["lost"] += lost
+            detail = f"{lost} records out of {partition}/{first} to {partition}/{before - 1} of wanted"
+            self._quarantine(quarantine_record_key("wanted", partition, first), GONE, detail, b"", now, MALFORMED_STAGE)
+        return lost
+
     def room(self, partition: int, at_most: int) -> int:
         """How many more records of this partition may be taken."""
         offsets = self._offsets[partition]
@@ -233,23 +263,34 @@ class PendingFetches:
         return self._under_way
 
     @property
+    def claimed(self) -> int:
+        """How many geneses are to be held against claims."""
+        return len(self._claimed)
+
+    @property
     def busy(self) -> bool:
         """Whether something is to be done soon without a new record."""
         return bool(self._fetches or self._checks or any(self._ready.values()))
 
-    def take(self, place: Place, value: bytes | None, interests: Iterable[Interest], now: int) -> None:
-        """The next record of a partition. `interests`: the separators that are followed now."""
+    def take(self, place: Place, value: bytes | None, interests: Iterable[Interest], now: int) -> str | None:
+        """The next record of a partition. `interests`: the separators that are followed now.
+
+        Where a batch is to be fetched now, the peer id of who announced it, as text, if that is known.
+        """
         if not self._offsets[place.partition].take(place.offset):
-            return
+            self._claimed_before(value, now)
+            return None
         try:
             record = decode_wanted(value or b"")
             encode(record)  # half a character can be read and not written
             if record.network != self._options.network:
                 self._end(place, "other_network")
-                return
+                return None
             wanted = _Wanted(place, record)
             if record.reason == "batch":
-                self._take_batch(wanted, interests, now)
+                return self._take_batch(wanted, interests, now)
+            if record.reason == "claim":
+                self._take_claim(wanted, now)
             else:
                 self._take_update(wanted, now)
         except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError) as error:
@@ -257,12 +298,10 @@ class PendingFetches:
             key = quarantine_record_key("wanted", place.partition, place.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
             self._end(place, MALFORMED)
+        return None
 
     def _take_update(self, wanted: _Wanted, now: int) -> None:
-        update = wanted.record.update
-        assert update is not None, "WantedRecord: a genesis is wanted with an update"
-        if cid_text(StreamID.parse(update.stream).genesis) != wanted.record.cid:
-            raise _NotWantedError(f"{wanted.record.cid} is not the genesis of {update.stream}")
+        update = _update_of(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
         for known in (self._answered, self._known.streams):
             if update.stream in known:
@@ -274,22 +313,55 @@ class PendingFetches:
             return
         self._fetch_for(request, now).waiting.append(wanted)
 
-    def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> None:
+    def _take_claim(self, wanted: _Wanted, now: int) -> None:
+        """Nothing waits with a claim: the record is done."""
         record = wanted.record
+        stream = _update_of(record).stream
+        for known in (self._answered, self._known.streams):
+            if stream in known:
+                self._weigh(record, known[stream], now)
+                break
+        else:
+            self._claim(record, now)
+        self._end(wanted.place, "claims")
+
+    def _claimed_before(self, value: bytes | None, now: int) -> None:
+        """An earlier run was done with the record. What that run had counted is forgotten, if it was a claim."""
+        try:
+            record = decode_wanted(value or b"")
+            encode(record)
+            known = record.reason != "claim" or _update_of(record).stream in self._known.streams
+        except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError):
+            return  # the earlier run has put it into quarantine
+        if not known and record.network == self._options.network:
+            self._claim(record, now)
+
+    def _claim(self, record: WantedRecord, now: int) -> None:
+        if self._known.why_missing(BlockRequest("genesis", record.cid), now) is None:
+            self._claimed.add(record)
+            self.counts["claims_dropped"] = self._claimed.dropped
+            self.counts["claims_untold"] = self._claimed.unkept
+
+    def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> str | None:
+        record = wanted.record
+        if (record.message or "").partition("/")[0] in self._options.authors:
+            self._end(wanted.place, "own")
+            return None
         announced = _announced(record)
         separator = Separator(announced.key, announced.value)
         if not any(interest.covers(separator) for interest in interests):
             self._end(wanted.place, "not_of_interest")
-            return
+            return None
         request = BlockRequest("batch", record.cid)
-        if (record.cid, record.separator) in self._known.blocks or self._known.why_missing(request, now) is not None:
+        if (record.cid, record.separator) in self._known.blocks:
             self._end(wanted.place, "again")
-            return
+            return None
         check = self._checks.get(record.cid)
         if check is not None:
             check.waiting.append(wanted)
-            return
+            return None
         self._fetch_for(request, now).waiting.append(wanted)
+        return author_of(record.message or "")
 
     def _fetch_for(self, request: BlockRequest, now: int) -> _Fetch:
         fetch = self._fetches.get(request)
@@ -306,7 +378,8 @@ class PendingFetches:
             if now < self._probe_at or self._under_way:
                 return []
             self._probe_at = now + _PROBE_EVERY
-            return [self._begin(fetch, now) for fetch in sorted(self._idle(), key=_turn)[:1]]
+            probes = [self._begin(fetch, now) for fetch in sorted(self._idle(), key=_turn)[:1]]
+            return probes or self._begin_claimed(1, now)
         free = self._options.at_most - self._under_way
         if free <= 0:
             return []
@@ -323,7 +396,25 @@ class PendingFetches:
             blocks -= fetch.request.kind == "batch"
             again -= fetch.tries > 0
             chosen.append(self._begin(fetch, now))
+        checking = sum(not fetch.real for fetch in running)
+        at_most = max(1, self._options.at_most // 2) - checking
+        return chosen + self._begin_claimed(min(free - len(chosen), at_most), now)
+
+    def _begin_claimed(self, at_most: int, now: int) -> list[BlockRequest]:
+        """Fetches for which nothing waits."""
+        chosen: list[BlockRequest] = []
+        while len(chosen) < at_most and (cid := self._claimed.next(now)) is not None:
+            request = BlockRequest("genesis", cid)
+            if request in self._fetches or self._known.why_missing(request, now) is not None:
+                self._claimed.rest(cid, now + self._options.forget)
+                continue
+            fetch = self._fetch_for(request, now)
+            fetch.claimed = True
+            chosen.append(self._begin(fetch, now))
         return chosen
+
+    def _claim_failed(self, cid: str, now: int, *, final: bool) -> None:
+        self.counts["claims_unchecked"] += self._claimed.failed(cid, now + self._options.forget, final=final)
 
     def _idle(self) -> Iterator[_Fetch]:
         return (fetch for fetch in self._fetches.values() if not fetch.under_way)
@@ -352,9 +443,20 @@ class PendingFetches:
         if isinstance(answer, IpfsAway):
             self.away = answer.why
             fetch.tries -= 1
+            if fetch.claimed:
+                self._claimed.put_back(request.cid)
+                fetch.claimed = False
+                if not fetch.real:
+                    del self._fetches[request]
             return
         self.away = None
         if isinstance(answer, FetchFailed):
+            if fetch.claimed:
+                self._claim_failed(request.cid, now, final=answer.final)
+                fetch.claimed = False
+                if not fetch.real and not answer.final:  # one try is too little for what may come to wait
+                    del self._fetches[request]
+                    return
             waited = present - (present if fetch.since is None else fetch.since)
             for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
                 del fetch.checks[cid]
@@ -370,14 +472,29 @@ class PendingFetches:
             self._answer_batch(fetch, answer, now)
 
     def _answer_genesis(self, fetch: _Fetch, answer: GenesisAnswer, now: int) -> None:
+        claimed = self._claimed.came(fetch.request.cid)
         waited: dict[str, int] = {}  # in which partition, by stream
+        tips: dict[str, dict[WaitedTip, None]] = {}
         for wanted in sorted(fetch.waiting, key=_heard):
             if (update := wanted.record.update) is not None:
+                tips.setdefault(update.stream, {})[WaitedTip(update.origin, update.tip)] = None
                 partition = waited[update.stream] = wanted.place.partition
-                self._ready[partition].append(_ReadyUpdate(wanted, update, answer.separator))
+                self._ready[partition].append(_ReadyUpdate(wanted, update, answer.separator, claimed))
         listed = {stream for streams in fetch.checks.values() for stream in streams}
+        if claimed is not None:
+            self.counts["claims_checked"] += 1
+            for claim in claimed.first.values():
+                self._weigh(claim, answer.separator, now)
+                listed.add(_update_of(claim).stream)
         for stream in (*waited, *sorted(listed - waited.keys())):
-            record = StreamRecord(self._options.network, stream, answer.separator, now, without=answer.without)
+            record = StreamRecord(
+                self._options.network,
+                stream,
+                answer.separator,
+                now,
+                without=answer.without,
+                waited=tuple(tips.get(stream, ())),
+            )
             checks = tuple(cid for cid, streams in fetch.checks.items() if stream in streams)
             ready = _ReadyAnswer(record, fetch.request, checks)
             self._answered[stream] = answer.separator
@@ -400,14 +517,32 @@ class PendingFetches:
 
     # -------- what becomes of them
 
-    def _release(self, release: _ReadyUpdate) -> None:
-        wanted, update, separator = release
+    def _release(self, release: _ReadyUpdate, now: int) -> bool:
+        """False: the update is in `kiln.updates` already, as its claim was true."""
+        wanted, update, separator, claimed = release
+        self._weigh(wanted.record, separator, now)
+        if claimed is not None and claimed.has(update, separator):
+            self._end(wanted.place, "claimed_already")
+            return False
         partition = wanted.place.partition
         epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = update_key(update.network, separator, update.stream)
         self._stages[0].append(Output("updates", key, encode(released)))
         self._end(wanted.place, "released")
+        return True
+
+    def _weigh(self, record: WantedRecord, separator: SeparatorRecord | None, now: int) -> None:
+        """Puts what an update claims into quarantine, if the genesis names another separator."""
+        update = record.update
+        if separator is None or update is None:
+            return
+        verified = Separator(separator.key, separator.value)
+        false = claims_of(record).contradicted(verified)
+        if false is not None:
+            key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
+            self._quarantine(key, CONTRADICTS, contradiction(false, verified), encode(record), now, CLAIM_STAGE)
+            self.counts[CONTRADICTS] += 1
 
     def _tell(self, ready: _ReadyAnswer) -> None:
         record = ready.record
@@ -472,7 +607,7 @@ class PendingFetches:
 
     def next_writes(self, now: int) -> Writes:
         """What to write now."""
-        going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition))}
+        going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition, now))}
         for cid in [cid for cid, check in self._checks.items() if not check.asked or check.until <= now]:
             check = self._checks.pop(cid)
             self._pass_on(check, now)
@@ -480,7 +615,7 @@ class PendingFetches:
                 self._uncheck(BlockRequest("genesis", genesis), cid)
         return Writes(self._stages, going)
 
-    def _let_go(self, partition: int) -> set[int]:
+    def _let_go(self, partition: int, now: int) -> set[int]:
         """Releases ready updates in their order, as many as can be going at a time. The offsets of the released ones.
 
         An answer goes with the last update that waited for it: once that update is done, nothing would bring the answer
@@ -500,8 +635,8 @@ class PendingFetches:
             elif len(going) == MOST_GOING:
                 break
             elif offsets.may_go(item.wanted.place.offset):
-                self._release(item)
-                going.add(item.wanted.place.offset)
+                if self._release(item, now):
+                    going.add(item.wanted.place.offset)
             else:
                 later.append(item)
                 behind.add(item.update.stream)
@@ -532,6 +667,15 @@ class PendingFetches:
 
 class _NotWantedError(ValueError):
     """A record that asks for nothing that can be given."""
+
+
+def _update_of(record: WantedRecord) -> UpdateRecord:
+    """The update that a genesis is wanted for. _NotWantedError: it is not the genesis of the update's stream."""
+    update = record.update
+    assert update is not None, "WantedRecord: a genesis is wanted with an update"
+    if cid_text(StreamID.parse(update.stream).genesis) != record.cid:
+        raise _NotWantedError(f"{record.cid} is not the genesis of {update.stream}")
+    return update
 
 
 def _announced(record: WantedRecord) -> SeparatorRecord:

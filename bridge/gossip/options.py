@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bridge.gossip.score import ScoreOptions
+from schemas.frames import MAX_MESSAGES
 from schemas.identity import Policy
 
 
@@ -49,15 +50,22 @@ class RouterOptions:
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024
 
-    max_topics_per_peer: int = 1024  # beside those we are on
+    max_topics_per_peer: int = 2500  # beside those we are on
     max_topic_bytes: int = 1024
     max_subscriptions_per_rpc: int = 5000
+    subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
+    subscriptions_more: int = 10  # of a heartbeat
+    subscription_penalty: float = 0.005  # P7, of each beyond that
     max_control_per_rpc: int = 5000  # items of one kind
+    max_messages_per_rpc: int = MAX_MESSAGES
+    max_ids_per_rpc: int = 20_000  # of a kind that are looked at
+    over_limit_penalty: float = 10.0  # P7, of an RPC with more messages, or control items of a kind
     max_rpc: int = 1 << 20  # larger ones are parted; a single message may be longer
     max_retained: int = 10_000  # bad scores kept of peers that went
     retain_score: float = 3600.0
 
     policy: Policy = "strict"  # what `verifier` is to be made for; the router itself never asks
+    authors: frozenset[bytes] = frozenset()  # peer ids that own messages are from, beside the node's
     score: ScoreOptions = field(default_factory=ScoreOptions)
 
     def __post_init__(self) -> None:

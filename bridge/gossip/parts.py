@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from schemas.frames import MAX_MESSAGES
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 _OVERHEAD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
 def split(rpc: RPC, limit: int) -> list[RPC]:
-    """The RPC in parts of at most `limit` bytes each, in order; itself where it is small enough.
+    """The RPC in parts of at most `limit` bytes and MAX_MESSAGES messages each, in order; itself where it is small
+    enough: who gets more takes that for a flood.
 
     Only a part with a single item larger than that is longer. The first part holds the extensions, whose place is the
     first RPC of a stream.
     """
-    if rpc.ByteSize() <= limit:
+    if rpc.ByteSize() <= limit and len(rpc.publish) <= MAX_MESSAGES:
         return [rpc]
     parts = _Parts(limit)
     control = rpc.control
@@ -25,7 +27,7 @@ def split(rpc: RPC, limit: int) -> list[RPC]:
     for subscription in rpc.subscriptions:
         parts.room(subscription.ByteSize()).subscriptions.append(subscription)
     for message in rpc.publish:
-        parts.room(message.ByteSize()).publish.append(message)
+        parts.room(message.ByteSize(), 1).publish.append(message)
     for graft in control.graft:
         parts.room(graft.ByteSize()).control.graft.append(graft)
     for prune in control.prune:
@@ -54,15 +56,17 @@ class _Parts:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._size = limit
+        self._messages = 0
         self.done: list[RPC] = []
 
-    def room(self, size: int) -> RPC:
+    def room(self, size: int, messages: int = 0) -> RPC:
         """The RPC to put an item of this size into."""
         size += _OVERHEAD
+        self._messages += messages
         # 10: the lengths of the control message, which grow as it does
-        if not self.done or self._size + size + 10 > self._limit:
+        if not self.done or self._size + size + 10 > self._limit or self._messages > MAX_MESSAGES:
             self.done.append(RPC())
-            self._size = 0
+            self._size, self._messages = 0, messages
         self._size += size
         return self.done[-1]
 

@@ -20,6 +20,7 @@ class PeerState:
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
     foreign: int = 0  # topics we are not on
+    subscriptions: int = 0  # that it has sent, less what is forgiven with time
     silent: bool = True  # no RPC has come yet
     spell: Callable[[bytes], bytes] | None = None  # our id of a message to what it calls it; None: the same
     dont: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which it does not want it

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -28,33 +28,24 @@ from bridge.gossip.cache import (
     is_key_form,
     is_text_form,
     key_form,
+    mark,
     text_form,
 )
+from bridge.gossip.mesh import worth_keeping
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, PeerID, PeerView, Send
 from bridge.gossip.parts import split
 from bridge.gossip.peers import Fanout, PeerState
 from bridge.gossip.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from bridge.gossip.score import Score
+from bridge.gossip.signatures import Verify
 from bridge.gossip.table_side import Item, Savings, TableSide
 from bridge.status import SavingDirection, SavingStatus
-from schemas.identity import Policy, Verdict, judge
+from schemas.identity import Verdict
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
 from schemas.topic_table import Bundles
 
-Verify = Callable[[Message], Verdict]
-
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
-_VERDICT_BITS: Final = 3  # of a number in the seen set; the rest tells one copy's bytes from another's
-
-
-def verifier(policy: Policy) -> Verify:
-    """The usual `verify` of a Router: signatures judged under a network's policy."""
-
-    def verify(message: Message) -> Verdict:
-        return judge(message, policy)[0]
-
-    return verify
 
 
 class Router:
@@ -69,7 +60,7 @@ class Router:
     def __init__(
         self, own: PeerID, options: RouterOptions, rng: Random, verify: Verify, table: TableSide | None = None
     ) -> None:
-        self._own = own
+        self._own = {own, *options.authors}
         self._options = options
         self._rng = rng
         self._verify = verify
@@ -198,6 +189,17 @@ class Router:
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
+    def unbearable(self, peer: PeerID) -> bool:
+        """Whether a connected peer has brought itself below the graylist threshold. Neighbours on its address (P6) do
+        not count."""
+        state = self._peers.get(peer)
+        return state is not None and state.score.conduct < self._options.score.graylist_threshold
+
+    def punish(self, peer: PeerID) -> None:
+        """A connected peer broke a rule where the router does not see it (P7)."""
+        if state := self._peers.get(peer):
+            state.score.penalize()
+
     def identified(self, peer: PeerID, agent: str) -> None:
         """The agent version that a connected peer gave of itself."""
         self._table.agent(peer, agent)
@@ -258,7 +260,7 @@ class Router:
         key = gossip_id(message)
         data = message.SerializeToString()
         verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
-        self._seen.add(key, _mark(data, verdict), now)
+        self._seen.add(key, mark(data, verdict), now)
         self._cache.put(key, topic, data)
         self._counters["published"] += 1
         targets = [state for state in self._own_targets(topic, now) if key not in state.dont]
@@ -267,14 +269,21 @@ class Router:
         return [Send(state.peer, self._for_peer(state, rpc), True) for state in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it.
+        """An RPC has come: what to send, what to hand on, and one Verdict for each message in it that is read:
+        `max_messages_per_rpc` at most.
 
         The caller gives an RPC that it could not read as an empty RPC: it may have been the peer's first.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []
-        publish = rpc.publish
+        publish: Sequence[Message] = rpc.publish
         state = self._peers.get(peer)
+        surplus = len(publish) - self._options.max_messages_per_rpc
+        if surplus > 0:
+            publish = publish[:-surplus]
+            self._counters["messages_over_limit"] += surplus
+            if state is not None:
+                state.score.penalize(self._options.over_limit_penalty)
         if state is None:
             self._counters["unknown_peer"] += 1
             return sends, delivered, bytes(len(publish))
@@ -314,6 +323,7 @@ class Router:
         self._break_promises(now)
         for state in self._peers.values():
             state.ihaves = state.asked = state.iwants = state.iwant_bytes = state.donts = state.graft_penalties = 0
+            state.subscriptions = max(0, state.subscriptions - options.subscriptions_more)
             if state.dont:
                 state.dont = {key: until for key, until in state.dont.items() if until > self._ticks}
             state.score.tick(elapsed, state.meshes > 0)
@@ -368,6 +378,11 @@ class Router:
     ) -> None:
         options = self._options
         limit = options.max_subscriptions_per_rpc
+        before = max(state.subscriptions, options.subscriptions)
+        state.subscriptions += len(subscriptions)
+        if state.subscriptions > before:
+            self._counters["subscription_flood"] += state.subscriptions - before
+            state.score.penalize((state.subscriptions - before) * options.subscription_penalty)
         if len(subscriptions) > limit:
             self._counters["subscriptions_over_limit"] += len(subscriptions) - limit
             subscriptions = subscriptions[:limit]
@@ -434,9 +449,9 @@ class Router:
             key = gossip_id(message)
             data = message.SerializeToString()
             known = seen.get(key)
-            if known is not None and _mark(data, known & 7) == known:
+            if known is not None and mark(data, known & 7) == known:
                 verdicts[index] = known & 7
-                counters["own_message" if getattr(message, "from") == self._own else "duplicate"] += 1
+                counters["own_message" if getattr(message, "from") in self._own else "duplicate"] += 1
                 continue
             verdict = self._verify(message)
             verdicts[index] = verdict
@@ -450,8 +465,8 @@ class Router:
             if known is not None:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
-            seen.add(key, _mark(data, verdict), now)
-            if getattr(message, "from") == self._own:
+            seen.add(key, mark(data, verdict), now)
+            if getattr(message, "from") in self._own:
                 counters["own_message"] += 1  # from before a restart
                 continue
             self._promises.pop(key, None)
@@ -565,10 +580,11 @@ class Router:
         if control.idontwant:
             self._take_idontwant(state, control)
 
-    def _over_control_limit(self, count: int) -> int:
+    def _over_control_limit(self, state: PeerState, count: int) -> int:
         limit = self._options.max_control_per_rpc
         if count > limit:
             self._counters["control_over_limit"] += count - limit
+            state.score.penalize(self._options.over_limit_penalty)
         return limit
 
     def _ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -597,15 +613,18 @@ class Router:
             return
         wanted: dict[bytes, bytes] = {}
         room = options.max_ihave_length - state.asked
-        for item in control.ihave[: self._over_control_limit(len(control.ihave))]:
+        looks = options.max_ids_per_rpc
+        for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
             topic = self._topic_of(state, item)
             if topic is None or topic not in self._mesh:
                 self._counters["ihave_unknown_topic"] += 1
                 continue
             ids: Sequence[bytes] = item.messageIDs
-            if len(ids) > options.max_ihave_length:
-                self._counters["ihave_over_limit"] += len(ids) - options.max_ihave_length
-                ids = ids[: options.max_ihave_length]
+            most = min(options.max_ihave_length, looks)
+            if len(ids) > most:
+                self._counters["ihave_over_limit"] += len(ids) - most
+                ids = ids[:most]
+            looks -= len(ids)
             for raw, key in self._ids(state, ids):
                 if key in self._seen or key in wanted or state.peer in self._promises.get(key, ()):
                     continue
@@ -630,8 +649,12 @@ class Router:
             self._counters["iwant_low_score"] += 1
             return
         answer = RPC()
-        for item in control.iwant[: self._over_control_limit(len(control.iwant))]:
-            for _, key in self._ids(state, item.messageIDs):
+        looks = options.max_ids_per_rpc
+        for item in control.iwant[: self._over_control_limit(state, len(control.iwant))]:
+            ids = item.messageIDs[:looks]
+            looks -= len(ids)
+            self._counters["iwant_over_limit"] += len(item.messageIDs) - len(ids)
+            for _, key in self._ids(state, ids):
                 if state.iwants >= options.max_iwant_length or state.iwant_bytes >= options.max_iwant_bytes:
                     self._counters["iwant_over_limit"] += 1
                     continue
@@ -652,7 +675,7 @@ class Router:
     def _take_graft(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options
         refused: dict[str, None] = {}
-        for item in control.graft[: self._over_control_limit(len(control.graft))]:
+        for item in control.graft[: self._over_control_limit(state, len(control.graft))]:
             topic = self._topic_of(state, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
@@ -689,7 +712,7 @@ class Router:
 
     def _take_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
-        for item in control.prune[: self._over_control_limit(len(control.prune))]:
+        for item in control.prune[: self._over_control_limit(state, len(control.prune))]:
             topic = self._topic_of(state, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
@@ -709,8 +732,12 @@ class Router:
             self._counters["idontwant_wrong_version"] += 1
             return
         until = self._ticks + options.idontwant_ttl
-        for item in control.idontwant[: self._over_control_limit(len(control.idontwant))]:
-            for _, key in self._ids(state, item.messageIDs):
+        looks = options.max_ids_per_rpc
+        for item in control.idontwant[: self._over_control_limit(state, len(control.idontwant))]:
+            ids = item.messageIDs[:looks]
+            looks -= len(ids)
+            self._counters["idontwant_over_limit"] += len(item.messageIDs) - len(ids)
+            for _, key in self._ids(state, ids):
                 if state.donts >= options.max_idontwant_length:
                     self._counters["idontwant_over_limit"] += 1
                     continue
@@ -729,7 +756,7 @@ class Router:
             pool = self._graftable(topic, mesh, now)
             self._graft(topic, mesh, self._sample(pool, options.D - len(mesh)), out)
         if len(mesh) > options.D_high:
-            keep = self._worth_keeping(mesh)
+            keep = worth_keeping(mesh, options, self._rng)
             for state in [state for peer, state in mesh.items() if peer not in keep]:
                 self._prune(topic, mesh, state, out, now)
         if len(mesh) >= options.D_low:
@@ -744,24 +771,6 @@ class Router:
                 chosen = self._sample(pool, options.opportunistic_peers)
                 self._counters["opportunistic_graft"] += len(chosen)
                 self._graft(topic, mesh, chosen, out)
-
-    def _worth_keeping(self, mesh: dict[PeerID, PeerState]) -> dict[PeerID, None]:
-        """D peers of an overfull mesh: the D_score best, the rest by chance, at least D_out of them outbound."""
-        options = self._options
-        order = list(mesh.values())
-        self._rng.shuffle(order)
-        order.sort(key=lambda state: -state.score.value)
-        rest = order[options.D_score :]
-        self._rng.shuffle(rest)
-        order[options.D_score :] = rest
-        kept, others = order[: options.D], order[options.D :]
-        missing = options.D_out - sum(state.outbound for state in kept)
-        spare = [state for state in others if state.outbound][: max(0, missing)]
-        for state in spare:
-            # from the end: the best come first
-            worst = next(place for place in reversed(range(len(kept))) if not kept[place].outbound)
-            kept[worst] = state
-        return dict.fromkeys(state.peer for state in kept)
 
     def _keep_fanout(self, topic: str, fanout: Fanout) -> None:
         threshold = self._options.score.publish_threshold
@@ -887,8 +896,3 @@ class Router:
     def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
         parts = split(rpc, self._options.max_rpc)
         sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in parts])
-
-
-def _mark(data: bytes, verdict: int) -> int:
-    """A number for a message's bytes, keyed by the interpreter's own secret, with the verdict in its low bits."""
-    return hash(data) << _VERDICT_BITS | verdict

@@ -102,6 +102,12 @@ class Score:
         self.value = value
         return value
 
+    @property
+    def conduct(self) -> float:
+        """The score but for P6: what the peer itself answers for."""
+        surplus = self.colocated - self.options.colocation_threshold
+        return self.value - (surplus * surplus * self.options.colocation_weight if surplus > 0 else 0.0)
+
     def _fade(self, counter: float, decay: float, seconds: float) -> float:
         if not counter:
             return 0.0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge.ipfs.blocks import (
-    MAX_OTHER,
+    MAX_READ,
     BlockRefusedError,
     Blocks,
     BlocksAwayError,
@@ -18,7 +18,7 @@ from bridge.ipfs.kubo import Kubo
 from bridge.ipfs.node import NodeBlocks
 
 __all__ = [
-    "MAX_OTHER",
+    "MAX_READ",
     "BlockRefusedError",
     "BlockUnavailableError",
     "Blocks",

@@ -6,16 +6,19 @@ that its CID names: no answer of a node is believed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from multiformats import multihash
 
+from bridge.ipfs.neighbours import Neighbour
+from bridge.status import IpfsStatus
 from schemas.batch import MAX_BLOCK
 from schemas.cid import CidError, cid_bytes, sha2_256_digest
 from schemas.reject import Rejected
 
-MAX_OTHER: Final = 2 << 20
-"""Largest block of any other kind, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
+MAX_READ: Final = 2 << 20
+"""Largest block of others, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
 
 TOO_LARGE: Final = "block_too_large"
 WRONG_HASH: Final = "block_hash_mismatch"
@@ -71,6 +74,24 @@ class Blocks(Protocol):
 
         BlocksAwayError.
         """
+        ...
+
+    def provide(self, cid: str) -> None:
+        """Tell others, where the node has a routing, who has this block: in its own time. Returns at once."""
+        ...
+
+    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+        """The gossip peers that speak bitswap, the most important first: the node stays connected to them, as long as
+        they are named. Returns at once."""
+        ...
+
+    def announced(self, peer: str) -> None:
+        """A block that this peer announced is about to be fetched: connect to it, if it can be found. Returns at
+        once."""
+        ...
+
+    def status(self) -> IpfsStatus:
+        """The counts. Returns at once."""
         ...
 
     def about(self) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from bridge.ipfs.blocks import BlocksAwayError, BlockUnavailableError, digest_of, too_large, verified
+from bridge.ipfs.neighbours import Neighbour
+from bridge.status import IpfsStatus
 from schemas.batch import MAX_BLOCK
 from schemas.cid import cid_bytes, cid_text
 
@@ -62,6 +65,19 @@ class FolderBlocks:
 
     def unpin(self, cid: str) -> None:
         """Nothing."""
+
+    def provide(self, cid: str) -> None:
+        """Nothing."""
+
+    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+        """Nothing."""
+
+    def announced(self, peer: str) -> None:
+        """Nothing."""
+
+    def status(self) -> IpfsStatus:
+        """As `Blocks.status`."""
+        return IpfsStatus()
 
     def about(self) -> str:
         """As `Blocks.about`."""

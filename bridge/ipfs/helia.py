@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import selectors
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -24,6 +25,7 @@ from typing import IO, Final
 SOURCE: Final = Path(__file__).with_name("helia")
 _SERVER: Final = "server.mjs"
 _PINS: Final = ("package.json", "package-lock.json")
+_TOKEN: Final = "KILN_HELIA_TOKEN"  # in the environment: a command line is there for all to read
 _OLDEST_NODE: Final = 22
 _START: Final = 30.0  # s from start to the line that says it is up
 _END: Final = 5.0  # s
@@ -88,6 +90,12 @@ class Helia:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._token = ""
+
+    @property
+    def auth(self) -> str:
+        """What the RPC asks for, as `Kubo` takes it: another secret after each start."""
+        return f"bearer:{self._token}"
 
     def start(self) -> str:
         """Install it if need be, start it, wait until it is up; the URL of its RPC. HeliaError."""
@@ -99,8 +107,9 @@ class Helia:
         self._folder.mkdir(parents=True, exist_ok=True)
         listen = ["--listen", self._listen] if self._listen else []
         command = [str(node.node), _SERVER, "--folder", str(self._folder.absolute()), *listen, *self._options]
+        self._token = secrets.token_urlsafe(32)
         # The kernel closes the pipe to its standard input when the bridge is killed, and then Helia ends.
-        child = self._run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child = self._run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, secret={_TOKEN: self._token})
         line = _line(child, _START)
         try:
             return f"http://127.0.0.1:{json.loads(line)['rpc']:d}"
@@ -162,15 +171,18 @@ class Helia:
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         pass_fds: tuple[int, ...] = (),
+        secret: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])
+        # Kiln's settings, passwords among them, are nothing to packages from a registry
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
         with self._lock, self._log.open("ab") as log:
             if self._stopped:
                 raise HeliaError("the bridge is stopping")
             self._child = subprocess.Popen(
                 command,
                 cwd=self._place,
-                env={**os.environ, "PATH": path},
+                env={**environment, **(secret or {}), "PATH": path},
                 stdin=stdin,
                 stdout=log if stdout is None else stdout,
                 stderr=log,

@@ -36,10 +36,20 @@ _CONNECT: Final = 5.0  # s
 _CALL: Final = 15.0  # s, of a call that asks no peer
 _GRACE: Final = 5.0  # s on top of the time the node is given: it is to say itself that there was no time
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
+_MOST_PEERS_ANSWER: Final = 8 << 20  # the same, of peers: some hundred bytes for each, of which there may be thousands
+_PROVIDE: Final = 60.0  # s for a walk through the DHT
 
 
 class KuboError(Exception):
     """What the node itself said: the text is its message."""
+
+
+class NoRoutingError(Exception):
+    """The node has no routing (no DHT) to which to tell who has a block."""
+
+
+class _NoSuchCommandError(BlocksAwayError):
+    """The RPC does not have the command."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +92,16 @@ class Kubo:
         self.url = url.rstrip("/")
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **auth_header(auth)},
-            limits=httpx.Limits(max_connections=at_most + 8, max_keepalive_connections=at_most),
+            # beside the fetches: publisher, announcer, and the calls of `NodeBlocks`
+            limits=httpx.Limits(max_connections=at_most + 24, max_keepalive_connections=at_most),
             trust_env=False,  # a proxy for the web has no business with a node on this machine
         )
         self._closed = False
+
+    def turn_to(self, url: str, auth: str) -> None:
+        """From now on, speaks with the RPC at `url`. `auth`: as in the constructor."""
+        self.url = url.rstrip("/")
+        self._client.headers.update(auth_header(auth))
 
     # ------------------------------------------------------------ blocks
 
@@ -173,22 +189,59 @@ class Kubo:
             raise self._odd("id", answer)
         return Identity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
 
-    def connect(self, multiaddr: str, timeout: float = _CALL) -> None:
-        """Connect the node to a peer; nothing if it is so already. KuboError: why not. BlocksAwayError."""
-        self._json("swarm/connect", {"arg": multiaddr, "timeout": _go_duration(timeout)}, timeout + _GRACE)
+    def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
+        """Connect the node to a peer, at one of its addresses; nothing if it is so already. KuboError: why not.
+        BlocksAwayError."""
+        options: dict[str, str | list[str]] = {"arg": list(multiaddrs), "timeout": _go_duration(timeout)}
+        self._json("swarm/connect", options, timeout + _GRACE)
+
+    def disconnect(self, peer: str) -> None:
+        """Hang up on a peer; nothing if it is not connected. KuboError, BlocksAwayError."""
+        self._json("swarm/disconnect", {"arg": f"/p2p/{peer}"}, _CALL)
+
+    def connected(self) -> frozenset[str]:
+        """The peers that the node is connected to. KuboError, BlocksAwayError."""
+        answer = self._json("swarm/peers", {}, _CALL, most=_MOST_PEERS_ANSWER)
+        peers = answer.get("Peers") or []
+        if not isinstance(peers, list) or not all(isinstance(each, dict) for each in peers):
+            raise self._odd("swarm/peers", answer)
+        return frozenset(str(each.get("Peer")) for each in peers)
+
+    def routes(self) -> bool:
+        """Whether the node has a routing, as far as it says (Kubo's Routing.Type)."""
+        try:
+            return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
+        except (KuboError, BlocksAwayError):  # an RPC may be set to keep its configuration to itself
+            return True  # `provide` will tell
+
+    def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
+        """Tell the node's routing that the node has this block. NoRoutingError; KuboError: why not. BlocksAwayError."""
+        options = {"arg": _usual(cid), "timeout": _go_duration(timeout)}
+        try:
+            with self._post("routing/provide", options, timeout + _GRACE) as response:
+                _read(response, _MAX_ANSWER)  # events of the walk, if any
+        except _NoSuchCommandError as error:
+            raise NoRoutingError(str(error)) from None
+        except KuboError as error:
+            if "Provide.Enabled" in str(error):
+                raise NoRoutingError(str(error)) from None
+            raise
+        except httpx.TransportError as error:
+            raise self._away(f"broke off in routing/provide: {error}") from None
 
     # ------------------------------------------------------------ HTTP
 
     def _json(
         self,
         command: str,
-        options: Mapping[str, str],
+        options: Mapping[str, str | list[str]],
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
+        most: int = _MAX_ANSWER,
     ) -> dict[str, object]:
         try:
             with self._post(command, options, timeout, files) as response:
-                body = _read(response, _MAX_ANSWER)
+                body = _read(response, most)
         except httpx.TimeoutException:
             raise self._away(f"no answer to {command} within {timeout:g} s") from None
         except httpx.TransportError as error:
@@ -205,7 +258,7 @@ class Kubo:
     def _post(
         self,
         command: str,
-        options: Mapping[str, str],
+        options: Mapping[str, str | list[str]],
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Iterator[httpx.Response]:
@@ -241,6 +294,10 @@ class Kubo:
         status = f"{response.status_code} {response.reason_phrase}".strip()
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             return self._away(f"answers {command} with {status}: see ipfs.api_auth")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return _NoSuchCommandError(
+                f"{self.url} answers {command} with {status}: is ipfs.api the address of Kubo's RPC?"
+            )
         return self._away(f"answers {command} with {status}: is ipfs.api the address of Kubo's RPC?")
 
     def _away(self, text: str) -> BlocksAwayError:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import Helia, HeliaError
 from bridge.ipfs.kubo import Kubo, KuboError
+from bridge.ipfs.neighbours import AT_ONCE, Neighbour, Neighbours
+from bridge.ipfs.providing import Providing
+from bridge.status import IpfsStatus
 from conf.backoff import pause_after
 from schemas.batch import MAX_BLOCK
 
 _EVERY: Final = 10.0  # s between two looks at the node
+_SHORTEST_PAUSE: Final = 1.0  # s between two looks, when somebody came or went
 _LONGEST_PAUSE: Final = 60.0  # s between two tries to start one of our own
 _HELLO: Final = 5.0  # s for a word from the node, or a connection to a peer
 
@@ -20,8 +27,8 @@ _HELLO: Final = 5.0  # s for a word from the node, or a connection to a peer
 class NodeBlocks:
     """`Blocks` of an IPFS node: one that runs already, at the URL of `kubo`, or a Helia of our own.
 
-    A thread of its own starts Helia, starts it again when it has ended, connects the node to `peers` again and again,
-    and learns what `about` says. `close()` ends both.
+    A thread of its own starts Helia, starts it again when it has ended, connects the node to `peers` and to its
+    neighbours again and again, and learns what `about` says. `close()` ends both.
     """
 
     def __init__(
@@ -33,8 +40,16 @@ class NodeBlocks:
         self._every = every
         self._up = helia is None
         self._about = "Helia is starting" if helia else f"{kubo.url} was not spoken with yet"
+        self._routes: bool | None = None if helia is None else False  # Helia has no routing
         self._looked = threading.Event()
         self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()  # for `_neighbours`
+        self._neighbours = Neighbours()
+        self._connections = 0
+        self._pool = ThreadPoolExecutor(AT_ONCE, "ipfs-dial")
+        self._providing = Providing(kubo.provide)
+        self._providing.set_routes(helia is None)
         self._thread = threading.Thread(target=self._look_after, name="ipfs", daemon=True)
         self._thread.start()
 
@@ -58,6 +73,36 @@ class NodeBlocks:
         self._need_node()
         self._kubo.unpin(cid)
 
+    def provide(self, cid: str) -> None:
+        """As `Blocks.provide`."""
+        self._providing.add(cid)
+
+    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+        """As `Blocks.stay_near`."""
+        with self._lock:
+            changed = self._neighbours.set_gossip(peers)
+        if changed:
+            self._wake.set()
+
+    def announced(self, peer: str) -> None:
+        """As `Blocks.announced`."""
+        with self._lock:
+            new = self._neighbours.announced(peer, time.monotonic())
+        if new:
+            self._wake.set()
+
+    def status(self) -> IpfsStatus:
+        """As `Blocks.status`."""
+        near, told = self._neighbours, self._providing
+        return IpfsStatus(
+            connections=self._connections,
+            gossip_peers=near.gossip_peers,
+            gossip_connected=near.connected,
+            gossip_left_out=near.left_out,
+            provided=told.provided,
+            unprovided=told.unprovided,
+        )
+
     def about(self) -> str:
         """As `Blocks.about`."""
         return self._about
@@ -65,10 +110,13 @@ class NodeBlocks:
     def close(self) -> None:
         """As `Blocks.close`."""
         self._stop.set()
+        self._wake.set()
+        self._providing.close()
         if self._helia is not None:
             self._helia.stop()  # first: what waits for it ends, the thread included
         self._thread.join(30)
         self._kubo.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_a_look(self, timeout: float) -> bool:
         """Wait until the node was looked at for the first time: it is up by then, or `about` says why not."""
@@ -81,19 +129,24 @@ class NodeBlocks:
     def _look_after(self) -> None:
         failures = 0
         while not self._stop.is_set():
+            began = time.monotonic()
+            self._wake.clear()
             if self._ready():
                 self._about = self._look()
                 failures = 0
             else:
                 failures += 1
             self._looked.set()
-            self._stop.wait(pause_after(1 + failures, self._every, _LONGEST_PAUSE))
+            self._wake.wait(pause_after(1 + failures, self._every, _LONGEST_PAUSE))
+            # strangers choose how often somebody comes and goes
+            self._stop.wait(min(self._every, _SHORTEST_PAUSE) - (time.monotonic() - began))
 
     def _ready(self) -> bool:
         """Whether there is a node to look at; our own is started if it does not run."""
         if self._helia is None or self._helia.running:
             return True
         self._up = False
+        self._nobody()
         if self._looked.is_set():
             self._about = "Helia has ended and is started again"
         try:
@@ -101,26 +154,68 @@ class NodeBlocks:
         except (HeliaError, OSError) as error:
             self._about = str(error)
             return False
-        self._kubo.url = url
+        self._kubo.turn_to(url, self._helia.auth)
         self._up = True
         return True
 
     def _look(self) -> str:
         try:
             node = self._kubo.identity(_HELLO)
+            if self._routes is None:  # a node that was away may have come back with another configuration
+                self._routes = self._kubo.routes()
+                self._providing.set_routes(self._routes)
         except BlocksAwayError as away:
+            self._nobody()
+            self._routes = None if self._helia is None else False
             return str(away)
         # Of Kiln's own node the address for peers; of the user's node the address of its RPC.
         where = f"{node.name} at {self._kubo.url if self._helia is None else ' '.join(node.addresses) or 'no address'}"
+        near = self._meet(node.peer)
+        routing = "" if self._providing.routes else ", without routing"
+        return f"{where}{routing}{near}{self._meet_configured()}"
+
+    def _nobody(self) -> None:
+        """Whom the node is connected to is not known."""
+        self._connections = self._neighbours.connected = 0
+
+    def _meet(self, own: str) -> str:
+        """Dials neighbours, and hangs up on those that are none any more. In words."""
+        near = self._neighbours
+        try:
+            connected = self._kubo.connected()
+        except (KuboError, BlocksAwayError) as error:  # an RPC may be set to allow the calls for blocks alone
+            self._nobody()
+            return f", gossip peers are not connected: {error}" if near.gossip_peers else ""
+        with self._lock:
+            leave = self._neighbours.to_leave(own, connected)
+            dial = self._neighbours.to_dial(own, connected, time.monotonic())
+        self._connections = len(connected) - len(leave)
+        for peer in leave:
+            with suppress(KuboError, BlocksAwayError):  # it may be gone already
+                self._kubo.disconnect(peer)
+        for neighbour, problem in zip(dial, self._dial([each.dialled for each in dial]), strict=True):
+            self._connections += not problem
+            with self._lock:
+                self._neighbours.dialled(neighbour.peer, not problem, time.monotonic())
+        return f", {near.connected} of {near.gossip_peers} gossip peers connected" if near.gossip_peers else ""
+
+    def _meet_configured(self) -> str:
+        """Keeps the node connected to `ipfs.peers`. In words."""
         if not self._peers:
-            return where
-        connected, problem = 0, ""
-        for peer in self._peers:
-            if self._stop.is_set():
-                return self._about
-            try:
-                self._kubo.connect(peer, _HELLO)
-                connected += 1
-            except (KuboError, BlocksAwayError) as error:
-                problem = problem or f"; {error}"
-        return f"{where}, {connected} of {len(self._peers)} peers connected{problem}"
+            return ""
+        problems = self._dial([(peer,) for peer in self._peers])
+        problem = next((f"; {each}" for each in problems if each), "")
+        return f", {problems.count('')} of {len(problems)} peers connected{problem}"
+
+    def _dial(self, peers: Sequence[tuple[str, ...]]) -> list[str]:
+        """Of each peer "", or why the node could not connect to it."""
+        return list(self._pool.map(self._connect, peers))
+
+    def _connect(self, addresses: tuple[str, ...]) -> str:
+        if self._stop.is_set():
+            return "the bridge is stopping"
+        try:
+            self._kubo.connect(*addresses, timeout=_HELLO)
+        except (KuboError, BlocksAwayError) as error:
+            return str(error)
+        return ""

@@ -17,6 +17,7 @@ from kafka.errors import KafkaError
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
 from conf.errors import PrerequisiteError
+from conf.kafka_refusals import in_words
 from schemas.log import MAX_RECORD
 from schemas.proto.kiln import frame_pb2
 
@@ -100,7 +101,9 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
             **{**_OPTIONS, "partitioner": RememberingPartitioner(), **(client_options or {})},
         )
     except (KafkaError, AssertionError, ValueError) as error:  # kafka-python asserts that it knows every option
-        raise FramesProducerError(f"no producer for {bootstrap_servers}: {error!r}") from error
+        options = {**(client_options or {}), "bootstrap_servers": bootstrap_servers}
+        why = in_words(error, options) if isinstance(error, KafkaError) else repr(error)
+        raise FramesProducerError(f"no producer for {bootstrap_servers}: {why}") from error
     return cast(Producer, producer)
 
 

@@ -6,11 +6,21 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from conf.kafka_refusals import in_words
+
+RENEW_EVERY: Final = 3_600_000_000
+"""µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
+default (`offsets.retention.minutes`)."""
+
+
+class PlaceLostError(RuntimeError):
+    """Nobody knows any more which records are done. The text says what to do."""
 
 
 class KafkaThread(ABC):
@@ -81,15 +91,24 @@ class KafkaThread(ABC):
             while not self._stop.is_set():
                 try:
                     self._session()
-                # kafka-python asserts that it knows every option, and refuses values by a ValueError
-                except (KafkaError, FramesProducerError, ValueError, AssertionError) as error:
-                    self._error = self._state = f"{self._failing}, Kafka fails: {error!r}"
+                except PlaceLostError as error:
+                    self._error = self._state = f"{self._failing}: {error}"
+                    self._stop.wait(10.0)
+                # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
+                # as too many open files, comes through it as it is
+                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
+                    self._error = self._state = f"{self._failing}, Kafka fails: {self._why(error)}"
                     self._stop.wait(1.0)
         finally:
             self._ended()
             self._state = "stopped"
             if not self._stop.is_set():
                 self._error = f"{self._failing}: the {self._name} has ended by a fault"
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, KafkaError):
+            return in_words(error, {**self._client_options, "bootstrap_servers": self._servers})
+        return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
     def _consumer(self, group: str | None) -> KafkaConsumer:
         return KafkaConsumer(

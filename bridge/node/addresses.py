@@ -35,7 +35,9 @@ def tcp_address(text: str, use: str) -> Multiaddr:
     except ADDRESS_ERRORS as error:
         raise NodeError(f"{use} address {text!r}: not a multiaddr such as /ip4/127.0.0.1/tcp/4001: {error}") from error
     if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
-        raise NodeError(f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001")
+        raise NodeError(
+            f"{use} address {text!r}: only TCP is spoken, as in /ip4/127.0.0.1/tcp/4001, not QUIC or WebSocket"
+        )
     return address
 
 

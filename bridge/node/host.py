@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, suppress
 from copy import copy
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -39,12 +40,15 @@ from bridge.capture.sink import Sink
 from bridge.capture.tap import Connection
 from bridge.gossip.outcomes import Deliver, PeerID, Send
 from bridge.gossip.protocols import VERSIONS
-from bridge.gossip.router import Router, verifier
+from bridge.gossip.router import Router
+from bridge.gossip.signatures import verifier
 from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.addresses import BootstrapPeer, NodeError, bootstrap_peers, free_to_listen, socket_address, tcp_address
+from bridge.node.budget import Banned, Budget
 from bridge.node.closing import hang_up, reset, shielded
 from bridge.node.inflow import READ_BYTES
+from bridge.node.keys import author_keys
 from bridge.node.links import Inbound, Link, Session
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno
@@ -52,7 +56,7 @@ from bridge.node.streams import AGENT, GossipStream, make_host, swarm_of
 from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
 from conf.backoff import pause_after
-from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
+from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.reject import Rejected
@@ -68,6 +72,7 @@ BROKEN: Final = (
 )
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
+_ASK_AGAIN: Final = 1.0  # s; whether a peer that is held back may be read
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
 
 
@@ -86,8 +91,10 @@ class Node:
         on_message: Callable[[Deliver], None] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         router: Router | None = None,
+        authors: int = 1,
     ) -> None:
-        """`on_message` is called for the first good copy of each message on a joined topic.
+        """`on_message` is called for the first good copy of each message on a joined topic. `authors`: how many keys
+        sign own messages (`publish`).
 
         `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none. BundleError: too many bundles.
         """
@@ -95,6 +102,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self._options = options
         self._key = key
+        self._author_keys = author_keys(key, authors)
         self._seqno = seqno
         self._sink = sink
         self._on_message = on_message
@@ -102,9 +110,8 @@ class Node:
         self._listen = [tcp_address(text, "listen") for text in options.listen]
         self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
         table = TableSide(options.bundles, options.send_indices)
-        self.router = router or Router(
-            self.peer, options.gossip, random.Random(), verifier(options.gossip.policy), table
-        )
+        gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
+        self.router = router or Router(self.peer, gossip, random.Random(), verifier(gossip.policy), table)
         self._links: dict[bytes, Link] = {}
         self._room = trio.Event()
         self._scope = trio.CancelScope()
@@ -116,6 +123,8 @@ class Node:
         bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
+        self._budget = Budget(options.peer_bytes, options.all_bytes)
+        self._banned = Banned(options.ban)
 
     # ------------------------------------------------------------------ the life of a node
 
@@ -168,8 +177,8 @@ class Node:
 
     # ------------------------------------------------------------------ what a caller wants
 
-    def publish(self, topic: str, data: bytes) -> int:
-        """Send a message to the network. How many peers it was queued for.
+    def publish(self, topic: str, data: bytes, author: int = 0) -> int:
+        """Send a message to the network, signed by this one of the node's authors. How many peers it was queued for.
 
         Policy none: data and topic alone (StrictNoSign); else from, seqno and signature too (StrictSign), and the key
         where the peer id does not contain it. SeqnoError, before anything is sent.
@@ -177,7 +186,7 @@ class Node:
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy != "none":
             message.seqno = self._seqno.next_bytes()
-            sign(message, self._key)
+            sign(message, self._author_keys[author])
         return self._dispatch(self.router.publish(message, trio.current_time()))
 
     def join(self, topic: str) -> None:
@@ -189,6 +198,11 @@ class Node:
         """Undo `join`."""
         self._topics.pop(topic, None)
         self._dispatch(self.router.leave(topic, trio.current_time()))
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """The peer ids that own messages are from, the node's own first."""
+        return tuple(peer_text(peer_of(key)) for key in self._author_keys)
 
     # ------------------------------------------------------------------ what discovery wants
 
@@ -226,13 +240,13 @@ class Node:
                 return conn.muxed_conn.secured_conn.get_remote_address()
         return None
 
-    def speaking(self, protocol: str) -> list[tuple[bytes, list[bytes]]]:
-        """Connected peers that say they speak a protocol, with the multiaddrs they say they listen on."""
+    def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
+        """Connected peers that say they speak one of these protocols, with the multiaddrs they say they listen on."""
         store = self._host.get_peerstore()
         found = []
         for peer in {conn.muxed_conn.peer_id for conn in self._swarm.get_connections()}:
             with suppress(PeerStoreError):
-                if store.supports_protocols(peer, [protocol]):
+                if store.supports_protocols(peer, protocols):
                     found.append((peer.to_bytes(), [address.to_bytes() for address in store.addrs(peer)]))
         return found
 
@@ -243,6 +257,8 @@ class Node:
         """
         if peer in self.bootstrap:
             return "is dialled as it is"
+        if self._kept_out(peer):
+            return "is kept out for its conduct"
         if self.is_connected(peer):
             return ""
         self._discovered[peer] = None
@@ -290,6 +306,8 @@ class Node:
                     frames_out=session.frames_out,
                     dropped=session.dropped,
                     savings=_savings(self.router.savings_of(link.peer).values()),
+                    bytes_in=session.bytes_in,
+                    held_back=session.held_back,
                 )
             )
         counters = Counter(self.router.counters)
@@ -318,6 +336,7 @@ class Node:
             dropped=self.counters["dropped"],
             paused=self._sink.full,
             counters=dict(counters),
+            kept_out=self._banned.count(trio.current_time()),
             savings=_savings(self.router.savings.values()),
         )
 
@@ -363,6 +382,8 @@ class Node:
 
     async def _dial(self, target: BootstrapPeer) -> str:
         """ "" or why no address answered."""
+        if seconds := self._kept_out(target.id.to_bytes()):
+            return f"kept out for its conduct, for {seconds:.0f} s more"
         error = ""
         for address in target.addresses:
             error = await self._dial_at(address, target.id, self._options.dial_timeout)
@@ -390,6 +411,9 @@ class Node:
         """libp2p's handler of a new inbound pubsub stream; the stream lives as long as this runs."""
         assert isinstance(stream, NetStream)
         if self._closing:
+            return
+        if self._kept_out(stream.muxed_conn.peer_id.to_bytes()):
+            await reset(stream)
             return
         link = self._connected(stream.muxed_conn.peer_id.to_bytes())
         inbound = Inbound(stream)
@@ -536,19 +560,23 @@ class Node:
         session.inbound, link.offered = link.offered, None
         link.offer = trio.Event()
         stream = session.inbound.stream.muxed_stream
-        splitter = Splitter(MAX_RPC, CUT_PAYLOAD)
-        payloads = splitter.feed(b"")
+        splitter = Splitter(self._options.max_rpc, CUT_PAYLOAD)
+        payloads, chunk = splitter.feed(b""), b""
         done = 0
         try:
             while True:
+                chunk = await stream.read(READ_BYTES)
+                await self._hold_back(link, session, len(chunk))
+                payloads = splitter.feed(chunk)
                 if self._sink.full:
                     await self._wait_for_room()
-                payloads = splitter.feed(await stream.read(READ_BYTES))
                 for payload in payloads:
                     self._take_in(link, session, payload)
                     done += 1
                     if not done % _FRAMES_BETWEEN_CHECKPOINTS:
                         await trio.lowlevel.checkpoint()
+                if self.router.unbearable(link.peer):
+                    self._keep_out(link, session)
         except BROKEN:
             self.counters["stream_ended"] += 1
         except WireError:
@@ -556,11 +584,49 @@ class Node:
         finally:
             # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
             unread = stream.unread() if isinstance(stream, GossipStream) else b""
+            if session.held_back:
+                # over its budget: a peer cannot have them taken by going
+                self.counters["over_budget_left"] += len(chunk) + len(unread)
+                self._spend(link, session, -len(chunk))
+                unread = b""
+            else:
+                self._spend(link, session, len(unread))
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
                     self._take_in(link, session, payload)
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
+        session.scope.cancel()
+
+    async def _hold_back(self, link: Link, session: Session, size: int) -> None:
+        """So many bytes of the peer have come: waits as long as it is over its budget."""
+        pause = self._spend(link, session, size)
+        if not pause:
+            return
+        self.counters["over_budget"] += 1
+        session.held_back = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._spend(link, session, 0)
+        session.held_back = False
+
+    def _spend(self, link: Link, session: Session, size: int) -> float:
+        # what is captured of many small RPCs is more than what came
+        size += max(0, session.bytes_in - session.bytes_spent)
+        session.bytes_spent += size
+        return self._budget.spend(link.peer, size, self._links, trio.current_time())
+
+    def _kept_out(self, peer: bytes) -> float:
+        return self._banned.left(peer, trio.current_time())
+
+    def _keep_out(self, link: Link, session: Session) -> None:
+        """Hangs up on a peer, for its conduct, and takes it back only after a while."""
+        if not self._options.ban:
+            return
+        if not self._kept_out(link.peer):
+            self.counters["kept_out"] += 1
+        self._banned.add(link.peer, trio.current_time())
+        self._nursery.start_soon(self._disconnect, link.id)
         session.scope.cancel()
 
     def _take_in(self, link: Link, session: Session, payload: bytes | Cut) -> None:
@@ -586,10 +652,14 @@ class Node:
             rpc = None if declared else read_rpc(payload)
             if rpc is None or isinstance(rpc, Rejected):
                 counters["rpc_oversized" if declared else "rpc_malformed"] += 1
+                if not declared:
+                    self.router.punish(link.peer)
                 rpc = RPC()  # it may have been the first one
             sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
         finally:  # whatever happens to the RPC, its frame is kept
-            self._sink.put(session.id, session.connection.frame("IN", payload, observed_at, verdicts, declared))
+            frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
+            session.bytes_in += len(frame)
+            self._sink.put(session.id, frame)
         if sends:
             self._dispatch(sends)
         if delivers and self._on_message is not None:
@@ -660,6 +730,9 @@ class Node:
                 if link.session is not None:
                     self._identify(link, link.session)
             self._dispatch(self.router.heartbeat(trio.current_time()))
+            for link in list(self._links.values()):
+                if link.session is not None and self.router.unbearable(link.peer):
+                    self._keep_out(link, link.session)
 
     async def _wait_for_room(self) -> None:
         self.counters["paused"] += 1
@@ -686,8 +759,14 @@ class _Notifee(INotifee):
         self._node = node
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
-        if not self._node._closing:
-            self._node._connected(conn.muxed_conn.peer_id.to_bytes())
+        node, peer = self._node, conn.muxed_conn.peer_id.to_bytes()
+        if node._closing:
+            return
+        if node._kept_out(peer):
+            node.counters["refused_kept_out"] += 1
+            node._nursery.start_soon(hang_up, conn)
+        else:
+            node._connected(peer)
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         self._node._disconnected(conn.muxed_conn.peer_id.to_bytes())

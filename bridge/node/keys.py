@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 # Type = 1 (Ed25519) and the tag and length (64) of Data
 _HEADER: Final = b"\x08\x01\x12\x40"
@@ -38,6 +40,16 @@ def load_or_create(path: Path) -> Ed25519PrivateKey:
         return load_or_create(path)  # another process was faster
     except OSError as error:
         raise KeyFileError(f"{path}: the identity key cannot be written: {error.strerror}") from error
+
+
+def author_keys(identity: Ed25519PrivateKey, count: int) -> tuple[Ed25519PrivateKey, ...]:
+    """The keys that sign a node's own messages: its identity, and `count - 1` keys made from it (HKDF, RFC 5869).
+
+    The same identity has the same authors after each start, so that peers know the sequence numbers of all of them.
+    """
+    seed = identity.private_bytes_raw()
+    made = (HKDF(SHA256(), 32, None, b"kiln author %d" % index).derive(seed) for index in range(1, count))
+    return (identity, *map(Ed25519PrivateKey.from_private_bytes, made))
 
 
 def _load(path: Path) -> Ed25519PrivateKey:

@@ -75,6 +75,9 @@ class Session:
         self.ip = ""
         self.agent = ""  # as far as the router was told
         self.frames_in = self.frames_out = self.dropped = 0
+        self.bytes_in = 0  # of captured frames
+        self.bytes_spent = 0  # of the peer's budget
+        self.held_back = False
 
 
 class Link:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.table_side import SendMode
+from schemas.frames import MAX_RPC
 from schemas.topic_table import Bundles
 
 
@@ -22,6 +23,11 @@ class NodeOptions:
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
     max_connections: int = 300
+    max_rpc: int = MAX_RPC  # longer ones are cut
+    # Bytes of frames captured in an hour of what peers send. The node reads a peer more slowly that is over.
+    peer_bytes: int = 1 << 30
+    all_bytes: int = 4 << 30
+    ban: float = 3600.0  # that a peer below the graylist threshold is kept out; 0: the node does not hang up on it
     dial_timeout: float = 15.0
     redial_first: float = 1.0  # after the first failure; doubles with each
     redial_most: float = 60.0

@@ -32,6 +32,7 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -58,6 +59,7 @@ AGENT: Final = "kiln_agent"  # peerstore key of a peer's agent version
 MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 
 _ZERO_WINDOW_WAIT: Final = 0.02  # s
+_TO_CLOSE: Final = 5.0  # s: from the end of a connection until its socket is closed in any case
 _AGENT_CHARS: Final = 128
 
 
@@ -222,6 +224,20 @@ def _gossip_stream(stream: YamuxStream) -> YamuxStream:
     return stream
 
 
+class _Swarm(Swarm):
+    """Stock keeps the place of each connection that came until the swarm ends, and its task: once as many as there are
+    places have come, in the whole life of the node, nobody else is let in."""
+
+    async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
+        """Returns never: stock would wait for the end of the swarm. SwarmException: the connection has ended."""
+        muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        if isinstance(muxed, Yamux):
+            await muxed.event_shutting_down.wait()
+            with trio.move_on_after(_TO_CLOSE):
+                await muxed.event_closed.wait()
+        raise SwarmException("the connection has ended")
+
+
 class _NoDialling(AutoConnector):
     """Kiln dials whom it is told to. Stock dials what peers advertise until it has (low + high) / 2 connections."""
 
@@ -261,6 +277,7 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
     )
     assert isinstance(host, BasicHost)
     swarm = swarm_of(host)
+    swarm.__class__ = _Swarm  # stock writes the class into `new_host`; only a method differs
     swarm.upgrader.muxer_multistream = _Muxer({TProtocol(YAMUX): GossipYamux})
     swarm.set_resource_manager(None)
     swarm.retry_config = RetryConfig(max_retries=0)

@@ -47,4 +47,5 @@ class NodeView:
     dropped: int
     paused: bool  # the node has stopped reading, because the sink is full
     counters: Mapping[str, int]  # the node's and the router's
+    kept_out: int  # peers, for their conduct
     savings: tuple[SavingStatus, ...]  # over all peers there were

@@ -9,10 +9,19 @@ from pathlib import Path
 from schemas.topics import Interest, Separator, parse_interest, parse_topic, topic_name
 
 
+def network_topics(network: str) -> tuple[str, str]:
+    """The topic of the network as nodes name it, and as CIP-120 writes it."""
+    name = topic_name(network, None)
+    return name, f"{name}/"
+
+
 def wanted_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
-    """The topics to be on. `seen`: names that peers are on; of these, the separator topics that an interest covers."""
+    """The topics to be on. `seen`: names that peers are on; of these, the separator topics that an interest covers, and
+    the topic of the network in the spelling of CIP-120."""
     followed = list(interests)
-    wanted = {topic_name(network, None)}
+    usual, written = network_topics(network)
+    seen = set(seen)
+    wanted = {usual, *({written} & seen)}
     wanted |= {
         topic_name(network, Separator(each.key, each.value))
         for each in followed

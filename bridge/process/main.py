@@ -2,7 +2,7 @@
 
 Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; of
 BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (blocks of ours that IPFS holds) and
-`transition.json` (that its block height is reached).
+`transition.json` (that its block height is reached); `fetcher.json` (the place of the fetcher, as Kafka has it).
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 
 import trio
 
 from bridge.bep50.carrier import CarrierError
 from bridge.capture.spool import SinkError
+from bridge.gossip.outcomes import PeerView
 from bridge.node.addresses import NodeError
 from bridge.node.keys import KeyFileError
 from bridge.node.seqno import SeqnoError
-from bridge.process.interests import wanted_topics
+from bridge.process.interests import network_topics
+from bridge.process.neighbours import bitswap_peers
 from bridge.process.reporting import status_of
 from bridge.process.wiring import Parts, wire
 from bridge.status import write_status
 from conf.errors import KilnError, PrerequisiteError
 from conf.locks import locked
+from conf.settings.broker_password import ensure_password
 from conf.settings.model import Settings
 from conf.settings.reading import load_settings
-from schemas.topics import parse_interest, topic_name
+from schemas.printable import printable_lines
+from schemas.topics import parse_interest
 
 _EVERY = 1.0  # s between two looks at interests and statuses
 
@@ -42,6 +46,8 @@ def run(settings: Settings) -> None:
     """Runs the bridge until SIGTERM or SIGINT. BridgeError, StateInUseError."""
     with locked(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
+        if settings.kafka.embedded:
+            ensure_password(settings.broker_dir)  # the broker may come later
         try:
             trio.run(_run, settings)
         except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as failed:
@@ -57,7 +63,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 async def _run(settings: Settings) -> None:
     with ExitStack() as stack:
-        logging.basicConfig(level=logging.ERROR)  # libp2p would, at the level of its own liking
+        _log_plainly()
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # a peer that cannot be dialled is an error to libp2p
         logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the status says once that the broker is away
         parts = wire(settings, stack, trio.lowlevel.current_trio_token())
@@ -80,26 +86,47 @@ async def _run(settings: Settings) -> None:
 
 
 async def _look_after(parts: Parts, settings: Settings) -> None:
-    """Once a second: puts the node on the topics of the interests, and writes the status."""
+    """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, writes the status."""
     path = settings.bridge_dir / "status.json"
     while True:
         view = parts.node.view()
         interests = parts.interests.read()
-        _follow(parts, settings.network, interests, view.topics)
-        write_status(path, status_of(parts, settings, view, interests, time.time()))
+        peers = parts.node.router.peers
+        await _follow(parts, settings.network, interests, peers, view.topics)
+        parts.blocks.stay_near(bitswap_peers(parts.node, peers))
+        with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old
+            write_status(path, status_of(parts, settings, view, interests, time.time()))
         await trio.sleep(_EVERY)
 
 
-def _follow(parts: Parts, network: str, interests: Iterable[str], joined: Iterable[str]) -> None:
-    """Joins and leaves topics, so that the node is on those of the interests."""
-    seen = {topic for peer in parts.node.router.peers.values() for topic in peer.topics}
-    wanted = wanted_topics(network, map(parse_interest, interests), seen)
+class _PlainFormatter(logging.Formatter):
+    """Log lines that somebody may look at in a terminal, whatever a peer said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def _log_plainly() -> None:
+    """Errors to stderr; libp2p would set up logging at the level of its own liking."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter(logging.BASIC_FORMAT))
+    logging.basicConfig(level=logging.ERROR, handlers=[handler])
+
+
+async def _follow(
+    parts: Parts, network: str, interests: Iterable[str], peers: Mapping[bytes, PeerView], joined: Collection[str]
+) -> None:
+    """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
+    goes on in between."""
+    wanted = parts.joining.choose(network, map(parse_interest, interests), peers, joined)
     if not parts.publishing.hears_network():
-        wanted.discard(topic_name(network, None))
+        wanted.difference_update(network_topics(network))
     for topic in sorted(wanted.difference(joined)):
         parts.node.join(topic)
+        await trio.lowlevel.checkpoint()
     for topic in sorted(set(joined) - wanted):
         parts.node.leave(topic)
+        await trio.lowlevel.checkpoint()
 
 
 def main() -> int:
@@ -107,7 +134,7 @@ def main() -> int:
     try:
         run(load_settings())
     except KilnError as error:
-        print(error, file=sys.stderr)
+        print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from bridge.bep50.carrier import TRANSPORT
 from bridge.node.view import NodeView
-from bridge.process.wiring import Parts
+from bridge.process.wiring import Parts, held_back
 from bridge.publishing.publisher import Publisher
+from bridge.publishing.transition import unreached
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
 from conf.settings.model import Settings
 
@@ -39,11 +40,15 @@ def status_of(parts: Parts, settings: Settings, view: NodeView, interests: tuple
         publisher=_publisher_status(parts.publisher, settings.publish.enabled is False, "publish.enabled"),
         counters=dict(view.counters),
         savings=greatest(view.savings),
-        errors=tuple(_errors(parts, view)),
+        errors=tuple(_errors(parts, settings, view)),
         bep50=_overlay_status(parts, settings),
         fetcher=FetcherStatus(f"off: {_NO_IPFS}") if parts.fetcher is None else parts.fetcher.status(),
         ipfs=parts.blocks.about(),
+        ipfs_node=parts.blocks.status(),
         transition=parts.publishing.in_words(),
+        kept_out=view.kept_out,
+        topics_refused=parts.joining.refused,
+        topic_refusals=parts.joining.refusals,
     )
 
 
@@ -66,10 +71,20 @@ def _overlay_status(parts: Parts, settings: Settings) -> OverlayStatus | None:
     )
 
 
-def _errors(parts: Parts, view: NodeView) -> Iterator[str]:
+def _errors(parts: Parts, settings: Settings, view: NodeView) -> Iterator[str]:
     for each in view.bootstrap:
         if each.error and not each.connected:
             yield f"{each.addresses[0]}: {each.error}"
+    if refused := parts.joining.refused:
+        yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
+    if parts.publisher is not None:
+        topics = (peer.topics for peer in parts.node.router.peers.values())
+        if told := unreached(parts.publishing.published_on(), settings.network, topics):
+            yield told
+        if why := held_back(settings, parts.blocks.status()):
+            yield f"batches are held back: {why}"
+    if slow := sum(peer.held_back for peer in view.peers):
+        yield f"{slow} peers send more than bridge.peer_bytes or bridge.all_bytes allow; they are read slowly"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

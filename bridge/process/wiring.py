@@ -24,10 +24,13 @@ from bridge.node.keys import load_or_create
 from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno, SeqnoError
 from bridge.process.interests import InterestsFile
+from bridge.process.joining import Joining
 from bridge.publishing.outbox import PublishError, PublishingOptions
+from bridge.publishing.pace import Pace
 from bridge.publishing.pins import Pins
 from bridge.publishing.publisher import Publisher
 from bridge.publishing.transition import HeightWatch, Topics, Transition
+from bridge.status import IpfsStatus
 from conf.settings.durations import micros
 from conf.settings.model import Settings
 from schemas.dht.announcement import parse_source
@@ -43,6 +46,7 @@ class Parts:
     """What a bridge is made of. None: the settings turn that part off."""
 
     interests: InterestsFile
+    joining: Joining
     sink: FrameSink
     node: Node
     discovery: Discovery | None
@@ -70,7 +74,8 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     """
     sink = stack.enter_context(_sink(settings))
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-    node = _node(settings, seqno, sink)
+    joining = Joining(settings.bridge.max_topics, settings.bridge.max_topics_of_peer)
+    node = _node(settings, seqno, sink, joining)
     quarantine = _quarantine(settings)
     quarantine.start()
     stack.callback(quarantine.stop)
@@ -81,6 +86,7 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     stack.callback(publishing.stop)
     return Parts(
         interests=_interests(settings),
+        joining=joining,
         sink=sink,
         node=node,
         discovery=_discovery(settings, node) if settings.discovery.enabled else None,
@@ -90,7 +96,7 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
         publishing=publishing,
         publisher=_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
         announcer=_announcer(settings, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_fetcher(settings, blocks) if settings.ipfs.api else None,
+        fetcher=_fetcher(settings, node, blocks) if settings.ipfs.api else None,
     )
 
 
@@ -145,7 +151,7 @@ def _now_us() -> int:
 # ---------------------------------------------------------------- network
 
 
-def _node(settings: Settings, seqno: Seqno, sink: FrameSink) -> Node:
+def _node(settings: Settings, seqno: Seqno, sink: FrameSink, joining: Joining) -> Node:
     options = NodeOptions(
         network=settings.network,
         listen=settings.bridge.listen,
@@ -154,8 +160,13 @@ def _node(settings: Settings, seqno: Seqno, sink: FrameSink) -> Node:
         bundles=Bundles(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
         agent="kiln/0.1.0",
+        max_rpc=settings.bridge.max_rpc,
+        peer_bytes=settings.bridge.peer_bytes,
+        all_bytes=settings.bridge.all_bytes,
+        ban=settings.bridge.ban.total_seconds(),
     )
-    return Node(options, load_or_create(settings.bridge_dir / "key"), seqno, sink)
+    key = load_or_create(settings.bridge_dir / "key")
+    return Node(options, key, seqno, sink, joining.heard, authors=settings.publish.keys)
 
 
 def _discovery(settings: Settings, node: Node) -> Discovery:
@@ -194,13 +205,15 @@ def _interests(settings: Settings) -> InterestsFile:
 
 @contextmanager
 def _sink(settings: Settings) -> Iterator[FrameSink]:
-    kafka = settings.kafka
+    kafka = settings.broker
     sink = FrameSink(
         lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()),
         kafka.topic("frames"),
         settings.bridge_dir / "spool",
         settings.bridge.spool_bytes,
         settings.bridge.memory_bytes,
+        durable=settings.durability == "power",
+        floor=settings.bridge.min_free,
     )
     try:
         yield sink
@@ -209,7 +222,7 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
 
 
 def _quarantine(settings: Settings) -> Quarantine:
-    kafka = settings.kafka
+    kafka = settings.broker
     return Quarantine(
         lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
     )
@@ -243,21 +256,34 @@ def _pins(settings: Settings, blocks: Blocks) -> Pins:
 def _publisher(
     settings: Settings, node: Node, blocks: Blocks, topics: PublishingTopics, token: trio.lowlevel.TrioToken
 ) -> Publisher:
+    pace = Pace(micros(settings.publish.gap), settings.publish.keys)
+
     def publish(topic: str, data: bytes) -> int:
         try:
-            return trio.from_thread.run_sync(node.publish, topic, data, trio_token=token)
+            return trio.from_thread.run_sync(node.publish, topic, data, pace.author(topic), trio_token=token)
         except (trio.RunFinishedError, SeqnoError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
 
     return Publisher(
         settings.kafka.server_list(),
-        settings.kafka.security_options(),
+        settings.broker.security_options(),
         settings.kafka.prefix,
         PublishingOptions(settings.network, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
         publish,
-        lambda: None,
+        lambda: held_back(settings, blocks.status()),
         _pins(settings, blocks),
         topics.published_on,
+        pace=pace,
+    )
+
+
+def held_back(settings: Settings, ipfs: IpfsStatus) -> str | None:
+    """Why no batch goes out now although there is an IPFS node, and what to set; None: batches go out."""
+    if not settings.needs_neighbours or ipfs.gossip_peers or ipfs.connections:
+        return None
+    return (
+        "nobody could fetch the blocks from Helia: no gossip peer speaks bitswap, and nobody is connected to Helia. "
+        "Set ipfs.peers, or publish.enabled = true"
     )
 
 
@@ -278,7 +304,7 @@ def _announcer(settings: Settings, carrier: Carrier, blocks: Blocks, token: trio
     )
     return Publisher(
         settings.kafka.server_list(),
-        settings.kafka.security_options(),
+        settings.broker.security_options(),
         settings.kafka.prefix,
         options,
         announce,
@@ -288,7 +314,7 @@ def _announcer(settings: Settings, carrier: Carrier, blocks: Blocks, token: trio
     )
 
 
-def _fetcher(settings: Settings, blocks: Blocks) -> Fetcher:
+def _fetcher(settings: Settings, node: Node, blocks: Blocks) -> Fetcher:
     file = _interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     also = [separator_text(parse_source(text).separator) for text in followed]
@@ -301,12 +327,14 @@ def _fetcher(settings: Settings, blocks: Blocks) -> Fetcher:
         check_genesis=settings.receive.check_genesis,
         check_for=micros(settings.receive.check_for),
         implied_separator=settings.receive.implied_separator or None,
+        authors=frozenset(node.authors),
     )
     return Fetcher(
         settings.kafka.server_list(),
-        settings.kafka.security_options(),
+        settings.broker.security_options(),
         settings.kafka.prefix,
         options,
         blocks,
         lambda: (*file.read(), *also),
+        place_file=settings.bridge_dir / "fetcher.json",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ from msgspec import structs
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
 from bridge.kafka.place import Place
+from bridge.publishing.pace import Pace
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
@@ -36,6 +37,7 @@ NO_PEER: Final = "no peer on the topic"
 
 
 MALFORMED: Final = "batch_malformed"
+GONE: Final = "batches_gone"
 
 
 MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
@@ -180,12 +182,43 @@ class Outbox:
         self.failed = 0
         """receipts with an error"""
         self.quarantined = 0
+        self.lost = 0
+        """records that Kafka let go before they were read"""
+        self._until: dict[int, int] = {}
+        self._end: dict[int, int] = {}
+        self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
 
-    def start(self, partition: int, offset: int, not_before: int) -> None:
-        """Records of this partition come from here on; those that closed before `not_before` (µs) are too old."""
+    def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
+        """Records of this partition come from here on; those that closed before `not_before` (µs) are too old.
+        `until`: the offset up to which batches may be out already, and `receipted` counts. `end`: the offset after the
+        records that were there before this start."""
         self._next[partition] = offset
         self._not_before[partition] = not_before
+        self._until[partition] = until
+        self._end[partition] = end
         self._open[partition] = deque()
+
+    def receipted(self, topics: Mapping[str, Set[str]]) -> None:
+        """These batches, by CID, have receipts of these topics. Of the batches that were there before this start, those
+        with a receipt of each topic that they go out on now are not published again, and below `until` none that has
+        a receipt at all."""
+        self._receipted = topics
+
+    def expects(self, partition: int) -> int:
+        """The offset of the next record, if Kafka has left out none."""
+        return self._next[partition]
+
+    def gone(self, partition: int, before: int, now: int) -> Output | None:
+        """Kafka has nothing before this offset any more. What to write, if records were lost so."""
+        first = self._next[partition]
+        if before <= first:
+            return None
+        self.lost += before - first
+        self._next[partition] = before
+        place = Place(partition, first)
+        self._begin(place)
+        detail = f"records {partition}/{first} to {partition}/{before - 1} of batches"
+        return self._quarantine(place, GONE, detail, b"", now)
 
     @property
     def open(self) -> int:
@@ -212,7 +245,10 @@ class Outbox:
             publication = Publication(place, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
             self._begin(place)
-            return self._quarantine(place, value or b"", error, now)
+            detail = f"record {place.partition}/{place.offset} of batches: {error}"
+            return self._quarantine(place, MALFORMED, detail, value or b"", now)
+        if place.offset < self._until[place.partition] and publication.cid in self._receipted:
+            return None
         self._begin(place)
         if batch.closed_at < self._not_before[place.partition]:
             return self._receipt(place, publication.refused(TOO_OLD, now))
@@ -227,9 +263,10 @@ class Outbox:
         publish: Callable[[str, bytes], int],
         now: int,
         on: Topics = BY_SEPARATOR,
+        pace: Pace | None = None,
     ) -> list[Output]:
         """Puts blocks into IPFS and tries the batches that are due. `publish` says to how many peers a message went;
-        PublishError: it could not try.
+        PublishError: it could not try. `pace`: when a topic's author may speak. `publish` tells it what went out.
 
         `on`: the topics on which batches go out now. Where these change, batches that wait move to the new topics.
         """
@@ -246,8 +283,15 @@ class Outbox:
         self._held_back = False
         for topic in list(self._lines):
             if self._due.get(topic, now) <= now:
-                outputs += self._try(topic, publish, now)
+                outputs += self._try(topic, publish, now, pace)
         return outputs
+
+    def wait(self, now: int, most: int) -> int:
+        """How long until something is due, µs; `most` where nothing is due sooner."""
+        if self._held_back or self.away is not None:
+            return most
+        soonest = min((self._due.get(topic, now) - now for topic in self._lines), default=most)
+        return max(0, min(most, soonest))
 
     def done(self, place: Place) -> None:
         """The broker has one of the records that were to be written because of this one."""
@@ -259,9 +303,11 @@ class Outbox:
             partition: self._open[partition][0] if self._open[partition] else at for partition, at in self._next.items()
         }
 
-    def not_before(self, partition: int) -> int:
-        """As given to `start`."""
-        return self._not_before[partition]
+    def metadata(self, partition: int) -> str:
+        """What to commit beside the place: `not_before`, and `until` where it counts still, as given to `start`."""
+        until = self._until[partition]
+        at = self._open[partition][0] if self._open[partition] else self._next[partition]
+        return f"{self._not_before[partition]} {until}" if at < until else f"{self._not_before[partition]}"
 
     def _begin(self, place: Place) -> None:
         self._open[place.partition].append(place.offset)
@@ -313,6 +359,11 @@ class Outbox:
 
     def _plan(self, publication: Publication) -> None:
         topics = self._on.of(publication.network, publication.separator)
+        known = publication.place.offset < self._end[publication.place.partition]
+        if known and self._receipted.get(publication.cid, frozenset()) >= set(topics):
+            self.block_bytes -= len(publication.block)
+            self._settle(publication.place, 1)
+            return
         for topic in topics:
             self._line_up(publication, topic)
         self._owed[publication.place] = len(topics)
@@ -348,12 +399,17 @@ class Outbox:
             del self._lines[delivery.topic]
             self._due.pop(delivery.topic, None)
 
-    def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int) -> Iterable[Output]:
+    def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int, pace: Pace | None) -> Iterable[Output]:
         outputs: list[Output] = []
         blocked: str | None = None  # once a batch has found no peer, the next batches need not ask
         self._due[topic] = now + self._options.retry_every
         for delivery in list(self._lines[topic]):
             publication = delivery.publication
+            if pace is not None and blocked is None and now < (ready := pace.ready_at(topic)):
+                self._due[topic] = ready
+                if outputs:
+                    self._lines[topic] = self._lines.pop(topic)  # the author's other topics come first then
+                break
             peers, why = 0, NO_PEER
             if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
                 try:
@@ -379,15 +435,9 @@ class Outbox:
         receipt = structs.replace(receipt, transport=options.transport, target=target)
         return Output(place, "publications", receipt.cid.encode(), encode(receipt))
 
-    def _quarantine(self, place: Place, value: bytes, error: Exception, now: int) -> Output:
+    def _quarantine(self, place: Place, reason: str, detail: str, value: bytes, now: int) -> Output:
         self.quarantined += 1
-        fault = QuarantineRecord(
-            stage="publisher",
-            reason=MALFORMED,
-            detail=f"record {place.partition}/{place.offset} of batches: {error}",
-            data=value,
-            observed_at=now,
-        )
+        fault = QuarantineRecord("publisher", reason, detail, value, now)
         return Output(
             place, "quarantine", quarantine_record_key("batches", place.partition, place.offset), encode(fault)
         )

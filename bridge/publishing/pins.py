@@ -39,6 +39,7 @@ class Pins:
         )
         self._blocks.put(cid, block)
         self._blocks.pin(cid)
+        self._blocks.provide(cid)
 
     def unpin_expired(self, now: int) -> int:
         """Unpins what has been kept for its time, some at once; how many. BlocksAwayError, PinsError."""

@@ -1,8 +1,9 @@
 """Batches out to the network: `kiln.batches` to gossipsub, a receipt of each to `kiln.publications` (docs/design).
 
 The topic of batches is the outbox. The publisher takes the LIVE batches of the bridge's network and leaves the others.
-It commits its place only up to the first batch whose receipt the broker has not acknowledged. So after a crash the
-publisher may publish a batch again, which the CID makes harmless, and passes no batch over.
+It commits its place only up to the first batch whose receipt the broker has not acknowledged. After a crash the
+publisher reads the receipts beyond its place: a batch whose receipt did not come to the broker may go out again, which
+the CID makes harmless, and no batch is passed over.
 
 The block of a batch is in IPFS, and pinned, before the publisher publishes the CID: other nodes act on what is
 announced to them and fetch the block. While IPFS is away the publisher publishes nothing, no time runs out, and the
@@ -18,10 +19,17 @@ batch at least once before it gives the batch up: a transport may keep the batch
 A first start (no committed place) begins at the beginning of the topic. A batch that closed more than `max_age` before
 that start gets a receipt with the error `too old` instead: peers have moved on. The publisher keeps that moment with
 the committed place. So later starts draw the same line, and publish a batch that waited while the bridge was down.
+
+A start that finds no place but receipts is no first start: Kafka has lost the place. Then the publisher begins at the
+beginning of the topic, too, and passes over the batches that have a receipt. No batch is too old then: the first start
+gave its receipt to each batch that was. The publisher commits, beside its place, up to which offset receipts count.
+
+Records that Kafka let go before the publisher read them are counted, logged, and told by a record of quarantine.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +43,17 @@ from kafka.structs import OffsetAndMetadata
 from bridge.ipfs import BlocksAwayError
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import KafkaThread, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, KafkaThread, partitions_of
 from bridge.publishing.outbox import MAX_BLOCK_BYTES, MAX_OPEN, Keeper, Outbox, Output, PublishingOptions
+from bridge.publishing.pace import Pace
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
 from bridge.status import PublisherStatus
+from schemas.records import UNREADABLE, decode_publication
+from schemas.topics import topic_name
 
+_LOG: Final = logging.getLogger(__name__)
+_LOOK_EVERY: Final = 100_000  # µs between two looks for new batches, where no record comes and nothing is due
 _UNPIN_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
 
 
@@ -66,12 +79,14 @@ class Publisher(KafkaThread):
         topics: Callable[[], Topics] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `publish(topic, data)`: hands a message to the node and returns to how many peers it goes; called in this
         thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
         which batches go out now. `group`: the consumer group that keeps the place; by default one of the network.
+        `pace`: the gap between two messages of one author.
         """
         super().__init__(
             "publisher",
@@ -87,7 +102,9 @@ class Publisher(KafkaThread):
         self._keeper = keeper
         self._topics = topics
         self._clock_us = clock_us
-        self._counted = (0, 0, 0)
+        self._pace = pace
+        self._counted = (0, 0, 0, 0)
+        self._places_lost = 0
 
     @property
     def published(self) -> int:
@@ -104,9 +121,19 @@ class Publisher(KafkaThread):
         """Records that were no batch, since the start."""
         return self._counted[2]
 
+    @property
+    def lost(self) -> int:
+        """Records that Kafka let go before they were read, since the start."""
+        return self._counted[3]
+
+    @property
+    def places_lost(self) -> int:
+        """How often Kafka had lost the place in a partition, since the start."""
+        return self._places_lost
+
     def status(self) -> PublisherStatus:
         """How it goes."""
-        return PublisherStatus(self.state, self.published, self.failed)
+        return PublisherStatus(self.state, self.published, self.failed, self.lost, self.places_lost)
 
     def _ended(self) -> None:
         self._keeper.close()
@@ -115,28 +142,32 @@ class Publisher(KafkaThread):
         topic = f"{self._prefix}batches"
         outbox = Outbox(self._options)
         before = self._counted
-        committed = self._begin(consumer, topic, outbox)
+        committed, outputs = self._begin(consumer, topic, outbox)
+        renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
         unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
             now = self._clock_us()
-            outputs: list[Output] = []
             if self._stop.is_set():  # only the receipts of what is published already are waited for
                 patience -= 0.05
                 time.sleep(0.05)
             else:
                 held_back = self._can_publish()
                 room = MAX_OPEN - outbox.open if outbox.block_bytes < MAX_BLOCK_BYTES else 0
-                wait = 0 if outbox.unkept and outbox.away is None else 100  # ms
+                # ms; whole ones, so that what is due is due then
+                wait = 0 if outbox.unkept and outbox.away is None else -(-outbox.wait(now, _LOOK_EVERY) // 1_000)
                 (consumer.resume if room > 0 else consumer.pause)(*consumer.assignment())
                 for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
                     for record in records:
+                        if record.offset > outbox.expects(part.partition):
+                            first = consumer.beginning_offsets([part])[part]
+                            outputs += self._gone(outbox, part.partition, min(first, record.offset), now)
                         output = outbox.take(Place(part.partition, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
                 outputs += outbox.step(
-                    held_back is not None, self._keeper, self._publish, self._clock_us(), self._topics()
+                    held_back is not None, self._keeper, self._speak, self._clock_us(), self._topics(), self._pace
                 )
                 if now >= unpin_at:
                     self._unpin_expired(now)
@@ -147,6 +178,7 @@ class Publisher(KafkaThread):
                 future.add_callback(partial(_took, answers, output.place))
                 future.add_errback(partial(_refused, answers, output.place))
                 under_way += 1
+            outputs = []
             while answers:
                 place, error = answers.popleft()
                 under_way -= 1
@@ -154,49 +186,133 @@ class Publisher(KafkaThread):
                     raise FramesProducerError(f"a receipt was refused: {error!r}") from error
                 outbox.done(place)
             places = outbox.places()
-            if places != committed:
-                consumer.commit(
-                    {
-                        TopicPartition(topic, partition): OffsetAndMetadata(offset, str(outbox.not_before(partition)))
-                        for partition, offset in places.items()
-                    },
-                    timeout_ms=10_000,
-                )
+            if places != committed or now >= renew_at:
+                _commit(consumer, topic, outbox)
                 committed = places
+                renew_at = now + RENEW_EVERY
             self._counted = (
                 before[0] + outbox.published,
                 before[1] + outbox.failed,
                 before[2] + outbox.quarantined,
+                before[3] + outbox.lost,
             )
             self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
+
+    def _speak(self, topic: str, data: bytes) -> int:
+        peers = self._publish(topic, data)
+        if peers and self._pace is not None:
+            self._pace.spoke(topic, self._clock_us())
+        return peers
 
     def _unpin_expired(self, now: int) -> None:
         # a pin that lasts too long does no harm, and `keep` reports a node that is away
         with suppress(BlocksAwayError, PinsError):
             self._keeper.unpin_expired(now)
 
-    def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> dict[int, int]:
-        """Moves the consumer to the committed places, which it returns. A first start draws and keeps the line of
-        `max_age`."""
+    def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> tuple[dict[int, int], list[Output]]:
+        """Moves the consumer to the committed places, which it returns, with what to write at once.
+
+        A first start draws and keeps the line of `max_age`. Where Kafka has lost a place, receipts say what is done.
+        """
         parts = partitions_of(consumer, topic)
         consumer.assign(parts)
-        places: dict[int, int] = {}
+        starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        now = self._clock_us()
+        outputs: list[Output] = []
+        receipted: dict[str, set[str]] | None = None
+        since: int | None = None
         for part in parts:
             kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
-            if kept is not None:
+            if kept is not None and kept.offset <= ends[part]:
                 # a place without the line was set by hand: publish from there
-                text = kept.metadata or ""
-                not_before = int(text) if text.lstrip("-").isdigit() else 0
-                offset = kept.offset
-                consumer.seek(part, offset)
-            else:
-                not_before = self._clock_us() - self._options.max_age
-                consumer.seek_to_beginning(part)
-                offset = consumer.position(part, timeout_ms=10_000)
-                consumer.commit({part: OffsetAndMetadata(offset, str(not_before))}, timeout_ms=10_000)
-            places[part.partition] = offset
-            outbox.start(part.partition, places[part.partition], not_before)
-        return places
+                offset, (not_before, until) = kept.offset, _read_metadata(kept.metadata or "")
+                if kept.metadata and starts[part] <= offset < ends[part]:
+                    # after a crash there may be receipts of batches beyond the place
+                    stamp = self._stamp(part, offset)
+                    since = stamp if since is None else min(since, stamp)
+            else:  # beyond the end: the topic was made anew
+                receipted = self._receipts(0) if receipted is None else receipted
+                if self._stop.is_set():  # not all receipts are read
+                    return {}, []
+                offset = starts[part]
+                not_before, until = (0, ends[part]) if receipted else (now - self._options.max_age, 0)
+                if receipted:
+                    self._places_lost += 1
+                    _LOG.error(
+                        "Kafka has lost the place of %s in %s, partition %d: batches with a receipt are passed over",
+                        *(self._group, topic, part.partition),
+                    )
+            if offset < until and receipted is None:
+                receipted = self._receipts(0)
+            outbox.start(part.partition, offset, not_before, until, ends[part])
+            outputs += self._gone(outbox, part.partition, starts[part], now)
+            consumer.seek(part, max(offset, starts[part]))
+        if receipted is None and since is not None:
+            receipted = self._receipts(since)
+        outbox.receipted(receipted or {})
+        _commit(consumer, topic, outbox)
+        return outbox.places(), outputs
+
+    def _gone(self, outbox: Outbox, partition: int, before: int, now: int) -> list[Output]:
+        first = outbox.expects(partition)
+        output = outbox.gone(partition, before, now)
+        if output is None:
+            return []
+        _LOG.error(
+            "Kafka let %d records of %sbatches go before %s read them: partition %d, offsets %d to %d",
+            *(before - first, self._prefix, self._group, partition, first, before - 1),
+        )
+        return [output]
+
+    def _stamp(self, part: TopicPartition, offset: int) -> int:
+        """The broker's stamp of a record, ms; 0: the record does not come."""
+        consumer = self._consumer(None)
+        try:
+            consumer.assign([part])
+            consumer.seek(part, offset)
+            records = consumer.poll(timeout_ms=5_000, max_records=1).get(part, [])
+            return int(records[0].timestamp) if records else 0
+        finally:
+            consumer.close()
+
+    def _receipts(self, since: int) -> dict[str, set[str]]:
+        """The topics of this network, by CID, of all receipts of this transport that the broker stamped with `since`
+        (ms) or later, up to now."""
+        found: dict[str, set[str]] = {}
+        own = topic_name(self._options.network, None)
+        consumer = self._consumer(None)
+        try:
+            parts = partitions_of(consumer, f"{self._prefix}publications")
+            consumer.assign(parts)
+            ends = consumer.end_offsets(parts)
+            for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
+                consumer.seek(part, ends[part] if first is None else first.offset)
+            while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
+                self._state = f"reading which batches have a receipt: {len(found)}"
+                for records in consumer.poll(timeout_ms=200).values():
+                    for record in records:
+                        with suppress(*UNREADABLE):  # `sink` quarantines it
+                            receipt = decode_publication(record.value or b"")
+                            on = receipt.topic or ""
+                            if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
+                                found.setdefault(receipt.cid, set()).add(on)
+        finally:
+            consumer.close()
+        return found
+
+
+def _read_metadata(text: str) -> tuple[int, int]:
+    """`not_before` and `until`, as `Outbox.metadata` writes them."""
+    numbers = [int(word) if word.lstrip("-").isdigit() else 0 for word in text.split()]
+    return (*numbers, 0, 0)[0], (*numbers, 0, 0)[1]
+
+
+def _commit(consumer: KafkaConsumer, topic: str, outbox: Outbox) -> None:
+    places = {
+        TopicPartition(topic, partition): OffsetAndMetadata(offset, outbox.metadata(partition))
+        for partition, offset in outbox.places().items()
+    }
+    consumer.commit(places, timeout_ms=10_000)
 
 
 def _took(answers: deque[tuple[Place, BaseException | None]], place: Place, _: object) -> None:

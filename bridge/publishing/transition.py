@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from schemas.topics import Separator, topic_name
+from schemas.topics import Separator, parse_topic, topic_name
 
 Mode = Literal["cutover", "duplicate"]
 
@@ -38,6 +38,25 @@ class Topics(NamedTuple):
 BY_NETWORK: Final = Topics(network=True, separator=False)
 BY_SEPARATOR: Final = Topics(network=False, separator=True)
 BOTH: Final = Topics(network=True, separator=True)
+
+
+def unreached(on: Topics, network: str, peers: Iterable[Collection[str]]) -> str:
+    """How many peers hear no batch, because they are on the topic of the network alone, and what to do; empty: none.
+
+    `on`: the topics on which batches go out. `peers`: the topics of each peer.
+    """
+    if on.network:
+        return ""
+    theirs = ([topic for name in names if (topic := parse_topic(name)) and topic.network == network] for names in peers)
+    there = [topics for topics in theirs if topics]
+    alone = sum(all(topic.separator is None for topic in topics) for topics in there)
+    if not alone:
+        return ""
+    return (
+        f"{alone} of {len(there)} peers are on the topic of the network alone, /ceramic/{network}, and hear no batch: "
+        "batches go out on the topics of separators. While the network has such peers, set "
+        'transition.mode = "duplicate"'
+    )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ def check_tcp(text: str) -> None:
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
-        raise ValueError(f"expected {expected}: only TCP is spoken")
+        raise ValueError(f"expected {expected}: only TCP is spoken, not QUIC or WebSocket")
 
 
 def check_tcp_at_ip(text: str) -> None:
@@ -35,6 +35,17 @@ def check_peer(text: str) -> None:
     expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
     if _protocols(text, expected)[-1:] != ["p2p"]:
         raise ValueError(f"expected {expected}: the peer id says who must answer")
+
+
+def check_author(text: str) -> None:
+    """`*`, or a peer id in base58 or as a CID."""
+    from schemas.identity import PeerIdError, peer_bytes
+
+    try:
+        if text != "*":
+            peer_bytes(text)
+    except PeerIdError as error:
+        raise ValueError(f'expected "*" or a peer id, such as "12D3KooW…": {error}') from error
 
 
 def check_interest(text: str) -> None:

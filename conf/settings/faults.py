@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic_core import ErrorDetails
 
 from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
+from conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 _MESSAGES = "the query archive writes messages now"
 _GONE: Mapping[Keys, str] = {
@@ -50,7 +51,7 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
             yield f"environment {name}: not JSON: {error}"
             continue
         if not isinstance(value, dict):
-            yield f"environment {name} = {environ[name]}: expected a JSON object, such as " + '{"key": "value"}'
+            yield f"environment {name}: expected a JSON object, such as " + '{"key": "value"}'
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def problem(details: ErrorDetails, places: Places) -> str:
             return f"{places.name(keys)}: {dotted(keys)}: {message}"
         case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
             return f"{places.name(keys)}: {dotted(keys)}: {message}" if keys else message
-    secret = keys[-1].endswith(("password", "auth", "rpc_url"))
-    shown = "**********" if secret else json.dumps(details["input"], default=str, ensure_ascii=False)
+    secret = may_be_secret(".".join(keys)) or keys[-1] == "rpc_url" or known.get(keys)
+    shown = MASK if secret else without_secrets(json.dumps(details["input"], default=str, ensure_ascii=False))
     return f"{places.name(keys)}: {dotted(keys)} = {shown}: expected {message.removeprefix('expected ')}"
 
 

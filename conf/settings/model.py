@@ -29,8 +29,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
-from conf.settings.addresses import check_interest, check_peer, check_tcp, check_tcp_at_ip, check_tcp_of_peer
+from conf.errors import SettingsError
+from conf.settings.addresses import (
+    check_author,
+    check_interest,
+    check_peer,
+    check_tcp,
+    check_tcp_at_ip,
+    check_tcp_of_peer,
+)
 from conf.settings.durations import Duration
+from conf.settings.secrets import without_secrets
 from schemas.log import MAX_OTHER_PARTITIONS, Partitions
 from schemas.queries import QUERIES
 
@@ -40,6 +49,9 @@ if TYPE_CHECKING:
 else:
     JobName = Literal[tuple(QUERIES)]
 Policy = Literal["strict", "none", "either"]
+
+EMBEDDED_USER = "kiln"
+"""The one user of the embedded broker."""
 
 
 class Section(BaseModel):
@@ -115,10 +127,14 @@ class Kafka(Section):
     updates_partitions: int = Field(default=2, ge=1)
     other_partitions: int = Field(default=1, ge=1, le=MAX_OTHER_PARTITIONS)
     retention: Duration = timedelta(days=7)
+    frames_bytes: int = Field(default=32 << 30, ge=0)
+    updates_bytes: int = Field(default=8 << 30, ge=0)
+    other_bytes: int = Field(default=8 << 30, ge=0)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     sasl_username: str = ""
     sasl_password: SecretStr = SecretStr("")
+    sasl_password_file: str = ""
     ssl_cafile: str = ""
     ssl_certfile: str = ""
 
@@ -126,15 +142,27 @@ class Kafka(Section):
     def _consistent(self) -> Self:
         if self.embedded and self.security_protocol != "PLAINTEXT":
             raise ValueError(
-                "security_protocol is for a broker named in bootstrap; the embedded one is PLAINTEXT on loopback"
+                "security_protocol is for a broker named in bootstrap; the embedded one has a password of its own"
             )
         if self.embedded and self.embedded_port == self.embedded_controller_port:
             raise ValueError("embedded_port and embedded_controller_port must differ")
-        if self.security_protocol.startswith("SASL") and not (
-            self.sasl_username and self.sasl_password.get_secret_value()
-        ):
-            raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
+        passwords = bool(self.sasl_password.get_secret_value()) + bool(self.sasl_password_file)
+        if self.security_protocol.startswith("SASL") and not (self.sasl_username and passwords):
+            raise ValueError(
+                f"security_protocol {self.security_protocol} needs sasl_username, and sasl_password or "
+                "sasl_password_file"
+            )
+        if passwords > 1:
+            raise ValueError("sasl_password and sasl_password_file: choose one")
         return self
+
+    def of_state(self, broker_dir: Path) -> Self:
+        """These settings with the user and the password of the embedded broker, which keeps them in this folder.
+        Where `bootstrap` names brokers: these settings as they are."""
+        if not self.embedded:
+            return self
+        how = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": EMBEDDED_USER}
+        return self.model_copy(update={**how, "sasl_password_file": str(broker_dir / "password")})
 
     def partitions(self, of: Partitions) -> int:
         """How many partitions the topics of a kind have."""
@@ -145,6 +173,16 @@ class Kafka(Section):
                 return self.updates_partitions
             case "other":
                 return self.other_partitions
+
+    def retention_bytes(self, of: Partitions) -> int:
+        """How many bytes of a topic of a kind the broker keeps, all its partitions together; 0: all bytes."""
+        match of:
+            case "frames":
+                return self.frames_bytes
+            case "updates":
+                return self.updates_bytes
+            case "other":
+                return self.other_bytes
 
     @property
     def embedded(self) -> bool:
@@ -161,7 +199,8 @@ class Kafka(Section):
         return f"{self.prefix}{name}"
 
     def client_options(self) -> dict[str, str | list[str]]:
-        """Keyword arguments for every kafka-python client. Holds the password in clear: never print it."""
+        """Keyword arguments for every kafka-python client. Holds the password in clear: never print it. SettingsError:
+        there is no password to read."""
         return {"bootstrap_servers": self.server_list(), **self.security_options()}
 
     def server_list(self) -> list[str]:
@@ -169,19 +208,20 @@ class Kafka(Section):
         return [server.strip() for server in self.servers.split(",") if server.strip()]
 
     def security_options(self) -> dict[str, str]:
-        """Those of `client_options` that say how to talk to the brokers, without who they are."""
+        """Those of `client_options` that say how to talk to the brokers, without who they are. SettingsError."""
         options: dict[str, str] = {"security_protocol": self.security_protocol}
         if self.security_protocol.startswith("SASL"):
             options["sasl_mechanism"] = self.sasl_mechanism
             options["sasl_plain_username"] = self.sasl_username
-            options["sasl_plain_password"] = self.sasl_password.get_secret_value()
+            options["sasl_plain_password"] = self._password()
         if self.security_protocol.endswith("SSL"):
             options |= {"ssl_cafile": self.ssl_cafile} if self.ssl_cafile else {}
             options |= {"ssl_certfile": self.ssl_certfile} if self.ssl_certfile else {}
         return options
 
     def spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source and sink (`kafka.…`). Holds the password in clear: never print it."""
+        """Options of Spark's Kafka source and sink (`kafka.…`). Holds the password in clear: never print it.
+        SettingsError."""
         options = {"kafka.bootstrap.servers": self.servers}
         if self.security_protocol != "PLAINTEXT":
             options["kafka.security.protocol"] = self.security_protocol
@@ -190,13 +230,31 @@ class Kafka(Section):
             options["kafka.sasl.mechanism"] = self.sasl_mechanism
             options["kafka.sasl.jaas.config"] = (
                 f"org.apache.kafka.common.security.{module} required username={_jaas(self.sasl_username)} "
-                f"password={_jaas(self.sasl_password.get_secret_value())};"
+                f"password={_jaas(self._password())};"
             )
         if self.security_protocol.endswith("SSL") and self.ssl_cafile:
             options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": self.ssl_cafile}
         if self.security_protocol.endswith("SSL") and self.ssl_certfile:
             options |= {"kafka.ssl.keystore.type": "PEM", "kafka.ssl.keystore.location": self.ssl_certfile}
         return options
+
+    def _password(self) -> str:
+        """Without the end of the line, where the password is in a file."""
+        if not self.sasl_password_file:
+            return self.sasl_password.get_secret_value()
+        try:
+            password = Path(self.sasl_password_file).read_text(encoding="utf-8").rstrip("\r\n")
+        except FileNotFoundError:
+            password = ""
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no UTF-8"
+            raise SettingsError(
+                [f"kafka.sasl_password_file: {self.sasl_password_file} cannot be read: {why}"]
+            ) from None
+        if not password:
+            none = "the embedded broker has not run yet" if self.embedded else "no such file, or an empty one"
+            raise SettingsError([f"kafka.sasl_password_file: {self.sasl_password_file}: {none}"])
+        return password
 
 
 def _jaas(text: str) -> str:
@@ -212,6 +270,14 @@ class Batch(Section):
     tick: Duration = Field(default=timedelta(milliseconds=100), gt=timedelta())
     block_limit: int = Field(default=256_000, ge=1_000)
     typ: int = Field(default=3, ge=3)
+    authors: Names = ("*",)
+    only_verified: bool = False
+
+    @field_validator("authors")
+    @classmethod
+    def _peer_ids(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        cls._check_each(value, info, check_author)
+        return value
 
 
 class SignaturePolicy(Section):
@@ -253,10 +319,22 @@ class Spark(Section):
 
     master: str = Field(default="local[4]", min_length=1)
     driver_memory: Memory = "2g"
-    java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1"
+    java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
     conf: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _nothing_secret_on_a_command_line(self) -> Self:
+        options = {"spark.java_options": self.java_options}
+        options |= {f"spark.conf.{key}": value for key, value in self.conf.items() if key.endswith("JavaOptions")}
+        for name, value in options.items():
+            if without_secrets(value) != value:
+                raise ValueError(
+                    f"{name} has a password or the like, and these options stand on a command line, which every user "
+                    "of the machine can read: give that option in the environment, as JDK_JAVA_OPTIONS"
+                )
+        return self
 
 
 class Lake(Section):
@@ -340,6 +418,13 @@ class Bridge(Section):
     interests: Names = ("*",)
     spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    max_rpc: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
+    min_free: int = Field(default=512 << 20, ge=0)
+    peer_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    all_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    max_topics: int = Field(default=2000, ge=1)
+    max_topics_of_peer: int = Field(default=500, ge=1)
+    ban: Duration = Field(default=timedelta(hours=1), ge=timedelta())
 
     @field_validator("listen", "bootstrap", "interests")
     @classmethod
@@ -371,6 +456,8 @@ class Publish(Section):
 
     enabled: Switch = "auto"
     timeout: Duration = Field(default=timedelta(minutes=1), gt=timedelta())
+    gap: Duration = Field(default=timedelta(milliseconds=100), ge=timedelta())
+    keys: int = Field(default=64, ge=1, le=1024)
 
 
 class Transition(Section):
@@ -508,6 +595,7 @@ class Settings(Section):
 
     state: Path = Path("state")
     network: Annotated[str, _like(r"[^/\s]+", "a name without slash and space")] = "local-demo"
+    durability: Literal["power", "process"] = "power"
     kafka: Kafka = Kafka()
     batch: Batch = Batch()
     policy: SignaturePolicy = SignaturePolicy()
@@ -527,9 +615,19 @@ class Settings(Section):
     bep50: Bep50 = Bep50()
 
     @property
+    def broker(self) -> Kafka:
+        """`kafka` as clients need it: with the password of the embedded broker, where Kiln runs that broker."""
+        return self.kafka.of_state(self.broker_dir)
+
+    @property
     def publishes(self) -> bool:
         """Whether batches go out over gossipsub."""
         return bool(self.ipfs.api) if self.publish.enabled == "auto" else self.publish.enabled
+
+    @property
+    def needs_neighbours(self) -> bool:
+        """Whether batches go out only while somebody is known who can fetch blocks: Helia finds nobody by itself."""
+        return self.publish.enabled == "auto" and self.ipfs.api == "helia" and not self.ipfs.peers
 
     @property
     def announces(self) -> bool:

@@ -11,6 +11,7 @@ from conf.settings.durations import duration_text
 from conf.settings.keys import Keys, dotted, known_keys, value_at
 from conf.settings.model import Settings
 from conf.settings.reading import Loaded
+from conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 
 def shown(loaded: Loaded) -> str:
@@ -38,7 +39,10 @@ def _value_text(value: object) -> str:
         case SecretStr():
             return json.dumps(str(value))
         case dict():
-            items = (f"{json.dumps(str(key))} = {_value_text(item)}" for key, item in value.items())
+            items = (
+                f"{json.dumps(str(key))} = {_value_text(MASK if may_be_secret(str(key)) else item)}"
+                for key, item in value.items()
+            )
             return f"{{ {', '.join(items)} }}" if value else "{}"
         case tuple() | list():
             return f"[{', '.join(map(_value_text, value))}]"
@@ -46,4 +50,4 @@ def _value_text(value: object) -> str:
             return str(value).lower()
         case int() | float():
             return str(value)
-    return json.dumps(str(value), ensure_ascii=False)
+    return json.dumps(without_secrets(str(value)), ensure_ascii=False)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import typer
 
 from conf.errors import KilnError
-from deploy.cli import broker, config, health, interests, quarantine, run, tables, traffic
+from deploy.cli import broker, config, health, interests, quarantine, recover, run, tables, traffic
 from deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from schemas.printable import printable_lines
 
-GROUPS = (run, interests, traffic, tables, health, quarantine, config, broker)
+GROUPS = (run, interests, traffic, tables, health, recover, quarantine, config, broker)
 """In the order in which `kiln --help` lists their commands."""
 
 app = typer.Typer(
@@ -58,7 +59,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _complain(words: str) -> None:
-    for number, line in enumerate(words.splitlines() or ["it failed"]):
+    for number, line in enumerate(printable_lines(words).splitlines() or ["it failed"]):
         print(f"kiln: {line}" if number == 0 else f"      {line}", file=sys.stderr)
 
 

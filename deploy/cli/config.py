@@ -16,8 +16,9 @@ commands = typer.Typer(name="config", no_args_is_help=True, help="Print the sett
 def config_show(state: StateOption = None, config: ConfigOption = None) -> None:
     """Print the settings in force as TOML, and say where each comes from that is not the default."""
     from conf.settings.printing import shown
+    from schemas.printable import printable_lines
 
-    print(shown(loaded(config, state)), end="")
+    print(printable_lines(shown(loaded(config, state))), end="")
 
 
 @commands.command("check")

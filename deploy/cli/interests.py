@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from conf.errors import KilnError
+from conf.locks import keep_private
 from deploy.cli.exits import UsageError
 from deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
 
@@ -28,6 +29,7 @@ def interests(
     """List the separators that the bridge follows, or change them while the bridge runs."""
     settings = settings_of(config, state)
     from bridge.process.interests import InterestsFile
+    from schemas.printable import printable
     from schemas.topics import TopicError
 
     file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
@@ -39,9 +41,10 @@ def interests(
         if unknown:
             raise UsageError(f"--remove {unknown[0]}: the bridge follows {', '.join(now) or 'nothing'}")
         now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
+        keep_private(settings.state)
         try:
             file.write(now)
         except TopicError as error:
             raise UsageError(f"--add: {error}") from None
     now = list(dict.fromkeys(now))
-    print(json.dumps(now) if as_json else "\n".join(now))
+    print(json.dumps(now) if as_json else "\n".join(map(printable, now)))

@@ -72,16 +72,16 @@ def length_of(text: str) -> timedelta:
 
 def answers() -> Console:
     """Where the answer goes: stdout."""
-    from rich.console import Console
+    from deploy.show.console import PlainConsole
 
-    return Console(highlight=False)
+    return PlainConsole()
 
 
 def notes() -> Console:
     """Where words go that are not the answer: stderr, so that the answer can be piped."""
-    from rich.console import Console
+    from deploy.show.console import PlainConsole
 
-    return Console(stderr=True, highlight=False)
+    return PlainConsole(stderr=True)
 
 
 def note_once(console: Console) -> Callable[[str], None]:

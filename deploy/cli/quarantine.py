@@ -88,7 +88,7 @@ def quarantine_replay(
         with (
             broker(settings, note_once(out)) as servers,
             FramesProducer(
-                connect(servers.split(","), settings.kafka.security_options()), settings.kafka.topic(topic)
+                connect(servers.split(","), settings.broker.security_options()), settings.kafka.topic(topic)
             ) as producer,
         ):
             yield producer

@@ -114,13 +114,16 @@ def _job_name(name: str) -> JobName:
 
 @commands.command()
 def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
-    """Run the bridge alone, on the network of bridge.bootstrap, until Ctrl-C or SIGTERM."""
+    """Run the bridge alone, on the network of bridge.bootstrap, until Ctrl-C or SIGTERM.
+
+    While the broker of kafka.bootstrap is away, the bridge keeps what it hears on disk.
+    """
     settings = settings_of(config, state)
     from bridge.process.main import run as run_bridge
-    from deploy.kafka.broker import broker
+    from deploy.kafka.broker import broker_in_time
 
     out = notes()
-    with broker(settings, note_once(out)):
+    with broker_in_time(settings, note_once(out)):
         out.print(f"{settings.bridge_dir / 'status.json'} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)
 

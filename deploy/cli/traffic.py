@@ -61,7 +61,7 @@ def replay(
     with broker(settings, note_once(out)) as servers:
         topic = settings.kafka.topic("frames")
         for file, found in zip(files, surveys, strict=True):
-            producing = FramesProducer(connect(servers.split(","), settings.kafka.security_options()), topic)
+            producing = FramesProducer(connect(servers.split(","), settings.broker.security_options()), topic)
             with producing as producer, out.status(file.name) as shown:
 
                 def progress(now: Progress, name: str = file.name) -> None:

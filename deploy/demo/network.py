@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,7 @@ MOST_SEPARATORS: Final = 500  # with a topic: Kubo has to be asked for the messa
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
+_GAP: Final = 0.1  # s between two messages of one author (`publish.gap`)
 _READ: Final = 1 << 16
 
 
@@ -85,6 +87,7 @@ class _Network:
         self._overlay: Listeners | None = None
         self._world = world
         self._rate = rate
+        self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # of each of ours
         self._fd = fd
         self._topics = topics(world, MOST_SEPARATORS)
         self._contents: Iterator[TopicData] = contents(world, time.time_ns, self._topics)
@@ -142,7 +145,7 @@ class _Network:
                 agent="kiln-demo",
                 redial_most=5.0,
             )
-            node = self._nodes[name] = Node(options, key, seqno, _Nowhere(), self._ear(name))
+            node = self._nodes[name] = Node(options, key, seqno, _Nowhere(), self._ear(name), authors=self._authors)
             await nursery.start(node.run)
             for topic in self._topics:
                 node.join(topic)
@@ -224,11 +227,11 @@ class _Network:
     async def _node_speaks(self, name: str) -> None:
         node = self._nodes[name]
         pace = _Pace(self._node_rate)
-        while True:
+        for author in cycle(range(self._authors)):
             await pace.next()
             topic, data = next(self._contents)
             try:
-                reached = node.publish(topic, data)
+                reached = node.publish(topic, data, author)
             except SeqnoError as error:
                 self._tally.error(f"{name} cannot publish: {error}")
                 reached = 0

@@ -1,9 +1,9 @@
 """A real Kafka broker for one machine: one node in KRaft mode, on loopback, with its data in the state folder.
 
-Layout under the state folder: `broker/data` (the log), `broker/server.properties` (written at each start),
-`broker/lock` (locked by the broker's process for as long as that process lives), `broker/address.json`, `broker/owner`
-(deploy/embedded/owner.py); `logs/broker.log` and `logs/broker.out` (what the JVM prints). The log's place is relative,
-so that the folder can be moved.
+Layout under the state folder: `broker/data` (the log), `broker/password` (what clients must know, 0600),
+`broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process for as long as
+that process lives), `broker/address.json`, `broker/owner` (deploy/embedded/owner.py); `logs/broker.log` and
+`logs/broker.out` (what the JVM prints). The log's place is relative, so that the folder can be moved.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from conf.errors import PrerequisiteError
+from conf.settings.broker_password import ensure_password, private_file
+from conf.settings.model import EMBEDDED_USER, Kafka
 from deploy.children.spawn import dies_with_parent
 from deploy.embedded.jars import PROJECT, JarsError, broker_classpath
 from deploy.embedded.java import JavaError, find_java
@@ -101,16 +103,23 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
     raise BrokerError(f"the broker of {state} (process {found[1]}) did not end")
 
 
-def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[bytes] | None = None) -> None:
+def await_broker(
+    address: str,
+    client_options: Mapping[str, object],
+    timeout: float = 60.0,
+    process: subprocess.Popen[bytes] | None = None,
+) -> None:
     """Return once the broker has a place in the cluster, so that topics can be created and records written.
 
-    BrokerError after `timeout` seconds, or as soon as `process` has ended.
+    `client_options`: kafka-python's, such as `EmbeddedBroker.client_options`. BrokerError after `timeout` seconds, or
+    as soon as `process` has ended, or where the broker does not take the password.
     """
     # a slow import, made while the JVM starts
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
     deadline = time.monotonic() + timeout
+    options = {**client_options, "bootstrap_servers": [address], "bootstrap_timeout_ms": 5000}
     host, _, port = address.rpartition(":")
     quiet = logging.getLogger("kafka")
     level = quiet.level
@@ -123,7 +132,7 @@ def await_broker(address: str, timeout: float = 60.0, process: subprocess.Popen[
                 raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
-                with KafkaAdminClient(bootstrap_servers=[address], bootstrap_timeout_ms=5000) as admin:
+                with KafkaAdminClient(**options) as admin:
                     while time.monotonic() < deadline:
                         # a broker that opened its port but is still fenced is not listed, and takes no topics
                         if admin.describe_cluster()["brokers"]:
@@ -200,6 +209,11 @@ class EmbeddedBroker:
         return f"{HOST}:{self.port}"
 
     @property
+    def client_options(self) -> Mapping[str, object]:
+        """kafka-python's, to connect as Kiln does. SettingsError: the broker has not run yet."""
+        return Kafka(embedded_port=self.port).of_state(self.state / "broker").client_options()
+
+    @property
     def log(self) -> Path:
         """The broker's log."""
         return self.state / "logs" / "broker.log"
@@ -219,7 +233,7 @@ class EmbeddedBroker:
         with ExitStack() as failed:  # or was interrupted: no broker is left behind
             failed.callback(self.stop)
             try:
-                await_broker(self.address, timeout, self._process)
+                await_broker(self.address, self.client_options, timeout, self._process)
             except BrokerError as error:
                 self.stop()  # first, that its last words are all there
                 raise BrokerError(f"{error}\n{self._last_words()}") from None
@@ -227,7 +241,7 @@ class EmbeddedBroker:
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and return at once. `await_broker(broker.address)` and `start` wait. Errors as of
+        """Start the broker and return at once. `await_broker` and `start` wait. Errors as of
         `start`."""
         if self.pid is not None:
             return
@@ -246,7 +260,7 @@ class EmbeddedBroker:
             for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
                 _check_free(port, setting)
             properties = folder / "server.properties"
-            properties.write_text(self._properties(), encoding="latin-1")
+            private_file(properties, self._properties(ensure_password(folder))).replace(properties)
             if not (folder / "data" / "meta.properties").is_file():
                 self._format(folder, out)
             java = self._java("-Xmx" + self.heap, f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self.jvm_options)
@@ -297,7 +311,12 @@ class EmbeddedBroker:
             raise BrokerError(str(error)) from None
         return [str(java), *_JVM, *options, "-cp", ":".join(map(str, self.classpath))]
 
-    def _properties(self) -> str:
+    def _properties(self, password: str) -> str:
+        # to itself the broker is a client, too: on the port of the controller
+        jaas = (
+            f'org.apache.kafka.common.security.plain.PlainLoginModule required username="{EMBEDDED_USER}" '
+            f'password="{password}" user_{EMBEDDED_USER}="{password}";'
+        )
         own = {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -306,7 +325,12 @@ class EmbeddedBroker:
             "inter.broker.listener.name": "KILN",
             "listeners": f"KILN://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
             "advertised.listeners": f"KILN://{HOST}:{self.port}",
-            "listener.security.protocol.map": "KILN:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": "KILN:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "listener.name.kiln.plain.sasl.jaas.config": jaas,
+            "listener.name.controller.plain.sasl.jaas.config": jaas,
             # relative to the folder where the broker runs: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }

@@ -2,11 +2,13 @@
 
 Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class path of the embedded broker) and
 `complete`, a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was
-interrupted is done again, and a complete folder costs a few `stat` calls and no JVM.
+interrupted is done again, and a complete folder costs a few `stat` calls and no JVM. `conf/jars.sha256` has the
+checksum of each jar: what comes from a repository must be the very file that Kiln was tried with.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -61,6 +63,39 @@ def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
     return {conf: tuple(names) for conf, names in files.items()}
 
 
+def checksums_of(ivy_xml: Path) -> Path:
+    """The file of checksums that goes with an ivy.xml, as sha256sum writes it: `<sha256>  <conf>/<file name>`."""
+    return ivy_xml.with_name("jars.sha256")
+
+
+def verify(root: Path, ivy_xml: Path = IVY_XML) -> None:
+    """Compares each pinned jar with its checksum. JarsError names those that differ, or that have no checksum."""
+    place = checksums_of(ivy_xml)
+    try:
+        lines = [line.split() for line in place.read_text(encoding="ascii").splitlines()]
+        expected = {name: digest for digest, name in lines}
+    except (OSError, ValueError) as error:
+        raise JarsError(f"{place}: cannot be read: {error}") from None
+    wrong: list[str] = []
+    for name, found in _checksums(root, ivy_xml).items():
+        if name not in expected:
+            wrong.append(f"{name}: no line in {place.name}. After a change of ivy.xml: make lock")
+        elif found != expected[name]:
+            wrong.append(f"{name}: sha256 {found}, expected {expected[name]}")
+    if wrong:
+        listed = "".join(f"    {line}\n" for line in wrong)
+        raise JarsError(
+            f"refused: these jars are not the ones that {place} names:\n{listed}"
+            "A repository, a mirror or a cache gave other files. Remove the cache of Ivy (~/.ivy2) and the folder "
+            ".jars, and run make jars again. If the jars differ again, do not use them."
+        )
+
+
+def _checksums(root: Path, ivy_xml: Path) -> dict[str, str]:
+    files = [f"{conf}/{name}" for conf, names in pinned(ivy_xml.read_bytes()).items() for name in names]
+    return {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
+
+
 def default_root() -> Path:
     """`.jars` in a checkout, else a folder of the user's cache."""
     if (PROJECT / "pyproject.toml").is_file():
@@ -102,6 +137,7 @@ def ensure(
             missing = [name for conf in files for name in files[conf] if not (fresh / conf / name).is_file()]
             if missing:
                 raise JarsError(f"Ivy ended well but without {', '.join(missing)}: check their lines in {ivy_xml}")
+            verify(fresh, ivy_xml)
             (root / STAMP).unlink(missing_ok=True)
             for conf in files:
                 shutil.rmtree(root / conf, ignore_errors=True)
@@ -227,16 +263,34 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
+def lock(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
+    """Writes the checksums of the jars that the repository has now. Whoever commits them says that they are good."""
+    with tempfile.TemporaryDirectory() as fresh:
+        resolve(ivy_xml, Path(fresh), _silent)
+        lines = [f"{digest}  {name}\n" for name, digest in _checksums(Path(fresh), ivy_xml).items()]
+    checksums_of(ivy_xml).write_text("".join(lines), encoding="ascii")
+
+
 def main() -> int:
-    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not. Silent if complete."""
-    if complete(default_root()):
-        return 0
+    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not.
+
+    Where they are complete, only compares them with their checksums.
+    """
+    parser = argparse.ArgumentParser(description="Fetch the jars that conf/ivy.xml pins.")
+    parser.add_argument("--lock", action="store_true", help="write conf/jars.sha256 anew")
+    options = parser.parse_args()
 
     def show(line: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
     try:
+        if options.lock:
+            lock()
+            return 0
+        if complete(default_root()):
+            verify(default_root())
+            return 0
         root = ensure(progress=show)
     except JarsError as error:
         print(f"\n{error}", file=sys.stderr)

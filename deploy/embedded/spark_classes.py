@@ -59,7 +59,9 @@ def keep_classes(root: Path) -> None:
 def _run(settings: Settings) -> None:
     view = LineView(Console(quiet=True))
     with broker(settings, view.say, die_with_parent=True) as servers:
-        with FramesProducer(connect([servers]), settings.kafka.topic("frames")) as producer:
+        with FramesProducer(
+            connect([servers], settings.broker.security_options()), settings.kafka.topic("frames")
+        ) as producer:
             for frame in Traffic(traffic_options(settings), _START_NS, 100.0).frames(duration_ns=_TRAFFIC_NS):
                 producer.send_record(frame.key, frame.value)
         outcome = run_application(settings, view, catch_up=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from conf.locks import keep_private
+from conf.settings.broker_password import ensure_password
 from conf.settings.model import Kafka, Settings
 from deploy.children.backoff import Backoff
 from deploy.embedded import jars
@@ -19,13 +21,13 @@ from deploy.embedded.broker import (
 )
 from deploy.embedded.java import JavaError
 from deploy.embedded.owner import Ownership
-from deploy.embedded.ports import HOST
-from deploy.kafka.topics import ensure_topics
+from deploy.kafka.topics import BrokerAwayError, TopicsError, ensure_topics
 from schemas.log import TOPICS
 
 Say = Callable[[str], None]
 
 _LOOK_EVERY = 0.25  # s
+_ASK_EVERY = 2.0
 
 
 class LaunchedBroker:
@@ -54,10 +56,11 @@ class KeptBroker(LaunchedBroker):
     """
 
     def __init__(self, settings: Settings, say: Say, *, die_with_parent: bool) -> None:
-        super().__init__(settings.kafka)
+        super().__init__(settings.broker)
         self._state = settings.state
         self._say = say
         self._die_with_parent = die_with_parent
+        self._durable = settings.durability == "power"
         self._ownership = Ownership(settings.state)
         self._launched = False
         self._embedded: EmbeddedBroker | None = None  # a child of this process
@@ -76,6 +79,12 @@ class KeptBroker(LaunchedBroker):
                 f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it (kiln broker "
                 f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
             )
+        if address is not None and not (self._state / "broker" / "password").is_file():
+            raise BrokerError(
+                f"the broker of {self._state} was started by a Kiln of before the broker had a password: stop that "
+                "Kiln, or type kiln broker stop, and start again"
+            )
+        ensure_password(self._state / "broker")
         if address is None and owned:
             classpath = jars.broker_classpath(jars.ensure(progress=self._say))
             self._say("starting the broker")
@@ -90,7 +99,7 @@ class KeptBroker(LaunchedBroker):
         if self._embedded is not None and not self._thread.is_alive():
             self._embedded.start()  # should it not come up at all, this says why
             self._thread.start()
-        await_broker(self._kafka.servers)
+        await_broker(self._kafka.servers, self._kafka.client_options())
         return super().ready()
 
     @property
@@ -110,6 +119,7 @@ class KeptBroker(LaunchedBroker):
 
     def _take(self) -> bool:
         try:
+            keep_private(self._state)
             return self._ownership.take()
         except OSError as error:
             raise BrokerError(f"the state folder cannot be used: {error}") from None
@@ -123,6 +133,7 @@ class KeptBroker(LaunchedBroker):
             classpath,
             kafka.embedded_heap,
             die_with_parent=self._die_with_parent,
+            settings={"log.flush.interval.messages": "1"} if self._durable else {},
         )
         embedded.launch()
         self._embedded = embedded
@@ -139,7 +150,7 @@ class KeptBroker(LaunchedBroker):
 
     def _restart(self) -> None:
         if running(self._state) is not None:
-            if _answers(self._kafka.embedded_port):
+            if _reachable(self._kafka.servers):
                 self._backoff.well()
                 self._error = ""
         elif self._ownership.held and self._backoff.due:
@@ -169,7 +180,7 @@ def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = Fal
     """As `broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
-        yield LaunchedBroker(settings.kafka)
+        yield LaunchedBroker(settings.broker)
         return
     kept = KeptBroker(settings, say, die_with_parent=die_with_parent)
     try:
@@ -179,10 +190,45 @@ def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = Fal
         kept.stop()
 
 
-def _answers(port: int) -> bool:
+@contextmanager
+def broker_in_time(settings: Settings, say: Say) -> Iterator[None]:
+    """As `broker`, but also while the brokers of the settings are away: for what can do without them for a while.
+
+    The topics are then made, or checked, once the brokers answer. `say` hears why that cannot be done yet.
+    """
+    with launched_broker(settings, say) as launched:
+        kafka = settings.kafka
+        if kafka.embedded or any(map(_reachable, kafka.server_list())):  # kafka-python tries for half a minute
+            launched.ready()
+            yield
+            return
+        say(f"no broker at {kafka.servers}: what comes waits in {settings.bridge_dir / 'spool'} until one answers")
+        over = threading.Event()
+        thread = threading.Thread(target=_await, args=(launched, say, over), name="broker", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def _await(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
+    while not over.wait(_ASK_EVERY):
+        try:
+            say(f"using the broker at {launched.ready()}")
+            return
+        except BrokerAwayError:
+            continue
+        except TopicsError as error:
+            say(str(error))  # and again: what is wrong can be put right meanwhile
+
+
+def _reachable(server: str) -> bool:
+    """Whether something listens at `host:port`."""
+    host, _, port = server.rpartition(":")
     try:
-        socket.create_connection((HOST, port), timeout=1).close()
-    except OSError:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except (OSError, ValueError):
         return False
     return True
 
@@ -194,5 +240,6 @@ def make_topics(kafka: Kafka, servers: str) -> None:
         kafka.prefix,
         {topic.name: kafka.partitions(topic.partitions) for topic in TOPICS.values()},
         dict.fromkeys(TOPICS, kafka.retention),
+        retention_bytes={topic.name: kafka.retention_bytes(topic.partitions) for topic in TOPICS.values()},
         client_options=kafka.security_options(),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from conf.errors import PrerequisiteError
+from conf.kafka_refusals import in_words
 from schemas.log import MAX_RECORD, TOPICS
 
 
@@ -13,15 +14,20 @@ class TopicsError(PrerequisiteError):
     """Topics cannot be used or made as they must be; a line for each thing that is wrong, and what to do."""
 
 
-def topic_settings(name: str, retention: timedelta | None) -> dict[str, str]:
-    """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever."""
+class BrokerAwayError(TopicsError):
+    """The broker could not be asked about topics."""
+
+
+def topic_settings(name: str, retention: timedelta | None, partition_bytes: int = 0) -> dict[str, str]:
+    """Kafka's settings of one of `TOPICS`; `retention` None keeps records for ever, `partition_bytes` 0 any number of
+    them."""
     settings = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(MAX_RECORD)}
     if TOPICS[name].compacted:
         settings["cleanup.policy"] = "compact"
     else:
         settings["cleanup.policy"] = "delete"
         settings["retention.ms"] = "-1" if retention is None else str(retention // timedelta(milliseconds=1))
-        settings["retention.bytes"] = "-1"
+        settings["retention.bytes"] = str(partition_bytes or -1)
     return settings
 
 
@@ -62,6 +68,22 @@ def wrong(
         )
 
 
+_NO_RIGHT = 29  # TOPIC_AUTHORIZATION_FAILED
+RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
+"""What Kiln's user must be allowed on each of Kiln's topics."""
+
+
+def lacks(topic: Mapping[str, object]) -> Iterable[str]:
+    """The rights on a topic that are missing, as a line. `topic`: as kafka-python describes the topic. A broker that
+    tells no rights is taken at its silence."""
+    allowed = topic["authorized_operations"]
+    if topic["error_code"] != _NO_RIGHT and not allowed:
+        return
+    missing = [right for right in RIGHTS if not isinstance(allowed, list) or right not in allowed]
+    if missing:
+        yield f"{topic['name']}: {', '.join(missing)}"
+
+
 def ensure_topics(
     bootstrap: str,
     prefix: str,
@@ -69,17 +91,19 @@ def ensure_topics(
     retention: Mapping[str, timedelta | None],
     *,
     replication: int = -1,
+    retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
     """Make the topics that are missing, check the others, and return the full names of those made.
 
     `partitions` (1 where not given) and `retention` (none: for ever) by name, as in `TOPICS`. `replication` -1: the
-    broker's default.
+    broker's default. `retention_bytes` (0: all) by name: of a topic, shared equally by its partitions.
     `client_options`: kafka-python's, for TLS and SASL; `bootstrap` weighs more than a `bootstrap_servers` in there.
-    TopicsError: an existing topic is not as it must be, the broker refuses to make one, or it does not answer.
+    TopicsError: an existing topic is not as it must be, or the broker refuses to make one. BrokerAwayError: the broker
+    does not answer.
     """
     from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-    from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+    from kafka.errors import AuthorizationError, KafkaError, TopicAlreadyExistsError, for_code
 
     unknown = sorted({*partitions, *retention}.difference(TOPICS))
     if unknown:
@@ -96,7 +120,11 @@ def ensure_topics(
                         topic: {
                             "num_partitions": partitions.get(names[topic], 1),
                             "replication_factor": replication,
-                            "configs": topic_settings(names[topic], retention.get(names[topic])),
+                            "configs": topic_settings(
+                                names[topic],
+                                retention.get(names[topic]),
+                                (retention_bytes or {}).get(names[topic], 0) // partitions.get(names[topic], 1),
+                            ),
                         }
                         for topic in missing
                     },
@@ -108,16 +136,25 @@ def ensure_topics(
                     if not answer["error_code"]:
                         made.append(answer["name"])
                     elif error is not TopicAlreadyExistsError:  # another Kiln made it just now: checked below
-                        refused.append(f"{answer['name']}: {answer['error_message'] or error.__name__}")
+                        right = "the right CREATE, or DESCRIBE where the topic is there, is missing: "
+                        lack = right if issubclass(error, AuthorizationError) else ""
+                        refused.append(f"{answer['name']}: {lack}{answer['error_message'] or error.__name__}")
                 if refused:
                     raise TopicsError("\n".join([f"{bootstrap} refused to make topics:", *refused]))
                 admin.wait_for_topics(missing)
-            found = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics(list(names))}
+            told_of = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
+            lacking = [line for topic in told_of.values() for line in lacks(topic)]
+            if lacking:
+                user = options.get("sasl_plain_username", "")
+                raise TopicsError("\n".join([f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:", *lacking]))
+            found = {name: len(topic["partitions"]) for name, topic in told_of.items()}
             told = admin.describe_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in names], config_filter="all"
             )["topic"]
     except (OSError, KafkaError) as error:
-        raise TopicsError(f"the broker at {bootstrap} could not be asked about topics: {error}") from error
+        raise BrokerAwayError(
+            f"the broker at {bootstrap} could not be asked about topics: {in_words(error, options)}"
+        ) from error
     problems = [
         line
         for topic, name in names.items()

@@ -6,6 +6,7 @@ A check is a pure function from what was found to a `Check`; `examine` finds it.
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,11 +19,14 @@ from packaging.version import InvalidVersion
 from bridge.ipfs.blocks import BlocksAwayError
 from bridge.ipfs.helia import HeliaError, find_node, is_installed
 from bridge.ipfs.kubo import Kubo
+from bridge.status import BridgeStatus, read_status
+from conf.locks import is_private
 from conf.settings.model import Settings
 from deploy.embedded import jars
 from deploy.embedded.broker import running
 from deploy.embedded.java import TRIED, Java, JavaError, find_java
 from deploy.embedded.ports import PortHolder, port_holder, why_taken
+from deploy.observe.clocks import ClockStatus, trailing_clocks
 from deploy.observe.status import (
     BrokerStatus,
     QueryStatus,
@@ -36,6 +40,7 @@ from pipelines.lake.lake import Lake
 Level = Literal["ok", "warn", "fail"]
 _GB = 1_000_000_000
 _KUBO = 3.0  # s that Kubo gets to answer
+_SILENT = 10.0  # s without a status after which a bridge does not run
 
 
 @dataclass(frozen=True)
@@ -108,10 +113,15 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Che
     return Check("packages", "ok", f"{number} as required")
 
 
-def check_state(folder: Path, problem: str) -> Check:
-    """Whether the state folder can be written to; `problem` is empty if so."""
+def check_state(folder: Path, problem: str, private: bool = True) -> Check:
+    """Whether the state folder can be written to; `problem` is empty if so. `private`: no other user may enter it."""
     if problem:
         return Check("state folder", "fail", f"{folder}: {problem}", "name another with --state or KILN_STATE")
+    if not private:
+        advice = (
+            f"chmod 700 {folder}, as its owner: the folder has keys (a folder of its user's own is closed at a start)"
+        )
+        return Check("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
     return Check("state folder", "ok", str(folder))
 
 
@@ -187,7 +197,7 @@ def check_lake(tables: Sequence[TableStatus]) -> Check:
     bad = [table for table in tables if table.problem]
     if bad:
         problem = "; ".join(table.problem for table in bad)
-        advice = "move the folder of the table away; kiln run --catch-up fills it again from what Kafka still holds"
+        advice = "type kiln recover, which says what can be done"
         return Check("lake", "fail", problem, advice)
     return Check("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
@@ -202,15 +212,44 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
     return Check("checkpoints", "ok", ", ".join(begun) or "none yet")
 
 
-def check_ipfs(api: str, found: str, problem: str) -> Check:
-    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works."""
+def check_clocks(trailing: Sequence[ClockStatus]) -> Check:
+    """Whether a clock trails what Kiln has kept."""
+    if not trailing:
+        return Check("clocks", "ok", "none trails")
+    return Check("clocks", "warn", "; ".join(clock.problem for clock in trailing), "set a clock right that is wrong")
+
+
+def check_bridge(status: BridgeStatus | None, now: float) -> Check:
+    """What the bridge says is wrong; `now`: unix seconds."""
+    if status is None or now - status.at > _SILENT:
+        return Check("bridge", "ok", "does not run")
+    if status.errors:
+        return Check("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
+    return Check("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
+
+
+def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> Check:
+    """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works. `alone`: see `helia_alone`."""
     if not api:
         found = f"no node: no peer can fetch the blocks of batches ({found}), and none is fetched from others"
         return Check("ipfs", "warn", found, 'set ipfs.api: the URL of Kubo\'s RPC, or "helia" for a node of our own')
     if problem:
         first = "" if api == "helia" else "start Kubo, or "
         return Check("ipfs", "fail", problem, f"{first}set another ipfs.api ({_variable('ipfs.api')}): batches wait")
+    if alone:
+        found = f"{found}; with no ipfs.peers, batches go out only while a gossip peer speaks bitswap: none is known"
+        advice = "set ipfs.peers, or publish.enabled = true for batches to go out in any case"
+        return Check("ipfs", "warn", found, advice)
     return Check("ipfs", "ok", found)
+
+
+def helia_alone(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
+    """Whether nobody is known who could fetch blocks from Helia, so that the bridge holds batches back.
+
+    `status`: of the bridge; `now`: unix seconds.
+    """
+    node = None if status is None or now - status.at > _SILENT else status.ipfs_node
+    return settings.needs_neighbours and (node is None or not (node.gossip_peers or node.connections))
 
 
 # ---------------------------------------------------------------- finding out
@@ -220,7 +259,8 @@ def examine(settings: Settings) -> list[Check]:
     """Look at everything; takes a few seconds at most."""
     kafka = settings.kafka
     runs = kafka.embedded and settings.state.is_dir() and running(settings.state) is not None
-    broker = broker_status(kafka)
+    broker = broker_status(settings.broker)
+    updates = next((each.end for each in broker.topics if each.name == kafka.topic("updates")), {})
     wanted = (
         memory_bytes(settings.spark.driver_memory) + (memory_bytes(kafka.embedded_heap) if kafka.embedded else 0) + _GB
     )
@@ -229,12 +269,15 @@ def examine(settings: Settings) -> list[Check]:
         ("kafka.embedded_controller_port", kafka.embedded_controller_port),
     )
     root = jars.default_root()
+    bridge = read_status(settings.bridge_dir / "status.json")
     return [
         check_python(sys.version_info[:2]),
         check_packages(metadata.requires("kiln") or (), _installed()),
         check_java(_java()),
         check_jars(jars.complete(root), root),
-        check_state(settings.state, _writing_problem(settings.state)),
+        check_state(
+            settings.state, _writing_problem(settings.state), not settings.state.exists() or is_private(settings.state)
+        ),
         check_disk(shutil.disk_usage(_existing(settings.state)).free),
         check_memory(_available_memory(), wanted),
         *(_port(name, port, runs) for name, port in ports if kafka.embedded),
@@ -242,7 +285,9 @@ def examine(settings: Settings) -> list[Check]:
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
         check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
         check_lake(lake_status(Lake(str(settings.lake_folder)))),
-        check_ipfs(settings.ipfs.api, *_ipfs(settings)),
+        check_clocks(trailing_clocks(settings, updates)),
+        check_bridge(bridge, time.time()),
+        check_ipfs(settings.ipfs.api, *_ipfs(settings), helia_alone(settings, bridge, time.time())),
     ]
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
+from conf.errors import SettingsError
+from conf.kafka_refusals import in_words
 from conf.settings.model import Kafka, Settings
+from deploy.observe.clocks import ClockStatus, trailing_clocks
 from pipelines.lake.lake import Lake, LakeError
 from schemas.log import lag
 from schemas.queries import QUERIES
@@ -104,13 +107,14 @@ class Savings:
 
 @dataclass(frozen=True)
 class Status:
-    """All of it; `savings` is None where no topic went by index."""
+    """All of it; `savings` is None where no topic went by index, `clocks` has those that trail."""
 
     state: str
     broker: BrokerStatus
     queries: tuple[QueryStatus, ...]
     tables: tuple[TableStatus, ...]
     savings: Savings | None = None
+    clocks: tuple[ClockStatus, ...] = ()
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -204,15 +208,19 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
 
     millis = int(patience * 1000)
     try:
+        options = kafka.client_options()
+    except SettingsError as error:  # the broker runs, and the user may not read the password
+        return BrokerStatus(kafka.servers, False, str(error), ())
+    try:
         consumer = KafkaConsumer(
-            **kafka.client_options(),
+            **options,
             bootstrap_timeout_ms=millis,
             request_timeout_ms=max(millis, 1000),
             allow_auto_create_topics=False,
             enable_auto_commit=False,
         )
     except (KafkaError, OSError, ValueError) as error:
-        return BrokerStatus(kafka.servers, False, _reason(error), ())
+        return BrokerStatus(kafka.servers, False, in_words(error, options, patience), ())
     try:
         names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
         topics = []
@@ -228,7 +236,7 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
             )
         return BrokerStatus(kafka.servers, True, "", tuple(topics))
     except (KafkaError, OSError) as error:
-        return BrokerStatus(kafka.servers, False, _reason(error), ())
+        return BrokerStatus(kafka.servers, False, in_words(error, options), ())
     finally:
         consumer.close()
 
@@ -241,10 +249,6 @@ def listens(server: str, patience: float) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 # ---------------------------------------------------------------- tables
@@ -302,12 +306,14 @@ def savings_of(bridge: BridgeStatus | None) -> Savings | None:
 
 def read_status(settings: Settings, patience: float = 3.0) -> Status:
     """How Kiln stands now."""
-    broker = broker_status(settings.kafka, patience)
+    broker = broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
     names = [*QUERIES, *_other_checkpoints(settings.checkpoints)]
     queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
-    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake_folder))), savings)
+    updates = topics.get(settings.kafka.topic("updates"))
+    clocks = trailing_clocks(settings, updates.end if updates else ())
+    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake_folder))), savings, clocks)
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:

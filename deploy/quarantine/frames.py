@@ -63,8 +63,8 @@ def with_messages(frame: Frame, positions: Set[int]) -> Frame:
     copy = Frame()
     copy.CopyFrom(frame)
     copy.payload = RPC(publish=[messages[position] for position in kept]).SerializeToString()
-    if frame.verdicts:
-        copy.verdicts = bytes(frame.verdicts[at] if at < len(frame.verdicts) else 0 for at in kept)
+    if verdicts := frame.verdicts:  # read once: each access makes a copy
+        copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in kept)
     return copy
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from conf.locks import locked
@@ -20,16 +21,21 @@ from deploy.observe.ends import TopicEnds
 from deploy.observe.snapshots import Snapshots
 from deploy.observe.watch import Watch
 from deploy.run.network import LiveNetwork, Source
-from deploy.run.spark import spark_session
+from deploy.run.spark import jvm_end, spark_session
 from deploy.show.views import View
 from pipelines.lake.lake import Lake
-from pipelines.supervisor import GaveUpError, Supervisor
+from pipelines.recovery import mend
+from pipelines.supervisor import GaveUpError, Supervisor, place_of
 from schemas.log import TOPICS
 from schemas.tables import TABLES
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
 _LOOK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
+_NO_ANSWER = (Py4JError, ConnectionError)
+"""What calls raise that Spark's JVM does not answer."""
+_DYING = 5.0
+"""s that a JVM may take to end after it stopped answering"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ def run_application(
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
             stack.enter_context(locked(settings.state, name))
+        for words in mend(place_of(settings), names or settings.jobs.run):
+            view.say(words)
         broker = stack.enter_context(launched_broker(settings, view.say))
         live = LiveNetwork(settings, source)
         stack.callback(live.stop)
@@ -102,7 +110,7 @@ class _Run:
         self._broker = broker
         self._live = live
         self._started = started
-        kafka = settings.kafka
+        kafka = settings.broker
         open_for = settings.batch.window + settings.batch.grace
         self._watch = Watch(kafka.client_options(), kafka.prefix, open_for.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
@@ -129,10 +137,16 @@ class _Run:
             self._until_the_end(stop)
         except GaveUpError as gave_up:
             error = str(gave_up)
+        except _NO_ANSWER:
+            ended = jvm_end(_DYING)
+            if ended is None:
+                raise
+            error = str(ended)
         finally:
             self._view.say("stopping")
             self._live.hush()
-            self._queries.stop()
+            if jvm_end() is None:
+                self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
             self._watch.stop()
             self._ends.close()

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from conf.errors import KilnError
 from conf.settings.model import Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_classes, spark_jars
 from pipelines.spark.session import create_session
+
+
+class JvmEndedError(KilnError):
+    """Spark's JVM has ended under a run."""
+
+
+def jvm_end(patience: float = 0.0) -> JvmEndedError | None:
+    """Why nothing can go on, where Spark's JVM has ended; None while it runs. Waits up to `patience` s for its end."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if not isinstance(process, subprocess.Popen):
+        return None  # somebody else started the JVM: spark-submit
+    try:
+        code = process.wait(patience)
+    except subprocess.TimeoutExpired:
+        return None
+    return JvmEndedError(
+        f"the JVM of Spark ended with {code}. With -9 somebody killed the JVM, often the kernel for want of memory: "
+        "lower spark.driver_memory, or give the machine more. Nothing is lost: start Kiln again"
+    )
 
 
 @contextmanager
 def spark_session(settings: Settings) -> Iterator[SparkSession]:
     """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts."""
     settings.logs.mkdir(parents=True, exist_ok=True)
+    # py4j tells the root logger, with traces, of each call that a JVM does not answer
+    kept = RotatingFileHandler(settings.logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
+    logging.basicConfig(handlers=[kept])
     with _said_to(settings.logs / "spark.out"):
         spark = create_session(
             "kiln",
@@ -35,7 +63,9 @@ def spark_session(settings: Settings) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a JVM that has ended, which the caller tells
+            (spark if jvm_end() is None else spark.sparkContext).stop()
 
 
 def _kept_classes() -> str:

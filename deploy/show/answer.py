@@ -13,10 +13,15 @@ from rich.text import Text
 
 from deploy.show.answer_json import json_value
 from deploy.sql.ask import Answer, Row
+from schemas.printable import printable
 
 
 def cell(value: object) -> str:
-    """A value as a cell of the table on screen shows it."""
+    """A value as a cell of the table on screen shows it: on one line, with nothing in it that a terminal obeys."""
+    return printable(_text(value))
+
+
+def _text(value: object) -> str:
     match value:
         case None:
             return "-"
@@ -48,14 +53,15 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
             break
         rows.append(row)
     cells = [[cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(answer.columns, *cells, strict=True)]
+    columns = tuple(map(printable, answer.columns))
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     width = sum(widths) + 3 * (len(widths) - 1)
     if not console.is_terminal:
         console.width = max(console.width, width)
     if width <= console.width or not rows:
-        console.print(_table(answer.columns, rows, cells))
+        console.print(_table(columns, rows, cells))
     else:
-        _print_records(answer.columns, cells, console)
+        _print_records(columns, cells, console)
     count = (
         f"first {len(rows):,} rows; --json prints all" if more else f"{len(rows):,} row{'' if len(rows) == 1 else 's'}"
     )

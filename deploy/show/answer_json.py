@@ -1,7 +1,8 @@
 """The answer to a query as JSON.
 
 Times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers stay numbers
-however large; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations.
+however large; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All
+text is ASCII, other characters escaped: a terminal finds nothing in it to obey.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def write_json(answer: Answer, out: TextIO) -> None:
     before = "[\n"
     for row in answer.rows():
         record = {name: json_value(value) for name, value in zip(names, row, strict=True)}
-        out.write(before + json.dumps(record, ensure_ascii=False))
+        out.write(before + json.dumps(record))
         before = ",\n"
     out.write("[]\n" if before == "[\n" else "\n]\n")
 

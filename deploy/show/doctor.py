@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.observe.doctor import Check
+from schemas.printable import printable
 
 
 def doctor_json(checks: Sequence[Check]) -> str:
     """As a JSON array of objects."""
-    return json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False)
+    return json.dumps([asdict(check) for check in checks], indent=2)
 
 
 def render_checks(checks: Sequence[Check]) -> RenderableType:
@@ -24,7 +25,7 @@ def render_checks(checks: Sequence[Check]) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in checks:
         mark, colour = marks[check.level]
-        found = Text(check.found)
+        found = Text(printable(check.found))
         if check.what_to_do:
             found.append(f"\n→ {check.what_to_do}", "bold" if check.level == "fail" else "")
         table.add_row(Text(mark, colour), Text(check.name), found)

@@ -14,6 +14,7 @@ from rich.text import Text
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
 from deploy.observe.snapshot import BridgeInRun, QueryPhase, Snapshot
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
+from schemas.printable import printable
 
 _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
     "starting": ("◌", "yellow"),
@@ -152,7 +153,8 @@ def _title(text: str, width: int, note: str = "") -> Text:
 
 def _header(snapshot: Snapshot, width: int) -> Text:
     until = f" of {clock(snapshot.duration)}" if snapshot.duration is not None else ""
-    left = Text.assemble((" Kiln ", "bold reverse cyan"), f" {snapshot.network}", (f" · {snapshot.mode}", _LABEL))
+    network = printable(snapshot.network)
+    left = Text.assemble((" Kiln ", "bold reverse cyan"), f" {network}", (f" · {snapshot.mode}", _LABEL))
     right = Text.assemble((clock(snapshot.elapsed), "bold"), until, ("  Ctrl-C stops ", _LABEL))
     left.truncate(max(0, width - right.cell_len - 1), overflow="ellipsis")
     left.append(" " * max(1, width - left.cell_len - right.cell_len))
@@ -203,7 +205,7 @@ def _bars(items: Sequence[tuple[str, int]], width: int, colour: str, nothing: st
     if not items:
         return [Text(nothing, _LABEL)]
     most = max(number for _, number in items) or 1
-    names = min(max(len(name) for name, _ in items), max(10, width - 12))
+    names = min(max(len(printable(name)) for name, _ in items), max(10, width - 12))
     room = width - names - 9
     rows = []
     for name, number in items:
@@ -265,7 +267,7 @@ def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[Renderab
         if status.spool.full
         else "listening"
     )
-    heard = ", ".join(f"{name} {count(number)}" for name, number in bridge.heard.items())
+    heard = ", ".join(f"{printable(name)} {count(number)}" for name, number in bridge.heard.items())
     figures = Text.assemble(
         ("in ", _LABEL),
         count(status.frames_in),
@@ -279,10 +281,10 @@ def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[Renderab
         f"{status.spool.disk_bytes / 1e6:.1f} MB" if status.spool.disk_bytes else "empty",
         ("  published ", _LABEL),
         count(status.publisher.published),
-        (f"  heard by {heard}" if heard else f"  {status.publisher.state}", _LABEL),
+        (f"  heard by {heard}" if heard else f"  {printable(status.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
-    address = next(iter(status.addresses), "")
+    address = printable(next(iter(status.addresses), ""))
     lines: list[RenderableType] = [_title("network", width, f"{state} {address}".strip()), figures]
     if status.bep50 is not None:
         lines.append(_overlay(status.bep50, width))
@@ -293,7 +295,9 @@ def _bridge(bridge: BridgeInRun | None, width: int, peers: int) -> list[Renderab
         peers -= 1
     for peer in status.peers[:peers]:
         arrow = "→" if peer.outbound else "←"
-        line = Text.assemble(f"{arrow} {short(peer.peer, 16)} ", (f"{peer.protocol} ", _LABEL), peer.agent)
+        line = Text.assemble(
+            f"{arrow} {short(peer.peer, 16)} ", (f"{printable(peer.protocol)} ", _LABEL), printable(peer.agent)
+        )
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     return [*lines, *(Text("") for _ in range(peers - len(status.peers)))]
@@ -311,7 +315,7 @@ def _overlay(overlay: OverlayStatus, width: int) -> Text:
         count(sum(overlay.dropped.values())),
         ("  announced ", _LABEL),
         count(overlay.publisher.published),
-        (f"  {overlay.publisher.state}", _LABEL),
+        (f"  {printable(overlay.publisher.state)}", _LABEL),
     )
     figures.truncate(width, overflow="ellipsis")
     return figures
@@ -329,9 +333,11 @@ def _fetch(fetcher: FetcherStatus, node: str, width: int) -> Text:
         ("  updates let go ", _LABEL),
         count(counts.get("released", 0)),
         ("  given up ", _LABEL),
-        count(counts.get("quarantined", 0)),
-        (f"  {node}", _LABEL),
+        count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0)),
     )
+    if fetcher.claimed:
+        figures.append("  claimed ", _LABEL).append(count(fetcher.claimed))
+    figures.append(f"  {printable(node)}", _LABEL)
     figures.truncate(width, overflow="ellipsis")
     return figures
 

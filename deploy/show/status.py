@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.observe.status import Status
+from schemas.printable import printable
 
 
 def status_json(status: Status) -> str:
@@ -47,22 +48,27 @@ def render_status(status: Status, now: datetime) -> RenderableType:
         topics = _table("topic", "partitions", "records held", "end offsets")
         for topic in status.broker.topics:
             ends = ", ".join(f"{end:,}" for end in topic.end.values())
-            topics.add_row(topic.name, str(len(topic.end)), f"{topic.records:,}", ends)
+            topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
     queries = _table("query", "micro-batches", "last commit", "records behind")
     for query in status.queries:
         batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
         lag = "-" if query.lag is None else f"{query.lag:,}"
         queries.add_row(
-            query.name, batches, ago(query.committed_at, now), Text(query.problem or lag, _red(query.problem))
+            query.name,
+            batches,
+            ago(query.committed_at, now),
+            Text(printable(query.problem) or lag, _red(query.problem)),
         )
     parts += [queries, ""]
+    for clock in status.clocks:
+        parts += [Text(clock.problem, "red"), ""]
     if status.tables:
         tables = _table("table", "rows", "files", "size", "last commit")
         for table in status.tables:
             rows = "?" if table.rows is None else f"{table.rows:,}"
             if table.problem:
-                tables.add_row(table.name, Text(table.problem, "red"))
+                tables.add_row(table.name, Text(printable(table.problem), "red"))
                 continue
             tables.add_row(table.name, rows, f"{table.files:,}", megabytes(table.bytes), ago(table.committed_at, now))
         parts.append(tables)
@@ -73,7 +79,7 @@ def render_status(status: Status, now: datetime) -> RenderableType:
             by_index = _table(f"{what} by index", "way", "references", "as names", "as indices")
             for each in savings:
                 sizes = megabytes(each.as_names), megabytes(each.as_indices)
-                by_index.add_row(each.name, each.direction, f"{each.references:,}", *sizes)
+                by_index.add_row(printable(each.name), each.direction, f"{each.references:,}", *sizes)
             parts += ["", by_index]
         parts.append(Text(f"as the bridge said {ago(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from deploy.observe.summary import Summary
 from deploy.show.words import clock, seconds
+from schemas.printable import printable
 
 _LOOK = (
     (
@@ -72,7 +73,7 @@ def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableTyp
     if summary.quarantine:
         table = _table(("in quarantine", False), ("reason", False), ("rows", True))
         for stage, reason, rows in summary.quarantine[:12]:
-            table.add_row(stage, reason, f"{rows:,}")
+            table.add_row(printable(stage), printable(reason), f"{rows:,}")
         more = sum(rows for _, _, rows in summary.quarantine[12:])
         if more:
             table.add_row("…", f"{len(summary.quarantine) - 12} others", f"{more:,}")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from deploy.observe.snapshot import Snapshot
 from deploy.show.screen import line, render
+from schemas.printable import printable
 
 LINE_EVERY = timedelta(seconds=5)
 
@@ -44,7 +45,7 @@ class LiveView:
 
     def say(self, words: str) -> None:
         """Show the words alone on the screen."""
-        self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {words}"), refresh=True)
+        self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -76,7 +77,7 @@ class LineView:
 
     def say(self, words: str) -> None:
         """Print the words as a line."""
-        self._console.print(Text(words), soft_wrap=True)
+        self._console.print(Text(printable(words)), soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from deploy.observe.snapshot import Snapshot
+from schemas.printable import printable
 
 
 def count(number: float | None) -> str:
@@ -41,7 +42,11 @@ def clock(value: timedelta) -> str:
 
 
 def short(text: str, width: int) -> str:
-    """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end."""
+    """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end.
+
+    As `printable` shows the text.
+    """
+    text = printable(text)
     if len(text) <= width:
         return text
     if width < 3:
@@ -52,6 +57,7 @@ def short(text: str, width: int) -> str:
 
 def separator(key: str, value: str, width: int) -> str:
     """`key/value`, the key whole if it leaves the value eight characters."""
+    key = printable(key)
     if len(key) + 9 > width:
         key = short(key, max(3, width - 9))
     return f"{key}/{short(value, max(3, width - len(key) - 1))}"

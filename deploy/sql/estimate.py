@@ -206,7 +206,7 @@ def _counts(group: Sequence[Saving]) -> dict[str, int]:
 def write_estimate(savings: Sequence[Saving], out: TextIO) -> None:
     """As JSON: `{"totals": […], "separators": […]}`."""
     found = {"totals": total_records(savings), "separators": separator_records(savings)}
-    out.write(json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    out.write(json.dumps(found, indent=1) + "\n")
 
 
 def print_estimate(savings: Sequence[Saving], console: Console, limit: int) -> None:

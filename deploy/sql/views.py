@@ -77,19 +77,46 @@ WHERE first_heard >= newest - INTERVAL '{LATEST_WITHIN} seconds'
 # Topics are taken as schemas.topics.parse_topic takes them.
 _MISPLACED = f"""
 WITH named AS (
-    SELECT *, regexp_extract(topic, '^/ceramic/[^/]+/sep/(.+)/(k[0-9a-z]+)$', ['key', 'value'], 's') AS place
+    SELECT *, regexp_extract(topic, '^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', ['key', 'value'], 's') AS place
     FROM messages
-    WHERE type IN ('UPDATE', 'QUERY', 'RESPONSE')),
-about AS (
-    SELECT network, origin, message, type, topic, place, from_peer, observed_at,
-           unnest(CASE WHEN type = 'RESPONSE' THEN map_keys(tips) ELSE [stream] END) AS stream
+    WHERE type IN ('UPDATE', 'QUERY', 'RESPONSE', 'BATCH_UPDATE')),
+placed AS (
+    SELECT *, place.key AS topic_key,
+           CASE WHEN place.value LIKE 'k%' THEN place.value ELSE 'k' || place.value END AS topic_value
     FROM named
-    WHERE place.key <> '' AND length(place.key) <= {MAX_KEY} AND length(place.value) <= {MAX_VALUE})
-SELECT network, origin, message, type, topic, place.key AS topic_key, place.value AS topic_value, stream,
-       separator_key, separator_value, from_peer, observed_at
-FROM about JOIN streams USING (network, stream)
-WHERE source = 'genesis' AND separator_key IS NOT NULL
-  AND (separator_key <> place.key OR separator_value <> place.value)
+    WHERE place.key <> '' AND length(place.key) <= {MAX_KEY} AND length(topic_value) BETWEEN 2 AND {MAX_VALUE}
+      AND NOT regexp_matches(place.value, '^ba[efg]')),
+about AS (
+    SELECT *, unnest(CASE WHEN type = 'RESPONSE' THEN map_keys(tips) ELSE [stream] END) AS about
+    FROM placed
+    WHERE type <> 'BATCH_UPDATE')
+SELECT network, origin, message, type, topic, topic_key, topic_value, about AS stream,
+       s.separator_key, s.separator_value, from_peer, observed_at
+FROM about AS a JOIN streams AS s USING (network)
+WHERE s.stream = a.about AND source = 'genesis' AND s.separator_key IS NOT NULL
+  AND (s.separator_key <> topic_key OR s.separator_value <> topic_value)
+UNION ALL
+SELECT network, origin, message, type, topic, topic_key, topic_value, NULL AS stream,
+       regexp_extract(sep, '^(.+)/[^/]+$', 1, 's') AS separator_key, regexp_extract(sep, '[^/]+$') AS separator_value,
+       from_peer, observed_at
+FROM placed
+WHERE type = 'BATCH_UPDATE' AND sep <> topic_key || '/' || topic_value
+"""
+
+# Equal tips of two separators give one CID: the separator is that of the batch, and not of the block.
+_FALSE_CLAIMS = """
+WITH known AS (
+    SELECT network, stream, min(updated_at) AS known_since
+    FROM updates
+    WHERE separator_source = 'genesis'
+    GROUP BY network, stream)
+SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, b.closed_at, t.stream, t.tip,
+       s.separator_key AS true_key, s.separator_value AS true_value, known_since
+FROM batches AS b JOIN batch_tips AS t USING (cid)
+     JOIN streams AS s ON s.network = b.network AND s.stream = t.stream
+     LEFT JOIN known AS k ON k.network = s.network AND k.stream = s.stream
+WHERE s.source = 'genesis' AND s.separator_key IS NOT NULL
+  AND (s.separator_key <> b.separator_key OR s.separator_value <> b.separator_value)
 """
 
 # A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
@@ -142,6 +169,7 @@ VIEWS: Final[dict[str, View]] = {
         View("latest_tips", ("tips", "updates"), _LATEST_TIPS),
         View("misplaced", ("messages", "streams"), _MISPLACED),
         View("batch_savings", (*HEARD_TABLES, "batches", "batch_tips"), _BATCH_SAVINGS),
+        View("false_claims", ("batches", "batch_tips", "streams", "updates"), _FALSE_CLAIMS),
     )
 }
 

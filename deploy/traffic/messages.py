@@ -313,7 +313,7 @@ class Messages:
             case 6:
                 return write_response(digest.hex(), {digest.hex(): tip}), "bad_tips"
             case 7:
-                return orjson.dumps({"typ": 3, "sep": f"model/{digest.hex()}", "batch": tip}), "bad_separator"
+                return orjson.dumps({"typ": 3, "sep": f"model/{digest.hex().upper()}", "batch": tip}), "bad_separator"
             case _:
                 return orjson.dumps({"typ": 3, "sep": f"model/{stream}", "batch": "no" + digest.hex()}), "bad_batch"
 

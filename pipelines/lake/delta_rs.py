@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from conf.disk import to_disk
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
@@ -20,8 +22,10 @@ _CONCURRENT = "Concurrent transaction"
 class DeltaRsCommits:
     """`Commits` by delta-rs. Each table is read once, and from then on its log is followed."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, *, durable: bool = False) -> None:
+        """`durable`: a commit is on the disk before `commit` returns."""
         self._lake = lake
+        self._durable = durable
         self._tables: dict[str, DeltaTable] = {}
 
     def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
@@ -33,6 +37,8 @@ class DeltaRsCommits:
         newest = opened.transaction_version(app_id)
         if newest is not None and newest >= write.batch_id:
             return False
+        if self._durable:
+            to_disk(Path(self._lake.table(table)))  # the files are named before a commit names them
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
@@ -49,5 +55,8 @@ class DeltaRsCommits:
             if _CONCURRENT in str(error):
                 raise second_writer(table, write) from error
             raise
+        known = opened.version()
         opened.update_incremental()
+        if self._durable:
+            self._lake.keep(table, known, opened.version())
         return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from delta.exceptions import ConcurrentTransactionException
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
+from conf.disk import to_disk
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
@@ -18,8 +20,10 @@ from pipelines.lake.lake import Lake
 class DeltaSparkCommits:
     """`Commits` by delta-spark. Its Python API has no such commit, so this class calls the JVM's."""
 
-    def __init__(self, lake: Lake, spark: SparkSession) -> None:
+    def __init__(self, lake: Lake, spark: SparkSession, *, durable: bool = False) -> None:
+        """`durable`: a commit is on the disk before `commit` returns."""
         self._lake = lake
+        self._durable = durable
         self._spark = spark
 
     def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
@@ -32,15 +36,19 @@ class DeltaSparkCommits:
         # From this question on, the transaction fails if somebody else commits under the same id.
         if transaction.txnVersion(app_id) >= write.batch_id:
             return False
+        if self._durable:
+            to_disk(Path(self._lake.table(table)))  # the files are named before a commit names them
         now = log.clock().getTimeMillis()
         actions = jvm.java.util.ArrayList()
         for action in (*(_add(each, now) for each in files), _mark(app_id, write.batch_id, now)):
             actions.add(delta.actions.Action.fromJson(json.dumps(action)))
         append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
         try:
-            transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
+            version = transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
         except ConcurrentTransactionException as error:
             raise second_writer(table, write) from error
+        if self._durable:
+            self._lake.keep(table, version, version)
         return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.lake.lake import Lake
+from pipelines.lake.lake import Lake, LakeError
 from pipelines.logic.held_frames import HeldFrames, Ranges, insert, merge, side
 from schemas.frames import DIRECTIONS
 
@@ -15,22 +17,81 @@ Span = tuple[int, int, int]
 """Kafka partition, first and last offset."""
 
 _SIDE = ["connection", "direction"]
+_LAST = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
 
 
-def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> HeldFrames:
+class HeldRanges:
+    """The ranges of all connections that the lake has frames of, in a temporary database on this machine's disk. Memory
+    and time go by the ranges that are asked for, and not by how many are held.
+
+    SQLite removes the file when the process ends, however the process ends. LakeError, of each method: no room on disk.
+    """
+
+    def __init__(self) -> None:
+        """In the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        # Spark calls from more than one thread, one after another.
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._file.execute("PRAGMA journal_mode = OFF")  # the file is made anew by the next process
+        self._file.execute(
+            "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
+        )
+
+    def near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> HeldFrames:
+        """Those of the ranges that touch a range of `taken`, or lie right beside one."""
+        found: HeldFrames = {}
+        with _in_words():
+            for key, ranges in taken.items():
+                near = {row for low, high in ranges for row in self._near(key, low, high)}
+                if near:
+                    found[key] = sorted(near)
+        return found
+
+    def _near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
+        return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
+
+    def add(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
+        """Takes more frames as held."""
+        near = self.near(taken)
+        gone = [(key, low) for key, ranges in near.items() for low, _ in ranges]
+        merged = merge(near, taken)
+        rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
+        with _in_words():
+            self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", gone)
+            self._file.executemany("INSERT INTO held VALUES (?, ?, ?)", rows)
+
+
+# From the last range that begins at `low` or before, to the last one that begins at `high` or before.
+_NEAR = """
+SELECT low, high FROM held WHERE side = ?1 AND low <= ?3 AND high >= ?2
+AND low >= ifnull((SELECT max(low) FROM held WHERE side = ?1 AND low <= ?2), ?2)
+"""
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LakeError(
+            f"which frames the lake holds cannot be kept in the temporary folder: {error}. Make room in /var/tmp, or "
+            "name a folder with room in SQLITE_TMPDIR"
+        ) from error
+
+
+def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> HeldRanges:
     """The frames in the table, as ranges; without those that came from the records in `but`.
 
-    LakeError: the table cannot be read.
+    LakeError: the table cannot be read, or there is no room on disk.
     """
     wanted = pc.scalar(True)
     for partition, low, high in but:
         offset = pc.field("kafka_offset")
         wanted = wanted & ~((pc.field("kafka_partition") == partition) & (offset >= low) & (offset <= high))
-    held: HeldFrames = {}
+    held = HeldRanges()
     rows = lake.open("frames").to_pyarrow_dataset().to_batches(columns=[*_SIDE, "sequence"], filter=wanted)
     for batch in rows:
         if batch.num_rows:
-            merge(held, _ranges(pa.Table.from_batches([batch])))
+            held.add(_ranges(pa.Table.from_batches([batch])))
     return held
 
 

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import deltalake
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
+from conf.disk import to_disk
 from conf.errors import KilnError
-from schemas.tables import TABLES, Column, Table
+from schemas.tables import TABLES, TABLES_VERSION, Column, Table
+
+_VERSION = "kiln.version"
+"""A property in the metadata of each table, which no reader of Delta need know."""
 
 
 class LakeError(KilnError):
-    """A table of the lake cannot be read; the message names the table."""
+    """A table of the lake cannot be read, or what is known of one cannot be kept; the message says which, and where."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class Lake:
         try:
             return DeltaTable(self.table(name), storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"table {name} in {self.path} cannot be read: {error}") from error
+            said = str(error).split("\n")[0]  # below stands a trace
+            raise LakeError(f"table {name} in {self.path} cannot be read: {said}") from error
 
     def has_rows(self, name: str) -> bool:
         """Whether a table is there and holds a row."""
@@ -55,9 +61,13 @@ class Lake:
     def create(self, names: Iterable[str]) -> None:
         """Makes those of the named tables (`schemas.tables`) that are missing, with the comments of their columns.
 
+        LakeError: a table that is there is of a newer version than this Kiln knows, or cannot be read.
         delta-rs makes a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
         """
         for name in names:
+            if self.has(name):
+                self._take_on(name)
+                continue
             table = TABLES[name]
             fields = [_field(column) for column in table.columns]
             DeltaTable.create(
@@ -69,14 +79,49 @@ class Lake:
                 configuration={
                     "delta.checkpointInterval": "50",
                     "delta.dataSkippingStatsColumns": ",".join(skipped_by(table)),
+                    _VERSION: str(TABLES_VERSION),
                 },
+                raise_if_key_not_exists=False,
                 storage_options=self.storage_options,
             )
+            self.keep(name, 0, 0)
+            for folder in (self.table(name), self.path):
+                to_disk(Path(folder))
+
+    def _take_on(self, name: str) -> None:
+        """Notes the version in a table of an earlier Kiln. LakeError: a newer Kiln has written the table."""
+        table = self.open(name)
+        version = table.metadata().configuration.get(_VERSION, "0")
+        if version.isdigit() and int(version) > TABLES_VERSION:
+            raise LakeError(
+                f"table {name} in {self.path} is of version {version}, and this Kiln knows up to version "
+                f"{TABLES_VERSION}: a newer Kiln has written it. Use that Kiln, or give this one another folder"
+            )
+        if version != str(TABLES_VERSION):
+            with suppress(CommitFailedError):  # the Kiln of another query does the same now, or the next start does
+                table.alter.set_table_properties({_VERSION: str(TABLES_VERSION)}, raise_if_not_exists=False)
+            newest = self.open(name).version()
+            self.keep(name, newest, newest)
+
+    def keep(self, name: str, first: int, last: int) -> None:
+        """Returns when the commits `first` to `last` of a table are on the disk. OSError.
+
+        Neither delta-rs nor Spark syncs what it writes.
+        """
+        table = Path(self.table(name))
+        for version in range(first, last + 1):
+            to_disk(log_entry(table, version))
+        to_disk(table / "_delta_log")
 
     @property
     def storage_options(self) -> dict[str, str] | None:
         """The options as delta-rs takes them."""
         return dict(self.options) or None
+
+
+def log_entry(table: Path, version: int) -> Path:
+    """The file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
+    return table / "_delta_log" / f"{version:020}.json"
 
 
 # Names of Spark DDL types in the Delta protocol (PROTOCOL.md, Schema Serialization Format), where they differ.

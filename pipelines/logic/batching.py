@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.logic.stretch import Stretch
+from pipelines.logic.stretch import ALL, Selection, Stretch
 from pipelines.logic.windows import ClosedWindow, PartitionWindows
 from schemas.batch import MAX_BLOCK, write_leaves
 from schemas.records import BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, encode, quarantine_record_key
@@ -15,11 +15,12 @@ from schemas.records import BatchRecord, QuarantineRecord, SeparatorRecord, batc
 
 @dataclass(frozen=True)
 class Batching:
-    """T and G in µs, and the greatest size of a block in bytes."""
+    """T and G in µs, the greatest size of a block in bytes, and which updates go into batches."""
 
     window: int = 1_000_000
     grace: int = 0
     block_limit: int = MAX_BLOCK
+    which: Selection = ALL
 
 
 class Output(msgspec.Struct, frozen=True):

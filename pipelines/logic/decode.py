@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import NamedTuple
 
 from schemas.cid import cid_text
 from schemas.dht.announcement import read_datagram
-from schemas.frames import BEP50, gossip_messages, read_frame
+from schemas.frames import BEP50, MAX_MESSAGES, RPC_TOO_MANY, gossip_messages, read_frame
 from schemas.identity import Policy, Verdict, judge, message_id, peer_of_ed25519, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import Message
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -162,7 +163,7 @@ class Decoder:
         # each access to a protobuf makes a copy: read once for all messages
         network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
         remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
-        for index, message in enumerate(messages):
+        for index, message in enumerate(islice(messages, MAX_MESSAGES)):
             given = verdicts[index] if index < len(verdicts) else 0
             judged = self._judged(message, given, network, origin, agreed.table)
             place = Place(partition, offset, index)
@@ -186,6 +187,11 @@ class Decoder:
                     judged.copy,
                     getattr(message, "from") == local_peer != b"",
                 )
+        if len(messages) > MAX_MESSAGES:
+            detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
+            yield Faulty(
+                Place(partition, offset, None), "rpc", RPC_TOO_MANY, detail, b"", observed_at, _known_by(frame)
+            )
 
     def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Judged:
         if message.ByteSize() > self._LARGEST:

@@ -15,11 +15,11 @@ import msgspec
 
 from schemas.batch import stream_key
 from schemas.cid import CidError, cid_bytes
-from schemas.records import UNREADABLE, Origin, decode_update
+from schemas.records import UNREADABLE, Origin, UpdateRecord, decode_update
 from schemas.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
-"""In `Stretch.owners`: a tick, or an update that has no separator. The record only moves the log's clock."""
+"""In `Stretch.owners`: a tick, or an update that goes into no batch. The record only moves the log's clock."""
 FAULT: Final = -2
 """In `Stretch.owners`: a record that cannot be read. `leaves` has its bytes, and `messages` says why."""
 
@@ -31,6 +31,23 @@ class WindowKey(NamedTuple):
     origin: Origin
     separator_key: str
     separator_value: str
+
+
+class Selection(NamedTuple):
+    """Which updates of the log go into batches. The others only move the log's clock, as ticks do."""
+
+    authors: frozenset[str] | None = None
+    """peer ids of those whose updates do; None: everybody's"""
+    only_verified: bool = False
+    """whether the separator must be the one that the genesis names"""
+
+    def takes(self, update: UpdateRecord) -> bool:
+        return (self.authors is None or update.from_ in self.authors) and (
+            not self.only_verified or update.separator_source == "genesis"
+        )
+
+
+ALL: Final = Selection()
 
 
 class Owner(NamedTuple):
@@ -67,8 +84,9 @@ class KeptStretch(NamedTuple):
     data: bytes
 
 
-def read_stretch(records: Iterable[tuple[int, int, bytes | None]]) -> Stretch:
+def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Selection = ALL) -> Stretch:
     """Reads (offset, stamp, value) of one partition, in any order."""
+    everything = which == ALL
     ordered = list(records)
     if any(one[0] > next_[0] for one, next_ in pairwise(ordered)):
         ordered.sort(key=lambda record: record[0])
@@ -84,7 +102,7 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]]) -> Stretch:
                 update = decode_update(value)
                 tip_of_stream = _key_of(update.stream) + cid_bytes(update.tip)
                 separator = update.separator
-                if separator is not None:
+                if separator is not None and (everything or which.takes(update)):
                     leaf = tip_of_stream
                     network, origin, epoch = update.network, update.origin, update.epoch
                     key = network, origin, separator.key, separator.value, epoch.query, epoch.batch

@@ -30,7 +30,7 @@ def start(plan: Plan) -> StreamingQuery:
     take_over(plan, session)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
     rows = first_copies(decoded(records, plan.decoding, plan.lake), plan.remembered)
-    return start_query("archive", plan, each_batch(rows, _Archive(plan).write))
+    return start_query("archive", plan, each_batch(rows, _Archive(plan).write, plan.kept("archive")))
 
 
 class _Archive:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from pipelines.lake.files import DataFile, rewritten
-from pipelines.lake.held_frames import read_held_frames
+from pipelines.lake.held_frames import HeldRanges, read_held_frames
 from pipelines.lake.lake import Lake
-from pipelines.logic.held_frames import HeldFrames, contains, merge, overlap, side
+from pipelines.logic.held_frames import HeldFrames, contains, overlap, side
 from pipelines.transforms.archive import Passed
 from schemas.frames import DIRECTIONS
 
@@ -23,7 +23,7 @@ class NewFrames:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._held: HeldFrames | None = None
+        self._held: HeldRanges | None = None
 
     def of(self, passed: Iterable[Passed]) -> _Files:
         """The files of `frames` and of `copies`, without what the lake held before this micro-batch."""
@@ -35,10 +35,11 @@ class NewFrames:
         frames: list[DataFile] = []
         copies: list[DataFile] = []
         for each in in_order:
-            new = self._without(each, self._held) if overlap(self._held, each.taken) else (each.frames, each.copies)
+            near = self._held.near(each.taken)
+            new = self._without(each, near) if overlap(near, each.taken) else (each.frames, each.copies)
             frames += new[0]
             copies += new[1]
-            merge(self._held, each.taken)
+            self._held.add(each.taken)
         return frames, copies
 
     def _without(self, passed: Passed, held: HeldFrames) -> _Files:

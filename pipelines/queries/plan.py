@@ -19,6 +19,7 @@ from pipelines.logic.decode import Decoding
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import Broker
+from pipelines.spark.kept_checkpoint import KeptCheckpoint
 from pipelines.transforms.updates import Separating
 
 Report = Callable[[str, Mapping[str, int]], None]
@@ -52,6 +53,8 @@ class Plan:
     breaker: Breaker
     now: Callable[[], int]
     """the time, µs"""
+    durable: bool = False
+    """whether what a micro-batch has done is on the disk before Spark notes the micro-batch as done"""
     report: Report = field(default=unheard)
     listener: StreamingQueryListener | None = None
 
@@ -59,6 +62,10 @@ class Plan:
         """The clock of a query that is about to start."""
         checkpoint = Checkpoint(Path(self.checkpoints) / query)
         return BatchClock(self.now, checkpoint.watermark + self.remembered)
+
+    def kept(self, query: str) -> KeptCheckpoint | None:
+        """The query's checkpoint, where it is to be synced."""
+        return KeptCheckpoint(Path(self.checkpoints) / query) if self.durable else None
 
     def new_session(self) -> SparkSession:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
@@ -101,13 +108,23 @@ def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQue
     )
 
 
-def each_batch(frame: DataFrame, write: Callable[[DataFrame, int, str], None]) -> DataStreamWriter:
-    """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known."""
+def each_batch(
+    frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: KeptCheckpoint | None = None
+) -> DataStreamWriter:
+    """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known.
+
+    `checkpoint`: is synced before, so that what the micro-batch is to read is on the disk when its effects are, and
+    after, so that its state is on the disk when Spark notes the micro-batch as done (decision 19).
+    """
 
     def call(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query_id is None:
             raise RuntimeError("foreachBatch outside a streaming query")
+        if checkpoint is not None:
+            checkpoint.keep()
         write(rows, batch_id, query_id)
+        if checkpoint is not None:
+            checkpoint.keep()
 
     return frame.writeStream.foreachBatch(call)

@@ -79,4 +79,4 @@ def start(plan: Plan) -> StreamingQuery:
         if files and not plan.commits.commit(table, files, write):
             discard(plan.lake, files)
 
-    return start_query("sink", plan, each_batch(rows, write))
+    return start_query("sink", plan, each_batch(rows, write, plan.kept("sink")))

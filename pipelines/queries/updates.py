@@ -27,4 +27,4 @@ def start(plan: Plan) -> StreamingQuery:
         clock.tell(rows.sparkSession.sparkContext)
         write_records(in_order_of_hearing(rows), plan.broker)
 
-    return start_query("updates", plan, each_batch(rows, write))
+    return start_query("updates", plan, each_batch(rows, write, plan.kept("updates")))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from pipelines.logic.batching import Batching, Output, batch_stretches
 from pipelines.logic.stretch import KeptStretch, in_order
@@ -24,17 +24,39 @@ OUTPUT = "topic string, key binary, value binary"
 """Rows for Kafka: `topic` is a name without prefix."""
 
 _STATE = StructType([StructField("state", BinaryType())])
+_PART = StructType([StructField("part", IntegerType())])
 _OUTPUTS = 2_000  # rows of one frame
 
 
+class _StateParts:
+    """The parts of the state of the partition that Spark hands over just now (`pipelines.logic.windows.Parts`)."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def __getitem__(self, part: int) -> bytes:
+        kept = self._state.getValue((part,))
+        if kept is None:
+            raise RuntimeError(f"part {part} of the open windows is not in the checkpoint of the query batch")
+        return bytes(kept[0])
+
+    def __setitem__(self, part: int, data: bytes) -> None:
+        self._state.updateValue((part,), (data,))
+
+    def __delitem__(self, part: int) -> None:
+        self._state.removeKey((part,))
+
+
 class Batcher(StatefulProcessor):
-    """Keyed by Kafka partition; its state is one blob, `PartitionWindows.dump()`, read and written once each time."""
+    """Keyed by Kafka partition. Its state is the head of the windows, read and written once each time, and their parts
+    (`PartitionWindows`). A state from before there were parts is a head."""
 
     def __init__(self, batching: Batching) -> None:
         self._batching = batching
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
+        self._parts = _StateParts(handle.getMapState("parts", _PART, _STATE))
 
     def handleInputRows(
         self,
@@ -51,7 +73,8 @@ class Batcher(StatefulProcessor):
                 columns = (frame[name].tolist() for name in ("first", "last", "stretch"))
                 kept += map(KeptStretch._make, zip(*columns, strict=True))
         state = self._state.get()
-        windows = PartitionWindows(self._batching.window, bytes(state[0]) if state else b"", self._batching.grace)
+        head = bytes(state[0]) if state else b""
+        windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._parts)
         outputs: list[Output] = []
         for output in batch_stretches(windows, key[0], in_order(kept), self._batching.block_limit):
             outputs.append(output)

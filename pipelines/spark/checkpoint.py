@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.logic.trailing import trails
 from schemas import log
 
 _NONE = -1
@@ -41,6 +42,17 @@ class Checkpoint:
         """Rows before this time are late, µs; 0: none are."""
         return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
+    def behind_since(self, kept: int) -> int | None:
+        """Of the newest micro-batches in a row that began before the time `kept` by the clock of the driver, when the
+        first one began; as far back as Spark keeps them. None: the newest one began later. µs."""
+        since = None
+        for batch in sorted(self._numbers("offsets"), reverse=True):
+            began = int(self._metadata(batch)["batchTimestampMs"]) * 1000
+            if not trails(began, kept):
+                break
+            since = began
+        return since
+
     def ends(self, batch: int) -> log.Offsets:
         """Where a micro-batch ends, by full topic name and partition; nothing for the one before the first."""
         if batch == _NONE:
@@ -60,4 +72,7 @@ class Checkpoint:
         return (self.path / "offsets" / str(batch)).read_text().splitlines()
 
     def _newest(self, folder: str) -> int:
-        return max((int(path.name) for path in (self.path / folder).glob("[0-9]*")), default=_NONE)
+        return max(self._numbers(folder), default=_NONE)
+
+    def _numbers(self, folder: str) -> list[int]:
+        return [int(path.name) for path in (self.path / folder).glob("[0-9]*")]

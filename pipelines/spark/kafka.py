@@ -19,7 +19,7 @@ class Broker:
 
     servers: str
     prefix: str = "kiln."
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def topic(self, name: str) -> str:
         return self.prefix + name

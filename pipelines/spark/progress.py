@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import cast
 from uuid import UUID
 
@@ -38,6 +39,8 @@ class QueryProgress:
     processed_rate: float = 0.0
     records: int = 0
     state_rows: int = 0
+    watermark: int = 0
+    """before this time every row would be late, µs; 0: the query forgets nothing by time"""
     idle: bool = False
     """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
 
@@ -117,6 +120,7 @@ class ProgressListener(StreamingQueryListener):
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
                 state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
+                watermark=_micros(progress.eventTime.get("watermark")) or before.watermark,
                 idle=progress.numInputRows == 0,
             )
 
@@ -127,6 +131,10 @@ def _offsets(ends: list[str | None]) -> Offsets:
         for topic, partitions in (json.loads(end) if end else {}).items():
             found[topic] = {int(partition): offset for partition, offset in partitions.items()}
     return found
+
+
+def _micros(time: str | None) -> int:
+    return int(datetime.fromisoformat(time).timestamp() * 1000) * 1000 if time else 0
 
 
 def _rate(value: float | None) -> float:

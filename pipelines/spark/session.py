@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 # Set before a checkpoint's first run and frozen in it from then on.
@@ -56,6 +59,10 @@ _STREAMING = {
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "pipelines.worker_daemon",
     "spark.sql.session.timeZone": "UTC",
+    # What Spark itself masks in its page, logs and plans: by default not the keys of Azure's and of Kafka's settings.
+    "spark.redaction.regex": (
+        "(?i)secret|password|token|credential|jaas|oauth|(access|account|session|encryption)[.]?key"
+    ),
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
@@ -106,9 +113,54 @@ def create_session(
     if master.startswith("local"):
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf["spark.driver.host"] = "127.0.0.1"
+        # Spark's RPC answers those alone who know a secret, which Spark makes anew at each start and keeps in memory.
+        conf["spark.authenticate"] = "true"
     builder = SparkSession.builder.appName(name)
     if "SPARK_ENV_LOADED" not in os.environ:  # spark-submit sets the variable; then its own options count
-        builder = builder.master(master).config("spark.driver.memory", driver_memory)
-    for key, value in {**conf, **(extra or {})}.items():
+        conf |= {"spark.master": master, "spark.driver.memory": driver_memory}
+    conf |= extra or {}
+    _launch_jvm(conf)
+    for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _launch_jvm(conf: Mapping[str, str]) -> None:
+    """Starts the JVM, where this process has none, with `conf` in a file that only its user can read.
+
+    PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
+    """
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
+        file.write(properties_text(conf))
+        file.flush()
+        named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{named} {before or 'pyspark-shell'}"
+        try:
+            SparkContext._ensure_initialized()  # returns when the JVM has read the file
+        finally:
+            if before is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def properties_text(conf: Mapping[str, str]) -> str:
+    """`conf` as a file of Java's properties: ASCII, a line for each key."""
+    return "".join(f"{_property(key, ' =:#!')}={_property(value, '')}\n" for key, value in conf.items())
+
+
+def _property(text: str, special: str) -> str:
+    # units of UTF-16, as the escapes of a properties file are
+    units = text.encode("utf-16-be")
+    characters = (chr(int.from_bytes(units[at : at + 2])) for at in range(0, len(units), 2))
+    return "".join(
+        f"\\{character}"
+        if character == "\\" or character in special
+        else character
+        if "!" <= character <= "~" or (character == " " and at)  # a blank before a value would go
+        else f"\\u{ord(character):04x}"
+        for at, character in enumerate(characters)
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.logic.stretch import keep, read_stretch
+from pipelines.logic.stretch import Selection, keep, read_stretch
 
 STRETCHES = "partition int, first bigint, last bigint, stretch binary"
 """Rows between tasks. The columns after `partition` are those of a KeptStretch."""
@@ -17,24 +17,28 @@ _STRETCHES = pa.schema(
 )
 
 
-def stretches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def stretches(which: Selection) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow`. In: partition int, offset bigint, stamp bigint (µs), value binary. Out: STRETCHES.
 
     A row for each partition in each Arrow batch. PySpark takes apart each row that it hands to a stateful processor, at
     5 µs a row. And each partition is read by a task of its own here, where the shuffle brings several to one task.
     """
-    for batch in batches:
-        partitions = batch.column("partition").unique().to_pylist()
-        kept = [
-            (partition, *keep(read_stretch(_records(batch, None if len(partitions) == 1 else partition))))
-            for partition in partitions
-        ]
-        if not kept:
-            continue
-        arrays = [
-            pa.array(column, field.type) for column, field in zip(zip(*kept, strict=True), _STRETCHES, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_STRETCHES)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            partitions = batch.column("partition").unique().to_pylist()
+            kept = [
+                (partition, *keep(read_stretch(_records(batch, None if len(partitions) == 1 else partition), which)))
+                for partition in partitions
+            ]
+            if not kept:
+                continue
+            arrays = [
+                pa.array(column, field.type) for column, field in zip(zip(*kept, strict=True), _STRETCHES, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_STRETCHES)
+
+    return read
 
 
 def _records(batch: pa.RecordBatch, partition: int | None) -> Iterator[tuple[int, int, bytes | None]]:

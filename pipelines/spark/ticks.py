@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, UnsupportedVersionError
+from kafka.protocol.consumer import OffsetSpec
 
 from pipelines.logic.tick_schedule import TickSchedule
+from pipelines.logic.trailing import TrailingClock, behind_the_log
 from schemas.records import TICK
 
 
@@ -28,6 +30,7 @@ class Ticker:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
         self._quiet = False
+        self._clock = TrailingClock()
         self.error: str | None = None
 
     def start(self) -> None:
@@ -41,6 +44,12 @@ class Ticker:
     def quiet(self) -> bool:
         """Whether no window can be open: in every partition, a tick has passed the end of the last window."""
         return self._quiet
+
+    @property
+    def clock_error(self) -> str | None:
+        """What it means that the broker's stamps trail the log's clock; None: they do not."""
+        clock = self._clock
+        return None if clock.since is None else behind_the_log(self._topic, clock.now, clock.kept, clock.since)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -56,8 +65,9 @@ class Ticker:
         producer = KafkaProducer(**self._options, acks="all", max_block_ms=5_000)
         try:
             found = consumer.partitions_for_topic(self._topic) or set()
-            partitions = {partition: TickSchedule(self._rest) for partition in found}
-            names = [TopicPartition(self._topic, partition) for partition in partitions]
+            names = [TopicPartition(self._topic, partition) for partition in found]
+            stood = greatest_stamps(self._options, names)
+            partitions = {name.partition: TickSchedule(self._rest, stood.get(name.partition, 0)) for name in names}
             while not self._stop.wait(self._interval):
                 ends = consumer.end_offsets(names)
                 due = [name for name in names if partitions[name.partition].due(ends[name])]
@@ -65,8 +75,27 @@ class Ticker:
                 for future in sent:
                     record = future.get(timeout=5)
                     partitions[record.partition].ticked(record.offset, record.timestamp)
+                self._look_at_clock(partitions.values())
                 self._quiet = not due and bool(names)
                 self.error = None
         finally:
             producer.close(timeout=1)
             consumer.close()
+
+    def _look_at_clock(self, partitions: Iterable[TickSchedule]) -> None:
+        worst = max(partitions, key=lambda each: each.clock - each.stamp, default=None)
+        if worst is not None and worst.stamp:
+            self._clock.see(worst.stamp * 1000, worst.clock * 1000)
+
+
+def greatest_stamps(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
+    """Where the clock of each partition of a topic stands, by what the broker holds of it, ms; nothing for partitions
+    without records, or where the broker is too old to be asked (before Kafka 3.0). KafkaError."""
+    admin = KafkaAdminClient(**client_options)
+    try:
+        found = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.MAX_TIMESTAMP))
+    except UnsupportedVersionError:
+        return {}
+    finally:
+        admin.close()
+    return {place.partition: at.timestamp for place, at in found.items() if at.timestamp >= 0}

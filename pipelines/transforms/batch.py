@@ -14,7 +14,7 @@ def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:
     """Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot be read."""
     return (
         records.select("partition", "offset", "stamp", "value")
-        .mapInArrow(stretches, STRETCHES)
+        .mapInArrow(stretches(batching.which), STRETCHES)
         .groupBy("partition")
         .transformWithStateInPandas(Batcher(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None")
         .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")

@@ -17,7 +17,7 @@ from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.log_clock import Clock
 from pipelines.spark.rows import RowBuffer, arrow_schema, ddl
 from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
-from schemas.batch import BlockError, read_block
+from schemas.batch import BlockError, read_block, read_foreign_block
 from schemas.queries import QUERIES
 from schemas.records import (
     UNREADABLE,
@@ -316,11 +316,16 @@ def _block(partition: int, offset: int, now: int, key: bytes, value: bytes) -> I
     block = decode_block(value)
     if block.block is None:
         return  # the bridge has put the reason into quarantine
-    for stream, links in read_block(block.block).items():
+    read = read_foreign_block(block.block)
+    for stream, links in read.tips.items():
         for tip in links:
             known = (block.network, stream, tip)
             separator = (block.separator.key, block.separator.value)
             yield RECEIVED_ROWS, known, (*known, block.cid, block.observed_at, *separator)
+    for entry in read.bad:
+        detail = f"block {block.cid}: {entry.why}"
+        row = (None, None, None, None, "sink", "entry_malformed", detail, entry.data, block.observed_at)
+        yield "quarantine", (detail,), row
 
 
 _READERS: dict[str, Callable[[int, int, int, bytes, bytes], Iterator[tuple[str, _Row, _Row]]]] = {

@@ -1,15 +1,16 @@
 """`kiln.frames` to records of `kiln.updates`: the first good copy of each UPDATE, with its separator.
 
 Where blocks can be fetched, what asks for one goes to `kiln.wanted`: an update whose separator only its genesis can
-tell, which waits there, and each batch that somebody else announced.
+tell, which waits there; each batch that somebody else announced; and a copy of each update that goes on under a
+separator which is only claimed (decision 20).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,6 +21,7 @@ from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.known_streams import StreamsTopic, known_streams
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
+from schemas.claims import CONTRADICTS, Claims, contradiction
 from schemas.records import (
     Coordinates,
     Epoch,
@@ -27,6 +29,7 @@ from schemas.records import (
     SeparatorRecord,
     SeparatorSource,
     UpdateRecord,
+    WaitedTip,
     WantedRecord,
     encode,
     quarantine_key,
@@ -36,10 +39,21 @@ from schemas.streamid import StreamID
 from schemas.topics import Separator, parse_separator_text, separator_text
 
 _Batches = Iterator[pa.RecordBatch]
-Known = Mapping[tuple[str, str], SeparatorRecord | None]
-"""By (network, StreamID): what the verified genesis says; None: no separator."""
 
-CONTRADICTS = "contradicts_genesis"
+
+class Known(Protocol):
+    """What the verified genesis says, by (network, StreamID); None: no separator. A dict will do."""
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
+
+
+class Waited(Protocol):
+    """Whether an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
+
+    def __call__(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool: ...
+
+
+_UNKNOWN: Final = SeparatorRecord("-", "-")
 
 _SCHEMA = pa.schema(
     [
@@ -56,10 +70,12 @@ _COLUMNS = "identity binary, topic string, key binary, value binary, heard_at bi
 
 @dataclass(frozen=True)
 class Separating:
-    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for."""
+    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
+    `believe`: whether a claim counts before it is verified, where it can be."""
 
     streams: StreamsTopic | None = None
     fetch: bool = False
+    believe: bool = True
 
 
 class Row(NamedTuple):
@@ -104,25 +120,21 @@ class Separated(NamedTuple):
     contradicted: Separator | None = None
 
 
-def separate(topic: Separator | None, model: str | None, stream: tuple[str, str], known: Known) -> Separated:
+def separate(claims: Claims, stream: tuple[str, str], known: Known, how: Separating) -> Separated:
     """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
 
     `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
+    Where the genesis can be asked for, claims that disagree count for nothing.
     """
-    claims = [] if topic is None else [topic]
-    if model is not None:
-        claims.append(Separator("model", model))
-    if stream in known:
-        verified = known[stream]
-        if verified is None:
-            return Separated(None, "genesis")
+    verified = known.get(stream, _UNKNOWN)
+    if verified is None:
+        return Separated(None, "genesis")
+    if verified is not _UNKNOWN:
         separator = Separator(verified.key, verified.value)
-        # a field `model` says nothing of a stream that is separated by another key
-        wrong = [each for each in claims if each != separator and (each == topic or each.key == separator.key)]
-        return Separated(separator, "genesis", wrong[0] if wrong else None)
-    if topic is not None:
-        return Separated(topic, "topic")
-    return Separated(claims[0], "model") if claims else Separated(None, None)
+        return Separated(separator, "genesis", claims.contradicted(separator))
+    if claims.first is None or (how.fetch and (claims.disagree or not how.believe)):
+        return Separated(None, None)
+    return Separated(claims.first, "topic" if claims.topic is not None else "model")
 
 
 def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batches]:
@@ -132,17 +144,18 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
         decoder = Decoder(how)
         buffer = RowBuffer(_SCHEMA)
         known: Known = {}
+        waited: Waited = _nothing_waited
         if separating.streams is not None:
-            streams = known_streams(separating.streams)
+            known = streams = known_streams(separating.streams)
+            waited = streams.waited
             streams.refresh()
-            known = streams.known
         for batch in batches:
             for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 for item in decoder.decode(value, partition, offset, stamp):
                     if isinstance(item, Faulty):
                         continue
                     if item.content.type == "UPDATE":
-                        made = _of_update(item, epoch, how, known, separating)
+                        made = _of_update(item, epoch, how, known, waited, separating)
                     elif item.content.type == "BATCH_UPDATE" and separating.fetch:
                         made = _of_batch(item)
                     else:
@@ -178,11 +191,18 @@ def _new_once(item: Decoded, separator: Separator | None) -> bytes:
     return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
-def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separating: Separating) -> Iterator[Row]:
+def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+    return False
+
+
+def _of_update(
+    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
+) -> Iterator[Row]:
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
-    found = separate(item.separator, content.model, (item.network, stream), known)
-    named = SeparatorRecord(*found.separator) if found.separator else None
+    claims = Claims(item.separator, None if content.model is None else Separator("model", content.model))
+    found = separate(claims, (item.network, stream), known, separating)
+    named = _record_of(found.separator)
     record = UpdateRecord(
         network=item.network,
         origin=item.origin,
@@ -197,17 +217,29 @@ def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separat
         observed_at=item.observed_at,
     )
     identity = _new_once(item, found.separator)
-    if found.source is None and separating.fetch:
-        genesis = cid_text(StreamID.parse(stream).genesis)
-        wanted = WantedRecord(item.network, genesis, "genesis", item.observed_at, message=item.message, update=record)
-        yield Row(identity, "wanted", genesis.encode(), encode(wanted), item.observed_at)
-    else:
+    waits = found.source is None and separating.fetch
+    again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
+    if not waits and not again:
         yield Row(identity, "updates", update_key(item.network, named, stream), encode(record), item.observed_at)
+    if found.source != "genesis" and separating.fetch:
+        genesis = cid_text(StreamID.parse(stream).genesis)
+        wanted = WantedRecord(
+            item.network,
+            genesis,
+            "genesis" if waits else "claim",
+            item.observed_at,
+            message=item.message,
+            update=record,
+            topic=_record_of(claims.topic),
+            model=_record_of(claims.model),
+        )
+        asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
+        yield Row(asks, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
         fault = QuarantineRecord(
             stage="separator",
             reason=CONTRADICTS,
-            detail=f"claimed {separator_text(found.contradicted)}; the genesis says {separator_text(found.separator)}",
+            detail=contradiction(found.contradicted, found.separator),
             data=item.envelope.data,
             observed_at=item.observed_at,
         )
@@ -215,13 +247,20 @@ def _of_update(item: Decoded, epoch: Epoch, how: Decoding, known: Known, separat
         yield Row(message + b"!", "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
 
 
+def _record_of(separator: Separator | None) -> SeparatorRecord | None:
+    return None if separator is None else SeparatorRecord(*separator)
+
+
 def _of_batch(item: Decoded) -> Iterator[Row]:
-    """The batches that a BATCH_UPDATE of somebody else names; each is wanted once, whoever names it."""
+    """The batches that a BATCH_UPDATE of somebody else names. The batch that a message announces is wanted at each
+    announcement: the fetcher may have given the batch up, or followed another interest then. Those before it are wanted
+    once, whoever names them."""
     content = item.content
     if item.own or content.sep is None or content.batch is None:
         return
     separator = SeparatorRecord(*parse_separator_text(content.sep))
     for cid in (content.batch, *item.previous):
-        named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}".encode()
+        announced = item.message if cid == content.batch else ""
+        named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
         wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
         yield Row(blake2b(named, digest_size=16).digest(), "wanted", cid.encode(), encode(wanted), item.observed_at)

@@ -17,6 +17,7 @@ from kit.log_feed import alternate, frames_producer, kiln_beside
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
 from deploy.traffic.ledger import FrameEntry
+from schemas.frames import MAX_MESSAGES
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(3_000)]
 
@@ -40,7 +41,7 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
     good = Traffic(options, start, 1_000.0)
     bad = [
         # times of their own: an author and a time are a message's id
-        BadInputs(kind, 100_000 if kind == "many_messages" else NUMBER, 5, options, start + place * HOUR, spacing)
+        BadInputs(kind, MAX_MESSAGES if kind == "many_messages" else NUMBER, 5, options, start + place * HOUR, spacing)
         for place, kind in enumerate(BAD_KINDS, start=1)
     ]
     with frames_producer(broker.address, PREFIX) as producer:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kit.awaiting import PATIENCE, wait_until
+from kit.broker_access import client, security, variables
 
 from bridge.bep50.carrier import publisher_key
 from bridge.status import BridgeStatus, read_status
@@ -47,7 +48,13 @@ class Side:
 
     def __init__(self, broker: EmbeddedBroker, prefix: str, state: Path) -> None:
         self.address, self.prefix, self.state = broker.address, prefix, state
-        ensure_topics(self.address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
+        ensure_topics(
+            self.address,
+            prefix,
+            {"updates": 1},
+            dict.fromkeys(TOPICS, timedelta(days=1)),
+            client_options=security(self.address),
+        )
 
     @property
     def status(self) -> BridgeStatus | None:
@@ -59,7 +66,7 @@ class Side:
             **{name: value for name, value in os.environ.items() if not name.startswith("KILN_")},
             "KILN_STATE": str(self.state),
             "KILN_NETWORK": NETWORK,
-            "KILN_KAFKA__BOOTSTRAP": self.address,
+            **variables(self.address),
             "KILN_KAFKA__PREFIX": self.prefix,
             "KILN_BRIDGE__LISTEN": "[]",
             "KILN_PUBLISH__ENABLED": "false",
@@ -81,13 +88,13 @@ class Side:
             assert process.wait(PATIENCE) == 0
 
     def write(self, *batches: BatchRecord) -> None:
-        producer = KafkaProducer(bootstrap_servers=[self.address], acks="all")
+        producer = KafkaProducer(**client(self.address), acks="all")
         for each in batches:
             producer.send(f"{self.prefix}batches", value=encode(each), partition=0)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
-        consumer = KafkaConsumer(bootstrap_servers=[self.address])
+        consumer = KafkaConsumer(**client(self.address))
         parts = [TopicPartition(f"{self.prefix}{topic}", number) for number in range(2)]
         parts = [part for part in parts if part.partition in (consumer.partitions_for_topic(part.topic) or ())]
         consumer.assign(parts)

@@ -16,7 +16,9 @@ from typing import Protocol
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.errors import KafkaError
 from kit.awaiting import awaited
+from kit.broker_access import client, security
 
 from deploy.embedded.broker import BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running, stop_running
 from deploy.kafka.topics import TopicsError, ensure_topics
@@ -33,18 +35,24 @@ class NewBroker(Protocol):
 
 
 def make_topics(broker: EmbeddedBroker, prefix: str, partitions: dict[str, int] | None = None) -> list[str]:
-    return ensure_topics(broker.address, prefix, partitions or PARTITIONS, dict.fromkeys(TOPICS, WEEK))
+    return ensure_topics(
+        broker.address,
+        prefix,
+        partitions or PARTITIONS,
+        dict.fromkeys(TOPICS, WEEK),
+        client_options=security(broker.address),
+    )
 
 
 def write(address: str, topic: str, value: bytes, stamp_ms: int | None = None) -> None:
-    producer = KafkaProducer(bootstrap_servers=[address], max_request_size=8 * 1024 * 1024, acks="all")
+    producer = KafkaProducer(**client(address), max_request_size=8 * 1024 * 1024, acks="all")
     producer.send(topic, value=value, partition=0, timestamp_ms=stamp_ms).get(timeout=30)
     producer.close()
 
 
 def read(address: str, topic: str, count: int) -> list[tuple[bytes, int, int]]:
     """(value, stamp in ms, type of stamp) of the first records of partition 0."""
-    consumer = KafkaConsumer(bootstrap_servers=[address], fetch_max_bytes=16 << 20, max_partition_fetch_bytes=16 << 20)
+    consumer = KafkaConsumer(**client(address), fetch_max_bytes=16 << 20, max_partition_fetch_bytes=16 << 20)
     partition = TopicPartition(topic, 0)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
@@ -63,7 +71,7 @@ def read(address: str, topic: str, count: int) -> list[tuple[bytes, int, int]]:
 def test_topics_are_made_once(broker: EmbeddedBroker, prefix: str) -> None:
     assert make_topics(broker, prefix) == sorted(f"{prefix}{name}" for name in TOPICS)
     assert make_topics(broker, prefix) == []
-    with KafkaAdminClient(bootstrap_servers=[broker.address]) as admin:
+    with KafkaAdminClient(**client(broker.address)) as admin:
         topics = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics()}
         resources = [ConfigResource(ConfigResourceType.TOPIC, f"{prefix}{name}") for name in TOPICS]
         told = admin.describe_configs(resources, config_filter="all")["topic"]
@@ -97,7 +105,7 @@ def test_partitions_of_updates_are_for_life(broker: EmbeddedBroker, prefix: str)
 
 def test_topics_made_otherwise_are_refused_with_what_to_type(broker: EmbeddedBroker, prefix: str) -> None:
     wrong = {"message.timestamp.type": "CreateTime", "max.message.bytes": "1000000", "cleanup.policy": "compact"}
-    with KafkaAdminClient(bootstrap_servers=[broker.address]) as admin:
+    with KafkaAdminClient(**client(broker.address)) as admin:
         admin.create_topics({f"{prefix}updates": {"num_partitions": 2, "replication_factor": 1, "configs": wrong}})
     with pytest.raises(TopicsError) as caught:
         make_topics(broker, prefix)
@@ -116,7 +124,7 @@ def test_topics_need_a_broker(free_port: int) -> None:
 
 
 def test_misspelt_topic_is_not_made(broker: EmbeddedBroker, prefix: str) -> None:
-    consumer = KafkaConsumer(f"{prefix}framse", bootstrap_servers=[broker.address])
+    consumer = KafkaConsumer(f"{prefix}framse", **client(broker.address))
     consumer.poll(timeout_ms=500)
     assert f"{prefix}framse" not in consumer.topics()
     consumer.close()
@@ -130,7 +138,7 @@ def test_second_kiln_on_the_same_folder(broker: EmbeddedBroker, new_broker: NewB
     with pytest.raises(BrokerRunningError, match=f"already running at {broker.address}") as caught:
         new_broker(broker.state).start()
     assert caught.value.address == broker.address
-    await_broker(broker.address, timeout=5)  # and the first is none the worse
+    await_broker(broker.address, security(broker.address), timeout=5)  # and the first is none the worse
 
 
 def test_ctrl_c_does_not_reach_it(broker: EmbeddedBroker) -> None:
@@ -242,8 +250,51 @@ def test_kill_9_of_the_application(tmp_path: Path, new_broker: NewBroker, tied: 
             assert awaited(lambda: running(tmp_path) is None)
         else:
             assert running(tmp_path) == broker.address
-            await_broker(broker.address, timeout=10)
+            await_broker(broker.address, security(broker.address), timeout=10)
     finally:
         assert stop_running(tmp_path) is not tied
     assert running(tmp_path) is None
     assert stop_running(tmp_path) is False
+
+
+# ---------------------------------------------------------------- the password
+
+
+@pytest.mark.parametrize("port", ["port", "controller_port"])
+@pytest.mark.parametrize(
+    "login",
+    [
+        {},
+        {"security_protocol": "SASL_PLAINTEXT", "sasl_plain_username": "kiln", "sasl_plain_password": "guessed"},
+    ],
+)
+def test_without_the_password_nobody_is_let_in(broker: EmbeddedBroker, port: str, login: dict[str, str]) -> None:
+    mechanism = {"sasl_mechanism": "PLAIN"} if login else {}
+    address = f"127.0.0.1:{getattr(broker, port)}"
+    with pytest.raises(KafkaError):
+        KafkaAdminClient(bootstrap_servers=[address], bootstrap_timeout_ms=500, **login, **mechanism)
+
+
+def test_the_password_is_the_users_own(broker: EmbeddedBroker) -> None:
+    folder = broker.state / "broker"
+    password = (folder / "password").read_text()
+    assert len(password) >= 32
+    for name in ("password", "server.properties"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600, name
+    logs = b"".join(path.read_bytes() for path in (broker.state / "logs").iterdir())
+    assert logs
+    assert password.encode() not in logs
+    assert password not in Path(f"/proc/{broker.pid}/cmdline").read_text()
+
+
+def test_a_folder_of_before_takes_a_password_and_keeps_its_records(
+    tmp_path: Path, new_broker: NewBroker, prefix: str
+) -> None:
+    with new_broker(tmp_path) as first:
+        make_topics(first, prefix)
+        write(first.address, f"{prefix}updates", b"kept")
+        lost = first.client_options["sasl_plain_password"]
+    (tmp_path / "broker" / "password").write_text("")  # as a power cut can leave it; a folder of before has no file
+    with new_broker(tmp_path) as second:
+        assert second.client_options["sasl_plain_password"] not in ("", lost)
+        assert [value for value, _, _ in read(second.address, f"{prefix}updates", 1)] == [b"kept"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import cbor2
 import pytest
@@ -15,11 +15,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
+from kit.broker_access import client, security
+from kit.memory_ipfs import Ipfs
 
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.offsets import DoneOffsets
 from bridge.fetching.pending import FetchingOptions
-from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
 from pipelines.logic.windows import PartitionWindows
@@ -75,42 +76,6 @@ def wanted(number: int, message: int) -> WantedRecord:
     return WantedRecord("local-test", cid_text(block_cid(genesis(number))), "genesis", 1, update=update)
 
 
-class Ipfs:
-    """Blocks in memory; who asks for one that is not there waits in vain."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[str, bytes] = {}
-        self.away = False
-        self.asked: Counter[str] = Counter()
-        self.fault: str | None = None
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def add(self, block: bytes) -> str:
-        cid = cid_text(block_cid(block))
-        self.blocks[cid] = block
-        return cid
-
-    def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
-        self.asked[cid] += 1
-        self.gate.wait()
-        if self.away:
-            raise BlocksAwayError("no node at http://127.0.0.1:5001")
-        if cid == self.fault:
-            raise RecursionError("what a peer sent")
-        if cid not in self.blocks:
-            raise BlockUnavailableError(f"{cid}: not found in {timeout:g} s")
-        return verified(cid, self.blocks[cid])
-
-    def put(self, cid: str, data: bytes) -> None: ...
-    def pin(self, cid: str) -> None: ...
-    def unpin(self, cid: str) -> None: ...
-    def about(self) -> str:
-        return "blocks in memory"
-
-    def close(self) -> None: ...
-
-
 def has_released(fetcher: Fetcher) -> bool:
     return fetcher.counts["released"] > 0
 
@@ -124,17 +89,20 @@ class Kiln:
         self.ipfs = Ipfs()
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
-        ensure_topics(address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)))
+        self.place_file: Path | None = None
+        ensure_topics(
+            address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
+        )
 
     def write(self, *records: WantedRecord | bytes) -> None:
-        producer = KafkaProducer(bootstrap_servers=[self.address], acks="all")
+        producer = KafkaProducer(**client(self.address), acks="all")
         for record in records:
             value = record if isinstance(record, bytes) else encode(record)
             producer.send(f"{self.prefix}wanted", value=value, partition=0)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
-        consumer = KafkaConsumer(bootstrap_servers=[self.address])
+        consumer = KafkaConsumer(**client(self.address))
         parts = [TopicPartition(f"{self.prefix}{topic}", number) for number in range(2 if topic == "updates" else 1)]
         consumer.assign(parts)
         consumer.seek_to_beginning(*parts)
@@ -156,16 +124,30 @@ class Kiln:
     def start(
         self, options: FetchingOptions = OPTIONS, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000
     ) -> Fetcher:
-        fetcher = Fetcher([self.address], {}, self.prefix, options, self.ipfs, lambda: self.interests, clock_us)
+        fetcher = Fetcher(
+            [self.address],
+            security(self.address),
+            self.prefix,
+            options,
+            self.ipfs,
+            lambda: self.interests,
+            clock_us,
+            place_file=self.place_file,
+        )
         fetcher.start()
         self.running.append(fetcher)
         return fetcher
 
     def committed(self) -> OffsetAndMetadata | None:
-        with KafkaAdminClient(bootstrap_servers=[self.address]) as admin:
+        with KafkaAdminClient(**client(self.address)) as admin:
             group = f"{self.prefix}fetcher.local-test"
             found = admin.list_group_offsets({group: None})[group]
         return next((kept for part, kept in found.items() if part.topic == f"{self.prefix}wanted"), None)
+
+    def forget_place(self) -> None:
+        """As `offsets.retention.minutes` does."""
+        with KafkaAdminClient(**client(self.address)) as admin:
+            admin.delete_group_offsets(f"{self.prefix}fetcher.local-test", [TopicPartition(f"{self.prefix}wanted", 0)])
 
     def place(self) -> int | None:
         kept = self.committed()
@@ -336,3 +318,75 @@ def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     assert awaited(lambda: "Kafka fails" in fetcher.state)
     fetcher.stop(10)
     assert fetcher.state == "stopped"
+
+
+# ---------------------------------------------------------------- what Kafka forgets
+
+
+def test_a_place_that_kafka_lost_is_taken_from_the_file(
+    kiln: Kiln, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kiln.place_file = tmp_path / "fetcher.json"
+    for number in range(2):
+        kiln.ipfs.add(genesis(number))
+    kiln.write(wanted(0, 0), wanted(2, 1), wanted(1, 2))  # nobody has the genesis of 2
+    first = kiln.start()
+    assert awaited(lambda: first.counts["released"] == 2 and kiln.place() == 1)
+    first.stop()
+    kiln.forget_place()
+    kiln.ipfs.add(genesis(2))
+    kiln.write(wanted(0, 3))
+
+    again = kiln.start()
+    assert awaited(lambda: again.counts["released"] == 2)
+    assert (again.places_lost, again.status().places_lost) == (1, 1)
+    assert "Kafka has lost the place" in caplog.text
+    assert sorted(update.message for update in kiln.updates()) == [f"message {message}" for message in range(4)]
+
+
+def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -> None:
+    kiln.place_file = tmp_path / "fetcher.json"
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0))
+    first = kiln.start()
+    assert awaited(lambda: first.counts["released"] == 1 and kiln.place() == 1)
+    assert awaited(lambda: len(kiln.read("streams")) == 1)
+    first.stop()
+    kiln.forget_place()
+    kiln.place_file.unlink()
+    again = kiln.start()
+    assert awaited(lambda: again.error is not None)
+    said = str(again.error)
+    assert f"the place of {kiln.prefix}fetcher.local-test in {kiln.prefix}wanted, partition 0, is lost" in said
+    assert "--reset-offsets" in said
+    again.stop()
+    assert [update.message for update in kiln.updates()] == ["message 0"]
+
+
+def test_the_place_of_a_topic_that_was_made_anew_is_none(kiln: Kiln, tmp_path: Path) -> None:
+    kiln.place_file = tmp_path / "fetcher.json"
+    kiln.place_file.write_text('{"topic": "another", "places": {"0": {"offset": 1, "metadata": ""}}}')
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0), wanted(1, 1))
+    fetcher = kiln.start()
+    assert awaited(lambda: fetcher.counts["released"] == 2)
+    assert fetcher.places_lost == 0
+
+
+def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0), wanted(1, 1))
+    first = kiln.start()
+    assert awaited(lambda: first.counts["released"] == 2 and kiln.place() == 2)
+    first.stop()
+    kiln.write(*(wanted(1, message) for message in range(2, 7)))
+    with KafkaAdminClient(**client(kiln.address)) as admin:
+        admin.delete_records({TopicPartition(f"{kiln.prefix}wanted", 0): 5})
+    again = kiln.start()
+    assert awaited(lambda: again.counts["released"] == 2)
+    assert again.status().counts["lost"] == 3
+    assert "let 3 records" in caplog.text
+    assert "offsets 2 to 4" in caplog.text
+    assert awaited(lambda: kiln.place() == 7)
+    (fault,) = map(decode_quarantine, kiln.read("quarantine"))
+    assert (fault.reason, fault.detail) == ("wanted_gone", "3 records out of 0/2 to 0/4 of wanted")

@@ -14,6 +14,7 @@ import pytest
 from conftest import free_ports
 from kafka import KafkaProducer
 from kit.awaiting import wait_until
+from kit.broker_access import client, security
 from kit.kiln_process import Kiln
 
 from conf.settings.model import Kafka, Settings
@@ -35,7 +36,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
     found.start()
     with launched_broker(settings, lambda words: None, die_with_parent=True) as launched:
         servers = launched.ready()
-        producer = KafkaProducer(bootstrap_servers=servers, acks="all")
+        producer = KafkaProducer(**client(servers), acks="all")
         first = producer.send("kiln.frames", value=b"before", partition=0).get(timeout=30)
         for _ in range(2):
             assert not launched.error
@@ -44,7 +45,7 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
             wait_until(lambda: launched.error == "the broker has ended; it is started again", "its end is told")
             wait_until(partial(_another, tmp_path, killed), "another broker")
             wait_until(lambda: not launched.error, lambda: f"no error, but {launched.error}")
-        await_broker(servers)
+        await_broker(servers, security(servers))
         second = producer.send("kiln.frames", value=b"after", partition=0).get(timeout=30)
         assert second.offset == first.offset + 1
         producer.close()
@@ -69,7 +70,7 @@ def start_replay(kiln: Kiln) -> subprocess.Popen[str]:
     process = kiln.start("replay", str(kiln.state.parent / "long.rpc.gz"), "--pace", "1")
     wait_until(lambda: owner(kiln.state) == process.pid, "the Kiln owns its broker")
     wait_until(lambda: running(kiln.state) is not None, "the broker runs")
-    await_broker(kiln.servers)
+    await_broker(kiln.servers, _settings(kiln).broker.security_options())
     return process
 
 
@@ -133,7 +134,7 @@ def test_kiln_broker_stop(kiln: Kiln, capsys: Capture) -> None:
     first = start_replay(kiln)
     assert run_command(stop) == 1
     assert f"belongs to a Kiln that runs (process {first.pid})" in capsys.readouterr().err
-    await_broker(kiln.servers, timeout=5)
+    await_broker(kiln.servers, _settings(kiln).broker.security_options(), timeout=5)
     first.kill()
     first.wait()
     assert run_command(stop) == 0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
+from kit.broker_access import client, security
 
 from bridge.ipfs import BlocksAwayError
-from bridge.publishing.outbox import TOO_OLD, PublishingOptions
+from bridge.publishing.outbox import GONE, TOO_OLD, PublishingOptions
 from bridge.publishing.publisher import Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
@@ -54,16 +57,18 @@ class Kiln:
         self.kept: list[str] = []
         self.crash = False
         self.running: list[Publisher] = []
-        ensure_topics(address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
+        ensure_topics(
+            address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
+        )
 
     def write(self, *values: bytes) -> None:
-        producer = KafkaProducer(bootstrap_servers=[self.address], acks="all")
+        producer = KafkaProducer(**client(self.address), acks="all")
         for value in values:
             producer.send(f"{self.prefix}batches", value=value, partition=0)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
-        consumer = KafkaConsumer(bootstrap_servers=[self.address])
+        consumer = KafkaConsumer(**client(self.address))
         part = TopicPartition(f"{self.prefix}{topic}", 0)
         consumer.assign([part])
         consumer.seek_to_beginning(part)
@@ -73,6 +78,33 @@ class Kiln:
             found += [record.value for record in consumer.poll(timeout_ms=500).get(part, [])]
         consumer.close()
         return found
+
+    @property
+    def _part(self) -> TopicPartition:
+        return TopicPartition(f"{self.prefix}batches", 0)
+
+    @property
+    def _group(self) -> str:
+        return f"{self.prefix}publisher.local-test"
+
+    def place(self) -> tuple[int, str] | None:
+        with KafkaAdminClient(**client(self.address)) as admin:
+            kept = admin.list_group_offsets({self._group: None})[self._group].get(self._part)
+        return None if kept is None else (kept.offset, kept.metadata)
+
+    def commit_place(self, offset: int, metadata: str) -> None:
+        with KafkaAdminClient(**client(self.address)) as admin:
+            admin.alter_group_offsets(self._group, {self._part: OffsetAndMetadata(offset, metadata)})
+
+    def forget_place(self) -> None:
+        """As `offsets.retention.minutes` does."""
+        with KafkaAdminClient(**client(self.address)) as admin:
+            admin.delete_group_offsets(self._group, [self._part])
+
+    def delete_records(self, before: int) -> None:
+        """As retention does."""
+        with KafkaAdminClient(**client(self.address)) as admin:
+            admin.delete_records({self._part: before})
 
     def receipts(self) -> list[PublicationRecord]:
         return [decode_publication(value) for value in self.read("publications")]
@@ -94,9 +126,18 @@ class Kiln:
 
     def close(self) -> None: ...
 
-    def start(self) -> Publisher:
+    def start(self, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
-        publisher = Publisher([self.address], {}, self.prefix, options, self.publish, lambda: self.held, self)
+        publisher = Publisher(
+            [self.address],
+            security(self.address),
+            self.prefix,
+            options,
+            self.publish,
+            lambda: self.held,
+            self,
+            clock_us=clock_us,
+        )
         publisher.start()
         self.running.append(publisher)
         return publisher
@@ -193,3 +234,101 @@ def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     stopping.start()
     stopping.join(10)
     assert not stopping.is_alive()
+
+
+# ---------------------------------------------------------------- what Kafka forgets
+
+
+def test_a_place_that_kafka_lost_is_made_up_from_receipts(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
+    early = batch(0, age=3600 * S)
+    done = [batch(number) for number in range(1, 4)]
+    kiln.write(*map(encode, (early, *done)))
+    first = kiln.start()
+    assert awaited(lambda: first.published == 3 and first.state == "waiting for batches")
+    assert first.places_lost == 0
+    first.stop()
+    kiln.forget_place()
+    waited = batch(4, age=600 * S)  # while the bridge was down, for longer than a first start looks back
+    kiln.write(encode(waited))
+
+    again = kiln.start()
+    assert awaited(lambda: again.published == 1 and again.state == "waiting for batches")
+    assert (again.places_lost, again.failed, again.lost) == (1, 0, 0)
+    assert "Kafka has lost the place" in caplog.text
+    again.stop()
+    receipts = [(receipt.cid, receipt.error) for receipt in kiln.receipts()]
+    assert sorted(receipts, key=str) == sorted(
+        [(early.cid, TOO_OLD), *((b.cid, None) for b in (*done, waited))], key=str
+    )
+
+    third = kiln.start()  # and the place is there again
+    assert awaited(lambda: third.state == "waiting for batches")
+    assert (third.places_lost, third.published) == (0, 0)
+
+
+def test_a_crash_between_receipt_and_place_gives_no_batch_a_second_receipt(kiln: Kiln) -> None:
+    done = [batch(number) for number in range(4)]
+    kiln.write(*map(encode, done))
+    first = kiln.start()
+    assert awaited(lambda: first.published == 4 and first.state == "waiting for batches")
+    first.stop()
+    kept = kiln.place()
+    assert kept is not None
+    kiln.commit_place(1, kept[1])  # as it was before the receipts of the others
+    kiln.write(encode(batch(4)))
+    again = kiln.start()
+    assert awaited(lambda: again.published == 1 and again.state == "waiting for batches")
+    again.stop()
+    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(batch(number).cid for number in range(5))
+    assert kiln.place() == (5, kept[1])
+
+
+def test_a_crash_while_a_lost_place_is_made_up_repeats_nothing(kiln: Kiln) -> None:
+    done = [batch(number) for number in range(3)]
+    kiln.write(*map(encode, done))
+    first = kiln.start()
+    assert awaited(lambda: first.published == 3 and first.state == "waiting for batches")
+    first.stop()
+    kiln.commit_place(0, "0 3")  # as a start leaves it that has read the receipts, and nothing more
+    again = kiln.start()
+    assert awaited(lambda: again.state == "waiting for batches" and kiln.place() == (3, "0"))
+    assert (again.published, len(kiln.receipts())) == (0, 3)
+
+
+def test_the_place_is_committed_again_while_nothing_comes(kiln: Kiln) -> None:
+    now = [time.time_ns() // 1_000]
+    kiln.write(encode(batch(1)))
+    publisher = kiln.start(lambda: now[0])
+    assert awaited(lambda: publisher.published == 1 and kiln.place() is not None)
+    assert awaited(lambda: (kiln.place() or (0, ""))[0] == 1)
+    kiln.forget_place()
+    now[0] += 3600 * S
+    assert awaited(lambda: (kiln.place() or (0, ""))[0] == 1)
+
+
+def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
+    kiln.write(*(encode(batch(number)) for number in range(2)))
+    first = kiln.start()
+    assert awaited(lambda: first.published == 2 and first.state == "waiting for batches")
+    first.stop()
+    kiln.write(*(encode(batch(number)) for number in range(2, 7)))
+    kiln.delete_records(5)
+
+    again = kiln.start()
+    assert awaited(lambda: again.published == 2 and again.state == "waiting for batches")
+    assert (again.lost, again.status().lost) == (3, 3)
+    assert "let 3 records" in caplog.text
+    assert "offsets 2 to 4" in caplog.text
+    (fault,) = map(decode_quarantine, kiln.read("quarantine"))
+    assert (fault.stage, fault.reason, fault.detail) == ("publisher", GONE, "records 0/2 to 0/4 of batches")
+    again.stop()
+
+    kiln.held = "on purpose"
+    third = kiln.start()  # while it runs
+    assert awaited(lambda: third.state == "held back: on purpose")
+    assert third.lost == 0
+    kiln.delete_records(7)
+    kiln.held = None
+    kiln.write(encode(batch(7)))
+    assert awaited(lambda: third.published == 1)
+    assert third.lost == 0  # what it had read is not lost

@@ -17,6 +17,7 @@ from typing import Protocol
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kit.awaiting import awaited
+from kit.broker_access import client, security
 
 from bridge.capture.spool import FrameSink
 from bridge.capture.tap import Connection
@@ -37,7 +38,7 @@ class NewBroker(Protocol):
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
-    return FrameSink(partial(StoppableKafkaProducer, [address], {}), topic, folder, 256 << 20, 16 << 20)
+    return FrameSink(partial(StoppableKafkaProducer, [address], security(address)), topic, folder, 256 << 20, 16 << 20)
 
 
 def more_spooled(sink: FrameSink) -> Callable[[], bool]:
@@ -76,7 +77,7 @@ class Peers:
 
 def firsts(address: str, topic: str) -> dict[bytes, list[int]]:
     """The sequences of each connection in the topic, first copies only, in the order of the log."""
-    consumer = KafkaConsumer(bootstrap_servers=[address], consumer_timeout_ms=30_000)
+    consumer = KafkaConsumer(**client(address), consumer_timeout_ms=30_000)
     parts = [TopicPartition(topic, partition) for partition in consumer.partitions_for_topic(topic)]
     consumer.assign(parts)
     consumer.seek_to_beginning(*parts)
@@ -101,7 +102,13 @@ def assert_complete(address: str, topic: str, peers: Peers) -> None:
 
 
 def make_topics(broker: EmbeddedBroker, prefix: str) -> str:
-    ensure_topics(broker.address, prefix, {"frames": 2, "updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)))
+    ensure_topics(
+        broker.address,
+        prefix,
+        {"frames": 2, "updates": 1},
+        dict.fromkeys(TOPICS, timedelta(days=1)),
+        client_options=security(broker.address),
+    )
     return f"{prefix}frames"
 
 

@@ -16,6 +16,7 @@ import pytest
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kit.awaiting import wait_until
+from kit.broker_access import client
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kiln_process import Kiln, end
 
@@ -44,7 +45,7 @@ class Running:
     def write(self, count: int) -> list[str]:
         """Batches that close now; their CIDs."""
         cids = []
-        producer = KafkaProducer(bootstrap_servers=[self._kiln.servers], acks="all")
+        producer = KafkaProducer(**client(self._kiln.servers), acks="all")
         for _ in range(count):
             block = b"block %d" % self._written
             self._written += 1
@@ -57,7 +58,7 @@ class Running:
 
     def receipts(self, count: int) -> list[PublicationRecord]:
         """Once there are so many."""
-        consumer = KafkaConsumer(bootstrap_servers=[self._kiln.servers])
+        consumer = KafkaConsumer(**client(self._kiln.servers))
         part = TopicPartition("kiln.publications", 0)
         consumer.assign([part])
         consumer.seek_to_beginning(part)

@@ -50,7 +50,13 @@ def genesis(number: int, separator: Separator) -> Genesis:
     return Genesis(StreamID(3, block_cid(block)).text, cid_text(block_cid(block)), block)
 
 
+OTHERS = [
+    (StreamID(3, block_cid(b"other/%d" % number)).text, cid_text(block_cid(b"o%d" % number))) for number in range(6)
+]
+"""streams and tips of another author, whose updates the second Kiln batches"""
 UNNAMED = [genesis(number, SEPARATORS[0]) for number in range(3)]
+FORGED, DISPUTED = (genesis(number, SEPARATORS[0]) for number in (3, 4))
+"""announced on the topic of another separator; and there with the true `model`"""
 
 
 def late_tip(stream: int, tip: int) -> str:
@@ -71,6 +77,9 @@ def updates() -> Iterator[tuple[str, bytes]]:
     for number, each in enumerate(UNNAMED):
         for tip in range(TIPS_EACH):
             yield topic_name(NETWORK, None), write_update(each.stream, late_tip(number, tip))
+    false = topic_name(NETWORK, SEPARATORS[1])
+    yield false, write_update(FORGED.stream, late_tip(3, 0))
+    yield false, write_update(DISPUTED.stream, late_tip(4, 0), SEPARATORS[0].value)
 
 
 def told(kiln: Kiln) -> BridgeStatus | None:
@@ -98,8 +107,12 @@ def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
 def all_published(kiln: Kiln) -> bool:
     sent = {row["cid"] for row in rows(kiln, "publications") if row["error"] is None}
     made = {row["cid"] for row in rows(kiln, "batches")}
-    tips = {(row["stream"], row["tip"]) for row in rows(kiln, "batch_tips")}
-    return bool(made) and made == sent and tips == {(row["stream"], row["tip"]) for row in rows(kiln, "updates")}
+    wanted = tips_in(rows(kiln, "updates")).difference(OTHERS)
+    return bool(made) and made == sent and tips_in(rows(kiln, "batch_tips")) == wanted
+
+
+def tips_in(found: list[dict[str, object]]) -> set[tuple[object, object]]:
+    return {(row["stream"], row["tip"]) for row in found}
 
 
 def of_followed(kiln: Kiln, table: str) -> list[dict[str, object]]:
@@ -124,12 +137,14 @@ class Town:
         assert address(node.about()), node.about()
         return node
 
-    def first(self, bootstrap: str, ipfs_peer: str) -> Kiln:
-        return self._kiln("first", self._first, bootstrap, ipfs_peer, {})
+    def first(self, bootstrap: str, ipfs_peer: str, author: str) -> Kiln:
+        """It batches the updates of one author."""
+        return self._kiln("first", self._first, bootstrap, ipfs_peer, {"KILN_BATCH__AUTHORS": author})
 
-    def second(self, bootstrap: str, ipfs_peer: str) -> Kiln:
-        """It follows two of the separators, and publishes nothing."""
+    def second(self, bootstrap: str, ipfs_peer: str, author: str) -> Kiln:
+        """It follows two of the separators, batches the updates of another author, and publishes nothing."""
         follows = {
+            "KILN_BATCH__AUTHORS": author,
             "KILN_BRIDGE__INTERESTS": ",".join(map(separator_text, FOLLOWED)),
             "KILN_PUBLISH__ENABLED": "false",
         }
@@ -168,12 +183,13 @@ def town(peers: ExitStack, tmp_path: Path) -> Town:
 
 
 def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broker_classpath: list[Path]) -> None:
-    author = js_peer()
+    author, another = js_peer(), js_peer()
     topics = [topic_name(NETWORK, separator) for separator in (None, *SEPARATORS)]
     for topic in topics:
         author.subscribe(topic)
+        another.subscribe(topic)
     world = town.world()
-    first = town.first(author.address, address(world.about()))
+    first = town.first(f"{author.address},{another.address}", address(world.about()), author.peer)
     world.close()  # it comes back later
     run = town.run(first, "run")
     wait_until(lambda: bool(ipfs_address(first)), "the first Kiln has an IPFS node", PATIENCE)
@@ -181,32 +197,42 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     assert status is not None
     for topic in topics:
         author.wait_subscriber(topic, status.peer)
-    second = town.second(status.addresses[0], address(status.ipfs))
+        another.wait_subscriber(topic, status.peer)
+    second = town.second(status.addresses[0], address(status.ipfs), another.peer)
     bridge = town.run(second, "bridge")
     wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has a peer", PATIENCE)
     wait_until(lambda: bool(ipfs_address(second)), "the second Kiln has an IPFS node", PATIENCE)
     for topic, message in updates():
         author.publish_raw(topic, message)
+    for stream, tip in OTHERS:
+        another.publish_raw(topic_name(NETWORK, FOLLOWED[0]), write_update(stream, tip))
 
     # nobody has the genesis of some: they wait, and nothing waits for them
-    named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
+    named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH + 1 + len(OTHERS)
     wait_until(lambda: len(rows(first, "updates")) == named, "all updates that name their separator", 180)
     world = town.world()
-    for each in UNNAMED:
+    for each in (*UNNAMED, FORGED, DISPUTED):
         world.put(each.cid, each.block)
-    late = len(UNNAMED) * TIPS_EACH
+    late = len(UNNAMED) * TIPS_EACH + 1
     wait_until(lambda: len(rows(first, "updates")) == named + late, "all updates, by their genesis", 180)
     by_genesis = [row for row in rows(first, "updates") if row["separator_source"] == "genesis"]
     for number, each in enumerate(UNNAMED):
         mine = sorted((row["log_offset"], row["tip"]) for row in by_genesis if row["stream"] == each.stream)
         assert [tip for _, tip in mine] == [late_tip(number, tip) for tip in range(TIPS_EACH)]
-    verified = {(each.stream, FOLLOWED[0].value) for each in UNNAMED}
+    verified = {(each.stream, FOLLOWED[0].value) for each in (*UNNAMED, FORGED, DISPUTED)}
     wait_until(
         lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verified,
         "what was verified is in the table streams",
         PATIENCE,
     )
     wait_until(lambda: all_published(first), "all batches are published", PATIENCE)
+    # the false claim was believed until the genesis was there, and the two that disagree never were
+    assert [row["stream"] for row in by_genesis if row["stream"] == DISPUTED.stream] == [DISPUTED.stream]
+    false = first.sql("SELECT stream, tip, separator_value, true_value FROM false_claims")
+    assert [tuple(row.values()) for row in false] == [
+        (FORGED.stream, late_tip(3, 0), SEPARATORS[1].value, SEPARATORS[0].value)
+    ]
+    assert first.count("quarantine", "reason = 'contradicts_genesis'") == 2
 
     # the first Kiln's blocks are there to be fetched, without its queries
     end(run)
@@ -224,9 +250,15 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, broke
     end(bridge)
 
     received = [row for row in rows(second, "tips") if row["source"] == "batch"]
-    ours = {(row["stream"], row["tip"]) for row in of_followed(first, "updates")}
-    assert len(ours) == (len(FOLLOWED) * STREAMS_EACH + len(UNNAMED)) * TIPS_EACH
-    assert {(row["stream"], row["tip"]) for row in received} == ours
+    ours = tips_in([row for row in of_followed(first, "updates") if row["stream"] != FORGED.stream]).difference(OTHERS)
+    assert len(ours) == (len(FOLLOWED) * STREAMS_EACH + len(UNNAMED)) * TIPS_EACH + 1
+    assert tips_in(received) == ours
+    assert second.count("quarantine", "reason = 'other_separator'") == 1, "the false claim"
+    # both heard both authors, and each Kiln batches the updates of its author alone (CIP-123)
+    assert tips_in(rows(first, "updates")) >= set(OTHERS)
+    assert tips_in(rows(second, "updates")) >= set(OTHERS)
+    assert tips_in(rows(second, "updates")) & ours
+    assert tips_in(rows(second, "batch_tips")) == set(OTHERS)
     assert {row["cid"] for row in received} <= wanted
     assert not [row for row in rows(second, "quarantine") if row["stage"] == "fetch"]
     for row in rows(first, "batches"):

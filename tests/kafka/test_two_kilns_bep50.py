@@ -14,6 +14,7 @@ from conftest import free_ports
 from deltalake import DeltaTable
 from kafka import KafkaProducer
 from kit.awaiting import wait_until
+from kit.broker_access import client
 from kit.chance import new_key
 from kit.foreign_peer import BUILT
 from kit.kiln_process import Kiln, end
@@ -172,7 +173,7 @@ class Side:
     def announce(self, batches: dict[str, tuple[BatchRecord, Tip]]) -> None:
         """Have its bridge announce batches, as if its queries had made them; returns when it has."""
         before = self.overlay.publisher
-        producer = KafkaProducer(bootstrap_servers=[self._address], acks="all")
+        producer = KafkaProducer(**client(self._address), acks="all")
         for record, _ in batches.values():
             producer.send(f"{self.prefix}batches", value=encode(record), partition=0)
         producer.close()

@@ -23,8 +23,9 @@ from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, end
 from kit.log_model import Emitted, Update, expected_batches, heard_when_stamped, read_batches, read_log
 
+from conf.state_version import STATE_VERSION
 from deploy.embedded.broker import EmbeddedBroker
-from schemas.tables import TABLES
+from schemas.tables import TABLES, TABLES_VERSION
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 
@@ -276,6 +277,14 @@ def test_each_query_goes_on_from_its_checkpoint(upgraded: Upgraded) -> None:
         earlier = before["messages" if name == "archive" else name]
         assert now[name].query_id == earlier.query_id, name
         assert now[name].newest > earlier.newest, name
+
+
+def test_state_folder_and_tables_are_taken_on(upgraded: Upgraded) -> None:
+    assert (upgraded.kiln.state / "version").read_text() == f"{STATE_VERSION}\n"
+    for table in TABLES:
+        opened = DeltaTable(str(upgraded.kiln.lake / table))
+        assert opened.metadata().configuration["kiln.version"] == str(TABLES_VERSION)
+        assert (opened.protocol().min_reader_version, opened.protocol().min_writer_version) == (1, 2)
 
 
 def test_no_query_had_to_be_started_again_for_what_is_in_its_checkpoint(upgraded: Upgraded) -> None:

@@ -12,6 +12,7 @@ from kafka import KafkaConsumer
 
 from bridge.kafka.producers import FramesProducer, connect
 from deploy.kafka.topics import ensure_topics
+from kit.broker_access import client, security, variables
 from kit.kiln_process import Kiln
 from schemas.log import TOPICS
 
@@ -23,14 +24,14 @@ def kiln_beside(address: str, prefix: str, state: Path, environment: dict[str, s
         prefix,
         {name: 2 if name in ("frames", "updates") else 1 for name in TOPICS},
         dict.fromkeys(TOPICS, timedelta(days=7)),
-        client_options={},
+        client_options=security(address),
     )
-    settings = {"KILN_KAFKA__BOOTSTRAP": address, "KILN_KAFKA__PREFIX": prefix, **(environment or {})}
+    settings = {**variables(address), "KILN_KAFKA__PREFIX": prefix, **(environment or {})}
     return Kiln(state, free_ports(2), settings)
 
 
 def frames_producer(address: str, prefix: str) -> FramesProducer:
-    return FramesProducer(connect([address], {}), f"{prefix}frames")
+    return FramesProducer(connect([address], security(address)), f"{prefix}frames")
 
 
 def alternate(*streams: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
@@ -48,7 +49,7 @@ def alternate(*streams: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, 
 @contextmanager
 def new_records(address: str, topic: str) -> Iterator[KafkaConsumer]:
     """A consumer of what is written to a topic from here on."""
-    consumer = KafkaConsumer(topic, bootstrap_servers=address, auto_offset_reset="latest", group_id=None)
+    consumer = KafkaConsumer(topic, **client(address), auto_offset_reset="latest", group_id=None)
     try:
         while not consumer.assignment():
             consumer.poll(timeout_ms=100)

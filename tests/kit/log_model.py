@@ -12,6 +12,8 @@ import dag_cbor
 from kafka import KafkaConsumer, TopicPartition
 from multiformats import CID, multihash
 
+from kit.broker_access import client
+
 Owner = tuple[str, str, str, str]
 """network, origin, separator key, separator value"""
 
@@ -100,7 +102,7 @@ def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: in
 
 def read_records(servers: str, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
     """All a topic holds: partition to (stamp in µs, key, value), in offset order."""
-    consumer = KafkaConsumer(bootstrap_servers=servers, max_partition_fetch_bytes=16 << 20)
+    consumer = KafkaConsumer(**client(servers), max_partition_fetch_bytes=16 << 20)
     parts = [TopicPartition(topic, partition) for partition in sorted(consumer.partitions_for_topic(topic) or ())]
     consumer.assign(parts)
     consumer.seek_to_beginning(*parts)
@@ -116,12 +118,13 @@ def read_records(servers: str, topic: str) -> dict[int, list[tuple[int, bytes | 
 def read_log(servers: str, topic: str) -> list[list[tuple[int, Update | None]]]:
     """`kiln.updates` by partition, as the model takes it."""
     return [
-        [(stamp, _update(value) if value else None) for stamp, _, value in records]
+        [(stamp, update_of(value) if value else None) for stamp, _, value in records]
         for records in read_records(servers, topic).values()
     ]
 
 
-def _update(value: bytes) -> Update | None:
+def update_of(value: bytes) -> Update | None:
+    """A record of `kiln.updates`; None: it has no separator, and so comes into no batch."""
     record = json.loads(value)
     if record["separator"] is None:
         return None
@@ -132,13 +135,14 @@ def _update(value: bytes) -> Update | None:
 
 def read_batches(servers: str, topic: str) -> list[Emitted]:
     """`kiln.batches`, each record; the blocks are checked against their CIDs on the way."""
-    emitted: list[Emitted] = []
-    for records in read_records(servers, topic).values():
-        for _, _, value in records:
-            record = json.loads(value)
-            block = base64.b64decode(record["block"])
-            assert cid_of(block) == record["cid"]
-            assert dag_cbor.decode(block)
-            owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
-            emitted.append(Emitted(owner, record["opened_at"], record["cid"]))
-    return emitted
+    return [emitted_of(value) for records in read_records(servers, topic).values() for _, _, value in records]
+
+
+def emitted_of(value: bytes) -> Emitted:
+    """A record of `kiln.batches`. AssertionError: its block is not that of its CID."""
+    record = json.loads(value)
+    block = base64.b64decode(record["block"])
+    assert cid_of(block) == record["cid"]
+    assert dag_cbor.decode(block)
+    owner = (record["network"], record["origin"], record["separator"]["key"], record["separator"]["value"])
+    return Emitted(owner, record["opened_at"], record["cid"])

@@ -92,12 +92,13 @@ class Numbers(Seqno):
 
 @dataclass
 class Running:
-    """A node that runs, what it captured and what it delivered."""
+    """A node that runs, what it captured and what it delivered, and when: seconds of trio's clock."""
 
     node: Node
     tape: Tape
     heard: list[bytes]
     numbers: Numbers
+    heard_at: list[float]
 
     @property
     def address(self) -> str:
@@ -139,20 +140,22 @@ class Town:
         options: NodeOptions = OPTIONS,
         key: Ed25519PrivateKey | None = None,
         before: Callable[[Node], None] = lambda node: None,
+        authors: int = 1,
     ) -> Running:
         """A node that runs; `before` it does."""
         key = key or new_key()
-        tape, heard = Tape(self.bell), list[bytes]()
+        tape, heard, heard_at = Tape(self.bell), list[bytes](), list[float]()
 
         def hear(deliver: Deliver) -> None:
             heard.append(deliver.message.data)
+            heard_at.append(trio.current_time())
             self.bell.ring()
 
         numbers = Numbers(self.folder / peer_text(peer_of(key)))
-        node = Node(options, key, numbers, tape, hear)
+        node = Node(options, key, numbers, tape, hear, authors=authors)
         before(node)
         await self.nursery.start(node.run)
-        return Running(node, tape, heard, numbers)
+        return Running(node, tape, heard, numbers, heard_at)
 
     async def pair(self, options: NodeOptions = OPTIONS) -> tuple[Running, Running]:
         """Two nodes on TOPIC that know so of each other."""
@@ -176,9 +179,9 @@ def subscribed(one: Running, peers: int) -> bool:
     return sum(TOPIC in view.topics for view in one.node.router.peers.values()) >= peers
 
 
-def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
+def in_town(folder: Path, test: Callable[[Town], Awaitable[None]], seconds: float = 240) -> None:
     async def main() -> None:
-        with trio.fail_after(240):
+        with trio.fail_after(seconds):
             async with trio.open_nursery() as nursery:
                 await test(Town(nursery, folder))
                 nursery.cancel_scope.cancel()
@@ -187,15 +190,22 @@ def in_town(folder: Path, test: Callable[[Town], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
-    """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say."""
-    host = make_host(new_key(), "odd/1", 10)
+async def raw_peer(
+    reads: bool = True, pause: float = 0.0, key: Ed25519PrivateKey | None = None
+) -> AsyncIterator[BasicHost]:
+    """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say.
+
+    `pause`: s before each read.
+    """
+    host = make_host(key or new_key(), "odd/1", 10)
 
     async def handler(stream: INetStream) -> None:
         if not reads:
             await trio.sleep_forever()
         with suppress(*ENDS):
             while True:
+                if pause:
+                    await trio.sleep(pause)
                 await stream.read(65536)
 
     for protocol in VERSIONS:
@@ -205,7 +215,11 @@ async def raw_peer(reads: bool = True) -> AsyncIterator[BasicHost]:
 
 
 async def call(host: BasicHost, node: Running, protocol: str = "/meshsub/1.3.0") -> INetStream:
-    info = info_from_p2p_addr(Multiaddr(node.address))
+    return await call_at(host, node.address, protocol)
+
+
+async def call_at(host: BasicHost, address: str, protocol: str = "/meshsub/1.3.0") -> INetStream:
+    info = info_from_p2p_addr(Multiaddr(address))
     await host.connect(info)
     return await host.new_stream(info.peer_id, [TProtocol(protocol)])
 

@@ -183,7 +183,7 @@ def test_a_storm_of_grafts_in_the_back_off(tmp_path: Path) -> None:
     """It is refused each time, loses its standing, and is not even heard in the end."""
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK))
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, ban=0))
         async with odd(a, town.bell) as storm:
             await town.bell.until(lambda: storm.peer in a.node.router.mesh[TOPIC])
             await storm.say(prune(60))
@@ -362,7 +362,7 @@ def test_thousands_of_topics_from_one_peer(tmp_path: Path) -> None:
     """A thousand are remembered, the rest counted; ours has its place all the same; all go with the peer."""
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK))
+        a, b = await town.pair(replace(OPTIONS, gossip=replace(QUICK, subscriptions=100_000)))
         limit = a.node._options.gossip.max_topics_per_peer
         async with odd(a, town.bell) as broad:
             await broad.say(subscribe(*[f"/first/{number}" for number in range(1000)]))
@@ -431,7 +431,7 @@ def test_forged_messages_do_not_stand_in_the_way_of_the_true_ones(tmp_path: Path
     true = [RPC.FromString(message(number, key)) for number in range(1, 51)]
 
     async def test(town: Town) -> None:
-        a, b = await town.pair(replace(OPTIONS, gossip=QUICK))
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, ban=0))
         async with odd(a, town.bell) as forger, odd(a, town.bell) as honest:
 
             async def attack() -> None:

@@ -211,7 +211,7 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Pa
                     }
                     places = {m.topic for m in tape.messages}
                     return (
-                        authors == set(peers.values())
+                        authors >= set(peers.values())  # ours have further authors
                         and kinds == {"UPDATE", "QUERY", "RESPONSE", "KEEPALIVE"}
                         and len(places) >= 4
                         and network_topic in places

@@ -68,7 +68,7 @@ async def finder(
     for topic in topics:
         one.node.join(topic)
     town.nursery.start_soon(discoveries[0].run)
-    return Finder(one.node, one.tape, one.heard, one.numbers, discoveries[0])
+    return Finder(one.node, one.tape, one.heard, one.numbers, one.heard_at, discoveries[0])
 
 
 async def server(town: Town, *bootstrap: str) -> Finder:

@@ -80,7 +80,8 @@ def address(node: NodeBlocks) -> str:
 
 
 def rpc(kubo: Kubo, command: str, method: str = "POST", headers: Mapping[str, str] | None = None) -> httpx.Response:
-    return httpx.request(method, f"{kubo.url}/api/v0/{command}", headers=headers, timeout=30)
+    token = {"Authorization": kubo._client.headers["Authorization"]}
+    return httpx.request(method, f"{kubo.url}/api/v0/{command}", headers={**token, **(headers or {})}, timeout=30)
 
 
 def is_here(kubo: Kubo, cid: str) -> bool:
@@ -365,7 +366,33 @@ def test_the_rpc_answers_as_kubos_does(town: Town) -> None:
         assert (said["Code"], said["Type"]) == (code, "error")
         assert words in said["Message"]
     with pytest.raises(KuboError, match="failure"):
-        kubo.connect("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW", 5.0)
+        kubo.connect("/ip4/127.0.0.1/tcp/1/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW", timeout=5.0)
+
+
+def test_who_has_no_token_is_refused_and_no_command_line_shows_the_token(town: Town, tmp_path: Path) -> None:
+    node, kubo = town.with_kubo("a")
+    cid, data = batch(11)
+    node.put(cid, data)
+    token = kubo._client.headers["Authorization"].removeprefix("Bearer ")
+    assert len(token) >= 40
+    for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": token}, {"Authorization": "Bearer"}):
+        for command in ("id", "repo/gc", f"pin/rm?arg={cid}", "no/such"):
+            refused = httpx.post(f"{kubo.url}/api/v0/{command}", headers=headers, timeout=30)
+            assert (refused.status_code, "Access Denied" in refused.text) == (403, True), command
+    child = child_of(os.getpid(), tmp_path / "a")
+    assert token not in Path(f"/proc/{child}/cmdline").read_text()
+    assert token in Path(f"/proc/{child}/environ").read_text()
+    _, theirs = town.with_kubo("b")
+    assert theirs._client.headers["Authorization"] != kubo._client.headers["Authorization"]
+
+
+def test_the_packages_of_helia_are_given_none_of_kilns_settings(
+    town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "hunter2")
+    town.node("a")
+    child = child_of(os.getpid(), tmp_path / "a")
+    assert "hunter2" not in Path(f"/proc/{child}/environ").read_text()
 
 
 def test_it_listens_on_loopback_alone_and_speaks_bitswap_and_identify_alone(town: Town, tmp_path: Path) -> None:
@@ -373,7 +400,7 @@ def test_it_listens_on_loopback_alone_and_speaks_bitswap_and_identify_alone(town
     said = rpc(kubo, "id").json()
     assert set(said["Protocols"]) == {"/ipfs/bitswap/1.2.0", "/ipfs/id/1.0.0"}
     assert [each for each in said["Addresses"] if not each.startswith("/ip4/127.0.0.1/tcp/")] == []
-    assert node.about().endswith(said["Addresses"][0])
+    assert node.about().endswith(f"{said['Addresses'][0]}, without routing")
     child = child_of(os.getpid(), tmp_path / "a")
     inodes = {os.readlink(path) for path in Path(f"/proc/{child}/fd").iterdir()}
     rows = [line.split() for table in ("tcp", "tcp6", "udp", "udp6") for line in _sockets(child, table)]

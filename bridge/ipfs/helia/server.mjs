@@ -1,21 +1,23 @@
 // An IPFS node of one's own: Helia's block store, bitswap and pins over libp2p on TCP, driven by as much of Kubo's HTTP RPC
 // as the bridge speaks, with Kubo's answers, so that one client serves both.
 //
-//   node server.mjs --folder DIR --listen MULTIADDR [--port N] [--keep SECONDS] [--collect SECONDS]
+//   KILN_HELIA_TOKEN=… node server.mjs --folder DIR --listen MULTIADDR [--port N] [--keep SECONDS] [--collect SECONDS]
 //
 // It keeps blocks/, data/ (pins) and key in DIR, says {"rpc": its port} in one line of JSON once it is up, and ends when its
 // standard input does: with whoever started it, however that one ended. It knows no peers but those it is told to connect to
 // (swarm/connect) and those that come: no bootstrap, no DHT, no discovery, no routing over HTTP, nothing announced. The RPC is
-// on 127.0.0.1.
+// on 127.0.0.1, and answers those alone who send the token: "Authorization: Bearer TOKEN". The token is in the environment, which
+// other users of the machine cannot read as they can read a command line.
 //
 //   --port     of the RPC; 0 (the default): any free one
 //   --keep     a block put or pinned so lately is not collected, even if not pinned
 //   --collect  how often blocks that are not pinned are collected
 
+import { createHash, timingSafeEqual } from 'node:crypto'
 import { createServer } from 'node:http'
 import { mkdir, readFile, rename, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { parseArgs } from 'node:util'
+import { format, parseArgs } from 'node:util'
 import { bitswap } from '@helia/block-brokers'
 import { Helia } from '@helia/utils'
 import { generateKeyPair, privateKeyFromProtobuf, privateKeyToProtobuf } from '@libp2p/crypto/keys'
@@ -50,6 +52,25 @@ const { values: options } = parseArgs({
   }
 })
 
+const TOKEN = process.env.KILN_HELIA_TOKEN
+delete process.env.KILN_HELIA_TOKEN
+if (!TOKEN) {
+  complain('Error: KILN_HELIA_TOKEN is not set: without a token, any program on this machine could drive the node')
+  process.exit(1)
+}
+const EXPECTED = digest(`Bearer ${TOKEN}`)
+
+function digest (text) {
+  return createHash('sha256').update(text).digest()
+}
+
+// What a peer said may be in an error, and somebody may look at the log in a terminal.
+function complain (...what) {
+  // eslint-disable-next-line no-control-regex
+  const text = format(...what).replace(/[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/g, '?')
+  process.stderr.write(text + '\n')
+}
+
 // An answer other than success, as Kubo words it.
 class Failure extends Error {
   constructor (message, status = 500, code = 0) {
@@ -61,7 +82,7 @@ class Failure extends Error {
 
 // ---------------------------------------------------------------- the node
 
-process.on('unhandledRejection', (error) => console.error('left over:', error)) // a peer's stream must not end the node
+process.on('unhandledRejection', (error) => complain('left over:', error)) // a peer's stream must not end the node
 await mkdir(options.folder, { recursive: true, mode: 0o700 })
 const blocks = new FsBlockstore(join(options.folder, 'blocks'))
 const data = new FsDatastore(join(options.folder, 'data'))
@@ -241,18 +262,29 @@ const commands = {
 
   async 'swarm/connect' (query, request, signal) {
     const text = required(query, 'address')
-    let address
+    let addresses
     try {
-      address = multiaddr(text)
+      addresses = query.getAll('arg').map((each) => multiaddr(each))
     } catch {
       throw new Failure(`failed to parse multiaddr "${text}"`, 400, 1)
     }
     try {
-      const connection = await libp2p.dial(address, { signal })
+      const connection = await libp2p.dial(addresses, { signal })
       return { Strings: [`connect ${connection.remotePeer} success`] }
     } catch (error) {
       throw new Failure(`connect ${text} failure: ${error.message}`)
     }
+  },
+
+  async 'swarm/disconnect' (query) {
+    const peer = required(query, 'address').replace(/^\/p2p\//, '')
+    const there = libp2p.getConnections().filter((each) => String(each.remotePeer) === peer)
+    for (const each of there) each.abort(new Error('told to')) // closing waits for streams to end
+    return { Strings: [`disconnect ${peer} ${there.length > 0 ? 'success' : 'failure: not connected'}`] }
+  },
+
+  async 'swarm/peers' () {
+    return { Peers: libp2p.getConnections().map((each) => ({ Addr: String(each.remoteAddr), Peer: String(each.remotePeer) })) }
   }
 }
 
@@ -303,6 +335,9 @@ async function answer (request, response) {
   const url = new URL(request.url, 'http://127.0.0.1')
   const command = url.pathname.startsWith('/api/v0/') ? url.pathname.slice('/api/v0/'.length) : ''
   // As Kubo: a page in a browser must not drive the node.
+  if (!timingSafeEqual(digest(request.headers.authorization ?? ''), EXPECTED)) {
+    return plain(response, 403, 'Kubo RPC Access Denied: Please provide a valid authorization token')
+  }
   if (request.headers.origin != null || request.headers.referer != null) return plain(response, 403, '403 - Forbidden')
   if (!Object.hasOwn(commands, command)) return plain(response, 404, '404 page not found')
   if (request.method !== 'POST') return plain(response, 405, '405 - Method Not Allowed', { allow: 'POST' })
@@ -341,7 +376,7 @@ function plain (response, status, text, headers = {}) {
 
 const server = createServer((request, response) => {
   answer(request, response).catch((error) => {
-    console.error(error)
+    complain(error)
     response.destroy()
   })
 })
@@ -350,7 +385,7 @@ await new Promise((resolve, reject) => {
   server.once('error', reject)
   server.listen(Number(options.port), '127.0.0.1', resolve)
 })
-const timer = setInterval(() => { collect().catch((error) => console.error('collecting failed:', error)) }, Number(options.collect) * 1000)
+const timer = setInterval(() => { collect().catch((error) => complain('collecting failed:', error)) }, Number(options.collect) * 1000)
 
 let ending = false
 async function end () {

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.awaiting import wait_until
 from rich.console import Console
 
 from bench.__main__ import NAMES, Bench, main
@@ -20,8 +24,11 @@ from bench.frames import Keyed, generated, live_options, stamped_anew
 from bench.ground import LogRecord
 from bench.growth import cost
 from bench.hot_path import agreed, by_index, messages, with_messages
+from bench.instead import run_within
 from bench.lateness import lateness
-from bench.report import Aim, Finding, Ratio, Series, as_json, number, table
+from bench.peers.by_hand import read
+from bench.plots import draw, plot
+from bench.report import Aim, Finding, Note, Ratio, Series, as_json, number, table
 from bench.runs import BenchError, Extent, in_turn
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode
 from schemas.cid import cid_bytes
@@ -138,6 +145,87 @@ def test_numbers(value: float, text: str) -> None:
     assert number(value) == text
 
 
+# ---------------------------------------------------------------- plots
+
+
+def grown(
+    names: Sequence[str] = ("archive, 1,000 frames", "archive, 10,000 frames", "updates, 1,000 frames"),
+) -> Finding:
+    values = ((9.0, 10.0, 30.0), (39.0, 40.0, 41.0), (5.0, 5.0, 5.0))
+    return Finding("growth", "cost < 50", tuple(Series(n, "µs/frame", v) for n, v in zip(names, values, strict=False)))
+
+
+def test_a_plot_shows_medians_over_sizes_and_the_span_of_the_runs(tmp_path: Path) -> None:
+    other = Finding("decode", "not drawn", (Series("decode", "frames/s", (1.0,)),))
+    seen: dict[str, Note] = {"runs": 3, "scale": 0.01, "load at the start": 0.1}
+    content = json.loads(json.dumps(as_json([grown(), other], seen)))
+    [file] = draw(content, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name] == ["cost-by-size.svg"]
+    tree = ElementTree.parse(file).getroot()
+    texts = [element.text for element in tree.findall("{*}text")]
+    assert {"cost < 50", "µs/frame", "frames", "1,000", "10,000", "archive", "updates"} < set(texts)
+    assert "runs 3, scale 0.01" in texts
+    dots = [(float(each.get("cx", "")), float(each.get("cy", ""))) for each in tree.findall("{*}circle")]
+    small, large, other_line = dots
+    assert small[0] == other_line[0] < large[0]  # the same size at the same place, a larger one right of it
+    assert other_line[1] > small[1] > large[1]  # SVG counts down from the top
+    zero = small[1] + (small[1] - large[1]) / 3  # 10 and 40
+    assert zero == pytest.approx(other_line[1] + (small[1] - large[1]) / 6, abs=0.2)
+    ranges = [each.get("d", "") for each in tree.findall("{*}path") if "V" in each.get("d", "")]
+    low, high = (float(end) for end in ranges[0].split(" ")[1].split("V"))
+    assert (zero - low) / (zero - high) == pytest.approx(9 / 30, abs=0.01)
+
+
+def test_a_plot_of_one_size_is_drawn_and_another_name_is_refused() -> None:
+    [one] = json.loads(json.dumps(as_json([grown(["archive, 1,000 frames"])], {})))["findings"]
+    assert plot(one, "").count("<circle") == 1
+    [named] = json.loads(json.dumps(as_json([grown(["archive"])], {})))["findings"]
+    with pytest.raises(ValueError, match="float"):
+        plot(named, "")
+
+
+# ---------------------------------------------------------------- programs of others
+
+
+def runs(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # empty: ended, and nobody has asked how
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    hangs = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
+    with pytest.raises(BenchError, match="not done within 1"):
+        run_within(1, [sys.executable, "-c", hangs], tmp_path)
+    child = int((tmp_path / "out").read_text())
+    wait_until(lambda: not runs(child), "the end of what the program started")
+
+
+def test_what_a_program_says(tmp_path: Path) -> None:
+    assert run_within(30, [sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
+    with pytest.raises(BenchError, match=r"ended with 1; last words: ValueError: no lake$"):
+        run_within(30, [sys.executable, "-c", "raise ValueError('no lake')"], tmp_path)
+
+
+def test_the_code_of_a_user_finds_what_kiln_finds() -> None:
+    """So that all sides of the comparison do the same work; the few differences are those that `bench.peers` names."""
+    found = generated(3_000, live_options())
+    rows = [read(value, 0, offset, datetime.now(UTC)) for offset, (_, value) in enumerate(found)]
+    good, faulty = content(found, Decoding())
+    assert sum(len(each["frames"]) for each in rows) == len(found)
+    copies = sum(item.copy is not None for item in good) + sum(item.copy is not None for item in faulty)
+    assert sum(len(each["copies"]) for each in rows) == pytest.approx(copies, rel=0.005)
+    messages = {(str(row["network"]), str(row["message"])): row for each in rows for row in each["messages"]}
+    expected = {(item.network, item.message): item for item in good}
+    assert len(messages.keys() ^ expected.keys()) < 0.01 * len(expected)
+    for key in messages.keys() & expected.keys():
+        item = expected[key]
+        assert messages[key]["type"] == item.content.type
+        assert messages[key]["query_id"] == item.content.query_id
+        assert messages[key]["topic"] == item.topic
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -205,6 +293,13 @@ def test_the_smallest_bench_there_is(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert "judge, ed25519" in out
     assert "fewer than 5 runs" in out
+
+
+def test_what_is_held_is_measured_in_small(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["held", "--runs", "1", "--scale", "0.01"]) == 0
+    out = capsys.readouterr().out
+    for each in ("windows: 2,000 open", "connections: 2,000 past", "streams: 10,000 known"):
+        assert f"{each} over none" in out
 
 
 # ---------------------------------------------------------------- what is measured with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -13,144 +13,48 @@ import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.fetching import (
+    EVERYTHING,
+    MODEL,
+    NETWORK,
+    OPTIONS,
+    OTHER,
+    START,
+    UNAVAILABLE,
+    Run,
+    S,
+    block_of,
+    claim,
+    genesis_cid,
+    genesis_of,
+    stream_of,
+    wanted_batch,
+    wanted_update,
+)
 
 from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway, fetch
 from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
-from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
+from bridge.fetching.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, PendingFetches
+from bridge.fetching.place_file import FiledPlace, PlaceFile
 from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
 from bridge.ipfs.folder import FolderBlocks
 from bridge.kafka.place import Place
 from pipelines.logic.windows import PartitionWindows
-from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
 from schemas.records import (
     BlockRecord,
-    Coordinates,
     Epoch,
-    QuarantineRecord,
     SeparatorRecord,
     StreamRecord,
     UpdateRecord,
+    WaitedTip,
     WantedRecord,
-    decode_block,
     decode_quarantine,
     decode_stream,
     decode_update,
     decode_wanted,
     encode,
 )
-from schemas.streamid import StreamID
-from schemas.topics import parse_interest, separator_value
-
-NETWORK = "local-test"
-S = 1_000_000
-START = 1_000 * S
-MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
-OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
-OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
-EVERYTHING = [parse_interest("*")]
-UNAVAILABLE = FetchFailed("genesis_unavailable", "nobody gave it", final=False)
-
-
-def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
-    """The block of an unsigned init event."""
-    header: dict[str, object] = {"controllers": [f"did:key:z{number}"]}
-    if separator is not None:
-        header |= {"sep": "model", "model": b"\x01\x02"}
-    return cbor2.dumps({"data": None, "header": header}, canonical=True)
-
-
-def stream_of(number: int) -> str:
-    return StreamID(3, block_cid(genesis_of(number))).text
-
-
-def genesis_cid(number: int) -> str:
-    return cid_text(block_cid(genesis_of(number)))
-
-
-def wanted_update(stream: int, message: int) -> WantedRecord:
-    update = UpdateRecord(
-        NETWORK,
-        "LIVE",
-        None,
-        None,
-        stream_of(stream),
-        cid_text(block_cid(f"tip {message}".encode())),
-        None,
-        f"message {message}",
-        Epoch("updates", 7),
-        Coordinates(0, message, 1),
-        START,
-    )
-    return WantedRecord(NETWORK, genesis_cid(stream), "genesis", START, update=update)
-
-
-def block_of(*streams: int) -> tuple[str, bytes]:
-    (block,) = write_blocks({stream_of(number): [block_cid(b"tip")] for number in streams})
-    return block.cid, block.data
-
-
-def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m") -> WantedRecord:
-    return WantedRecord(NETWORK, cid, "batch", START, separator=separator, message=message)
-
-
-class Run:
-    """Pending fetches of one partition, begun at offset 0, and a broker that takes everything at once."""
-
-    def __init__(self, options: FetchingOptions = OPTIONS, memory: KnownAnswers | None = None) -> None:
-        self.pending = PendingFetches(options, memory or KnownAnswers())
-        self.done_offsets = DoneOffsets(0, "", 1_000)
-        self.pending.start(0, self.done_offsets)
-        self.offset = 0
-        self.now = START
-        self.written: list[Output] = []
-
-    def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> None:
-        for record in records:
-            value = encode(record) if isinstance(record, WantedRecord) else record
-            self.pending.take(Place(0, self.offset), value, [parse_interest(text) for text in interests], self.now)
-            self.offset += 1
-
-    def round(self) -> list[Output]:
-        due = self.pending.next_writes(self.now)
-        if not self.done_offsets.repeating and (due.going or self.done_offsets.changed):
-            self.done_offsets.committed()
-        self.pending.written()
-        outputs = [output for stage in due.stages for output in stage]
-        self.written += outputs
-        return outputs
-
-    def next(self) -> list[BlockRequest]:
-        return self.pending.next(self.now)
-
-    def answer(self, ask: BlockRequest, answer: Answer) -> list[Output]:
-        self.pending.answer(ask, answer, self.now)
-        return self.round()
-
-    def try_until(self, end: int, answer: Answer) -> list[Output]:
-        """Each try ends so, one second after it began, until `end` seconds from now."""
-        outputs: list[Output] = []
-        until = self.now + end * S
-        while self.now < until:
-            asks = self.next()
-            self.now += S
-            for ask in asks:
-                outputs += self.answer(ask, answer)
-            outputs += self.round()
-        return outputs
-
-    def updates(self) -> list[UpdateRecord]:
-        return [decode_update(output.value) for output in self.written if output.topic == "updates"]
-
-    def faults(self) -> list[QuarantineRecord]:
-        return [decode_quarantine(output.value) for output in self.written if output.topic == "quarantine"]
-
-    def streams(self) -> list[StreamRecord]:
-        return [decode_stream(output.value) for output in self.written if output.topic == "streams"]
-
-    def blocks(self) -> list[BlockRecord]:
-        return [decode_block(output.value) for output in self.written if output.topic == "blocks"]
-
 
 # ---------------------------------------------------------------- updates
 
@@ -171,7 +75,8 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     assert {output.key for output in first} == {f"{NETWORK}/model/{MODEL.value}".encode()}
     (stream,) = streams
     assert stream.key == stream_of(1).encode()
-    assert decode_stream(stream.value) == StreamRecord(NETWORK, stream_of(1), MODEL, run.now)
+    waited = tuple(WaitedTip("LIVE", update.tip) for update in released)
+    assert decode_stream(stream.value) == StreamRecord(NETWORK, stream_of(1), MODEL, run.now, waited=waited)
     assert blocks == []
     assert run.done_offsets.place == 0  # until the broker has them
     run.pending.written()
@@ -441,8 +346,33 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
     run.take(wanted_batch(cid), interests=["tenant", f"model/{OTHER.value}"])
     assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 1)
     assert run.pending.counts["not_of_interest"] == 1
-    run.take(wanted_batch(cid), interests=["model"])
+    author = "12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
+    assert run.take(wanted_batch(cid, message=f"{author}/00ff"), interests=["tenant"]) == []
+    assert run.take(wanted_batch(cid, message=f"{author}/00ff"), interests=["model"]) == [author]
     assert run.next() == [BlockRequest("batch", cid)]
+
+
+def test_own_batch_that_comes_back_is_left_alone_whichever_author_it_has() -> None:
+    run = Run(FetchingOptions(NETWORK, authors=frozenset({"12D3KooWnode", "12D3KooWauthor"})))
+    cid, _ = block_of(1)
+    run.take(wanted_batch(cid, message="12D3KooWauthor/00ff"), wanted_batch(cid, message="12D3KooWnode/00ff"))
+    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 2)
+    assert run.pending.counts["own"] == 2
+    run.take(wanted_batch(cid, message="12D3KooWother/00ff"))
+    assert run.next() == [BlockRequest("batch", cid)]
+
+
+def test_batch_that_was_given_up_is_asked_for_when_it_is_announced_again() -> None:
+    run = Run(FetchingOptions(NETWORK, check_genesis=False))
+    cid, data = block_of(1)
+    run.take(wanted_batch(cid))
+    (ask,) = run.next()
+    run.answer(ask, FetchFailed("block_unavailable", "nobody gave it", final=True))
+    run.take(wanted_batch(cid, message="again"))
+    (ask,) = run.next()
+    run.answer(ask, BatchAnswer(data, ()))
+    run.round()
+    assert [block.block for block in run.blocks()] == [None, data]
 
 
 def test_block_is_got_once_for_each_separator_it_is_announced_under() -> None:
@@ -491,10 +421,11 @@ def test_blocks_that_wait_for_their_streams_are_few() -> None:
 # ---------------------------------------------------------------- one fetch
 
 
-class Held:
+class Held(FolderBlocks):
     """Blocks in a dict; `error` is raised instead where it is set."""
 
     def __init__(self, *blocks: bytes) -> None:
+        super().__init__(Path("nowhere"))
         self.blocks = {hashlib.sha256(block).digest(): block for block in blocks}
         self.error: Exception | None = None
 
@@ -507,14 +438,6 @@ class Held:
             return self.blocks[digest_of(cid)]
         except KeyError:
             raise BlockUnavailableError(f"{cid} is not here") from None
-
-    def put(self, cid: str, data: bytes) -> None: ...
-    def pin(self, cid: str) -> None: ...
-    def unpin(self, cid: str) -> None: ...
-    def about(self) -> str:
-        return "blocks in a dict"
-
-    def close(self) -> None: ...
 
 
 def signed(payload: bytes) -> bytes:
@@ -693,6 +616,29 @@ def test_records_that_kafka_holds_no_longer_are_told() -> None:
     assert [offset for offset in range(3, 12) if again.take(offset)] == [3, 4, 10, 11]
 
 
+def test_records_that_kafka_let_go_unread_are_told_and_not_waited_for() -> None:
+    done_offsets = DoneOffsets(0, "", 1)
+    for offset in range(4):
+        done_offsets.take(offset)
+    done_offsets.done(0)
+    again = DoneOffsets(done_offsets.place, done_offsets.metadata(), 0)
+    assert again.gone(1_000_000_000) == 3 + (1_000_000_000 - 4)
+    assert (again.place, again.next, again.changed) == (1_000_000_000, 1_000_000_000, True)
+    assert again.gone(1_000_000_000) == 0
+    assert again.take(1_000_000_000)
+    assert len(again.metadata()) <= MAX_METADATA
+
+
+def test_the_file_has_the_place_of_its_topic_alone(tmp_path: Path) -> None:
+    file = PlaceFile(tmp_path / "fetcher.json")
+    assert file.read("a") is None
+    file.write("a", {0: FiledPlace(7, "{}"), 1: FiledPlace(0, "")})
+    assert file.read("a") == {0: FiledPlace(7, "{}"), 1: FiledPlace(0, "")}
+    assert file.read("b") is None
+    (tmp_path / "fetcher.json").write_bytes(b"")  # what a power cut can leave
+    assert file.read("a") is None
+
+
 # ---------------------------------------------------------------- exactly once
 
 
@@ -746,7 +692,7 @@ def _live(
     pending = PendingFetches(FetchingOptions(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
     done_offsets = DoneOffsets(*committed, fresh_generation)
     pending.start(0, done_offsets)
-    at, now = committed[0], START
+    at, now = max(0, committed[0] - CLAIMS_AGAIN), START
     try:
         for _ in range(100):
             now += S
@@ -767,8 +713,8 @@ def _live(
                     log.write(output.value)
                 elif output.topic == "streams":
                     told[output.key.decode()] = output.value
-                else:
-                    quarantine.add(decode_quarantine(output.value).data)
+                elif (fault := decode_quarantine(output.value)).stage == "fetch":
+                    quarantine.add(fault.data)
             pending.written()
     except _CrashError:
         pass
@@ -777,31 +723,36 @@ def _live(
 
 @given(
     streams=st.lists(st.integers(0, 3), min_size=1, max_size=25),
+    claims=st.sets(st.integers(0, 24)),
     never=st.sets(st.integers(0, 3), max_size=2),
     lives=st.lists(st.integers(0, 40), max_size=6),
     paces=st.lists(st.integers(0, 4), min_size=1, max_size=6),
 )
 def test_whatever_crashes_each_update_is_released_once_in_its_order(
-    streams: list[int], never: set[int], lives: list[int], paces: list[int]
+    streams: list[int], claims: set[int], never: set[int], lives: list[int], paces: list[int]
 ) -> None:
     """The process ends before any record or commit; what was committed last is where the next one begins.
 
-    `never`: streams whose genesis does not come; `lives`: records and commits of each; `paces`: records taken at once.
+    `claims`: which records are claims, of which nothing is released; `never`: streams whose genesis does not come;
+    `lives`: records and commits of each; `paces`: records taken at once.
     """
-    wanted = [encode(wanted_update(stream, number)) for number, stream in enumerate(streams)]
+    wanted = [
+        encode((claim if number in claims else wanted_update)(stream, number)) for number, stream in enumerate(streams)
+    ]
     log, quarantine, told = Log(), set[bytes](), dict[str, bytes]()
     committed = (0, "")
     pace = cycle([*paces, 1])
     for number, life in enumerate([*lives, 1_000_000]):
         committed = _live(wanted, never, Life(life), log, quarantine, told, committed, 1_000 * (number + 1), pace)
     assert committed[0] == len(wanted)
-    come = [number for number, stream in enumerate(streams) if stream not in never]
+    waiting = [number for number in range(len(streams)) if number not in claims]
+    come = [number for number in waiting if streams[number] not in never]
     assert Counter(update.message for update in log.kept) == Counter(f"message {number}" for number in come)
     for stream in sorted({0, 1, 2, 3} - never):
         order = [update.message for update in log.kept if update.stream == stream_of(stream)]
         assert order == [f"message {number}" for number in come if streams[number] == stream]
     assert {decode_wanted(value).cid for value in quarantine} == {
-        genesis_cid(stream) for stream in streams if stream in never
+        genesis_cid(streams[number]) for number in waiting if streams[number] in never
     }
     assert told.keys() == {stream_of(stream) for stream in streams if stream not in never}
 

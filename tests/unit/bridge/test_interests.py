@@ -39,8 +39,15 @@ def test_one_separator_is_followed_before_any_peer_is_there() -> None:
     assert wanted_topics(NETWORK, [Interest(ONE.key, ONE.value)], []) == {SEEN[0], SEEN[1]}
 
 
-def test_a_topic_in_another_spelling_is_not_joined() -> None:
-    assert wanted_topics(NETWORK, [Interest(None, None)], ["/ceramic/testnet-clay/"]) == {"/ceramic/testnet-clay"}
+def test_the_topic_of_the_network_is_heard_in_the_spelling_of_the_cip_where_a_peer_is_on_it() -> None:
+    written = "/ceramic/testnet-clay/"
+    assert wanted_topics(NETWORK, [], [written]) == {"/ceramic/testnet-clay", written}
+    assert wanted_topics(NETWORK, [], ["/ceramic/mainnet/"]) == {"/ceramic/testnet-clay"}
+
+
+def test_a_separator_in_another_spelling_is_not_joined() -> None:
+    unprefixed = SEEN[1].replace(ONE.value, ONE.value[1:])
+    assert wanted_topics(NETWORK, [Interest(None, None)], [unprefixed]) == {"/ceramic/testnet-clay"}
 
 
 @given(st.text(min_size=1), st.binary(min_size=1, max_size=40))

@@ -7,9 +7,18 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.node.keys import KeyFileError, load_or_create
+from bridge.node.keys import KeyFileError, author_keys, load_or_create
 from schemas.identity import peer_of
+
+
+def test_authors_are_the_identity_and_keys_that_the_identity_alone_makes() -> None:
+    identity, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    peers = [peer_of(key) for key in author_keys(identity, 5)]
+    assert peers == [peer_of(key) for key in author_keys(identity, 5)]
+    assert peers[0] == peer_of(identity)
+    assert len({*peers, *(peer_of(key) for key in author_keys(other, 5))}) == 10
 
 
 def test_the_identity_stays_the_same(tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from kit.awaiting import wait_until
 
 from bridge.ipfs.blocks import BlockRefusedError, BlocksAwayError, BlockUnavailableError
-from bridge.ipfs.kubo import Kubo, KuboError, auth_header
+from bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
+from bridge.ipfs.neighbours import Neighbour
 from bridge.ipfs.node import NodeBlocks
+from bridge.status import IpfsStatus
 from schemas.cid import block_cid, cid_text
 
 DATA = b"\xa1dtips\xa0"
@@ -491,6 +494,58 @@ def test_a_connection_to_a_peer(kubo: FakeKubo, client: Kubo) -> None:
         client.connect(PEER)
 
 
+def test_a_peer_at_several_addresses_and_the_end_of_it(kubo: FakeKubo, client: Kubo) -> None:
+    name = PEER.rpartition("/")[2]
+    kubo.answers |= dict.fromkeys(("swarm/connect", "swarm/disconnect"), kubo_json({"Strings": ["success"]}))
+    client.connect(PEER, f"/ip4/192.0.2.1/tcp/1/p2p/{name}", timeout=2.0)
+    assert (kubo.asked[0].options["arg"], kubo.asked[0].options["timeout"]) == (
+        f"/ip4/192.0.2.1/tcp/1/p2p/{name}",
+        "2000ms",
+    )
+    client.disconnect(name)
+    assert kubo.asked[1].options["arg"] == f"/p2p/{name}"
+    kubo.answers["swarm/peers"] = kubo_json({"Peers": [{"Addr": "/ip4/192.0.2.1/tcp/1", "Peer": name}]})
+    assert client.connected() == {name}
+    kubo.answers["swarm/peers"] = kubo_json({"Peers": None})
+    assert client.connected() == frozenset()
+    kubo.answers["swarm/peers"] = kubo_json({"Peers": 3})
+    with pytest.raises(BlocksAwayError, match="not as Kubo does"):
+        client.connected()
+
+
+def test_who_has_a_block_is_told_to_the_routing_where_there_is_one(kubo: FakeKubo, client: Kubo) -> None:
+    kubo.answers["routing/provide"] = kubo_bytes()
+    client.provide(CID)
+    assert kubo.asked[0].options == {"arg": CID, "timeout": "60000ms"}
+    kubo.answers["routing/provide"] = kubo_error("cannot provide, no connected peers")
+    with pytest.raises(KuboError, match="no connected peers"):
+        client.provide(CID)
+    kubo.answers["routing/provide"] = hang_up
+    with pytest.raises(BlocksAwayError, match="broke off"):
+        client.provide(CID)
+    for no_routing in (
+        plain(404, "404 page not found"),
+        kubo_error("invalid configuration: Provide.Enabled is set to 'false'"),
+    ):
+        kubo.answers["routing/provide"] = no_routing
+        with pytest.raises(NoRoutingError):
+            client.provide(CID)
+
+
+@pytest.mark.parametrize(
+    ("answer", "routes"),
+    [
+        (kubo_json({"Key": "Routing.Type", "Value": "none"}), False),
+        (kubo_json({"Key": "Routing.Type", "Value": "auto"}), True),
+        (kubo_error('failed to get config value: "Routing.Type not found"'), True),
+        (plain(403, "403 - Forbidden"), True),
+    ],
+)
+def test_whether_a_node_routes(kubo: FakeKubo, client: Kubo, answer: Answer, routes: bool) -> None:
+    kubo.answers["config"] = answer
+    assert client.routes() is routes
+
+
 def test_a_node_that_wants_a_secret_gets_it(kubo: FakeKubo) -> None:
     def guarded(handler: Handler) -> None:
         good = handler.headers.get("Authorization") in (
@@ -511,7 +566,11 @@ def test_a_node_that_wants_a_secret_gets_it(kubo: FakeKubo) -> None:
 
 
 def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
-    kubo.answers |= {"id": kubo_json(IDENTITY), "swarm/connect": kubo_json({"Strings": ["connect success"]})}
+    kubo.answers |= {
+        "id": kubo_json(IDENTITY),
+        "config": kubo_json({"Key": "Routing.Type", "Value": "none"}),
+        "swarm/connect": kubo_json({"Strings": ["connect success"]}),
+    }
     again = threading.Event()
     calls = 0
 
@@ -525,7 +584,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
     node = NodeBlocks(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
         assert node.wait_for_a_look(10)
-        assert node.about() == f"kubo 0.44.0 at {kubo.url}, 2 of 2 peers connected"
+        assert node.about() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
         kubo.answers["swarm/connect"] = second_time
         assert again.wait(10)
         kubo.answers["block/get"] = kubo_bytes(DATA)
@@ -535,6 +594,65 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
     assert "0 of 2 peers connected; connect 12D3KooWM68G failure" in node.about()
     with pytest.raises(BlocksAwayError):
         node.get(CID, 1.0)
+
+
+def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone(kubo: FakeKubo) -> None:
+    name = "12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x"
+    there = set[str]()
+
+    def connect(handler: Handler) -> None:
+        there.add(kubo.asked[-1].options["arg"])
+        kubo_json({"Strings": ["success"]})(handler)
+
+    def disconnect(handler: Handler) -> None:
+        there.clear()
+        kubo_json({"Strings": ["success"]})(handler)
+
+    def peers(handler: Handler) -> None:
+        kubo_json({"Peers": [{"Peer": each.rpartition("/")[2]} for each in there]})(handler)
+
+    kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"})}
+    kubo.answers |= {"swarm/connect": connect, "swarm/disconnect": disconnect, "swarm/peers": peers}
+    kubo.answers["routing/provide"] = kubo_bytes()
+    node = NodeBlocks(Kubo(kubo.url), every=0.5)
+    try:
+        assert node.wait_for_a_look(10)
+        node.provide(CID)
+        node.stay_near([Neighbour(name, ("/ip4/192.0.2.1/tcp/1",))])
+        wait_until(lambda: there == {f"/ip4/192.0.2.1/tcp/1/p2p/{name}"}, "a connection")
+        there.clear()  # lost
+        wait_until(lambda: bool(there), "another connection")
+        wait_until(lambda: node.about().endswith(f" at {kubo.url}, 1 of 1 gossip peers connected"), node.about)
+        node.stay_near([])
+        wait_until(lambda: not there, "the end of the connection")
+        node.announced(name)
+        wait_until(lambda: there == {f"/p2p/{name}"}, "a connection with the announcer")
+        wait_until(lambda: node.status() == IpfsStatus(connections=1, provided=1), lambda: str(node.status()))
+    finally:
+        node.close()
+
+
+def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
+    kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": silence}
+    node = NodeBlocks(Kubo(kubo.url))
+    assert node.wait_for_a_look(10)
+    node.provide(CID)
+    wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
+    began = time.monotonic()
+    node.close()
+    assert time.monotonic() - began < 5
+
+
+def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
+    kubo.answers |= {"id": kubo_json(IDENTITY), "block/get": kubo_bytes(DATA)}
+    kubo.answers |= dict.fromkeys(("swarm/peers", "config"), plain(403, "403 - Forbidden"))
+    node = NodeBlocks(Kubo(kubo.url), every=0.05)
+    try:
+        node.stay_near([Neighbour("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))])
+        wait_until(lambda: "gossip peers are not connected: " in node.about(), node.about)
+        assert node.get(CID, 1.0) == DATA
+    finally:
+        node.close()
 
 
 def test_a_node_that_is_away_is_said_to_be(kubo: FakeKubo) -> None:

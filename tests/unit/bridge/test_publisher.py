@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
+from bridge.ipfs.folder import FolderBlocks
 from bridge.kafka.place import Place
-from bridge.publishing.outbox import TOO_OLD, Outbox, Output, PublishError, PublishingOptions
+from bridge.publishing.outbox import GONE, TOO_OLD, Outbox, Output, PublishError, PublishingOptions
+from bridge.publishing.pace import IN_A_GAP, Pace
 from bridge.publishing.pins import Pins
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
@@ -98,8 +100,9 @@ class Ipfs:
 class Run:
     """An outbox of one partition, begun at offset 0."""
 
-    def __init__(self, node: Node, not_before: int = 0) -> None:
+    def __init__(self, node: Node, not_before: int = 0, pace: Pace | None = None) -> None:
         self.node = node
+        self.pace = pace
         self.ipfs = Ipfs()
         self.outbox = Outbox(OPTIONS)
         self.outbox.start(0, 0, not_before)
@@ -113,7 +116,13 @@ class Run:
         self.outputs += [] if output is None else [output]
 
     def step(self, now: int = START, held: bool = False, on: Topics = BY_SEPARATOR) -> list[PublicationRecord]:
-        outputs = self.outbox.step(held, self.ipfs, self.node.publish, now, on)
+        def publish(topic: str, data: bytes) -> int:
+            peers = self.node.publish(topic, data)
+            if peers and self.pace is not None:
+                self.pace.spoke(topic, now)
+            return peers
+
+        outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
         self.outputs += outputs
         assert all(output.topic == "publications" for output in outputs)
         return [decode_publication(output.value) for output in outputs]
@@ -135,6 +144,53 @@ def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
     assert receipt == PublicationRecord(record.cid, "gossipsub", START + 5, topic=topic_of(record), peers=2)
     assert run.outputs[0].key == record.cid.encode()
     assert run.step(START + 100 * S) == []  # once
+
+
+def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_one() -> None:
+    gap = 50_000
+    run = Run(Node(), pace=Pace(gap, 1))
+    for number in range(6):
+        run.take(batch(number, model=number % 2))
+    sent_at = []
+    for now in range(START, START + S, 10_000):
+        before = len(run.node.sent)
+        run.step(now)
+        sent_at += [now] * (len(run.node.sent) - before)
+        assert run.outbox.wait(now, S) <= gap or not run.outbox.waiting
+    assert sent_at == [START + gap * number for number in range(6)]
+    topics = [topic for topic, _ in run.node.sent]
+    assert topics[0::2] == [topics[0]] * 3
+    assert topics[1::2] == [topics[1]] * 3
+
+
+def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
+    gap = 100_000
+    run = Run(Node(), pace=Pace(gap, 64))
+    for number in range(40):
+        run.take(batch(number, model=number))
+    now, sent_at = START, list[int]()
+    while run.outbox.waiting or run.outbox.unkept:
+        before = len(run.node.sent)
+        run.step(now)
+        sent_at += [now] * (len(run.node.sent) - before)
+        now += max(1, run.outbox.wait(now, S))
+    assert len(sent_at) == 40
+    assert sent_at[-1] - START < S // 2
+    # a peer that is slow for a gap has room for all that comes meanwhile
+    assert max(sum(at <= each < at + gap for each in sent_at) for at in sent_at) == IN_A_GAP
+
+
+def test_each_topic_keeps_its_author_over_restarts_and_several_speak_at_once() -> None:
+    topics = [f"/ceramic/local-test/model/{number}" for number in range(100)]
+    pace = Pace(50_000, 4)
+    authors = {topic: pace.author(topic) for topic in topics}
+    assert authors == {topic: Pace(0, 4).author(topic) for topic in topics}
+    assert set(authors.values()) == {0, 1, 2, 3}
+    pace.spoke(topics[0], START)
+    assert {pace.ready_at(topic) for topic in topics if authors[topic] == authors[topics[0]]} == {START + 50_000}
+    assert {pace.ready_at(topic) for topic in topics if authors[topic] != authors[topics[0]]} == {
+        START + 50_000 // IN_A_GAP
+    }
 
 
 def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
@@ -418,10 +474,11 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
     assert run.outbox.block_bytes == 0
 
 
-class Node0:
+class Node0(FolderBlocks):
     """Blocks whose pins are told."""
 
     def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
         self.said: list[str] = []
         self.away = False
 
@@ -442,10 +499,8 @@ class Node0:
     def unpin(self, cid: str) -> None:
         self._say(f"unpin {cid}")
 
-    def about(self) -> str:
-        return ""
-
-    def close(self) -> None: ...
+    def provide(self, cid: str) -> None:
+        self._say(f"provide {cid}")
 
 
 def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
@@ -453,7 +508,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     pins = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
     pins.keep("one", b"1", START)
     pins.keep("two", b"2", START + 50 * S)
-    assert node.said == ["put one", "pin one", "put two", "pin two"]
+    assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
     assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
     again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
@@ -462,7 +517,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
         again.unpin_expired(START + 100 * S)
     node.away = False
     assert again.unpin_expired(START + 100 * S) == 1
-    assert node.said[4:] == ["unpin one"]
+    assert node.said[6:] == ["unpin one"]
     again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
     assert again.unpin_expired(START + 219 * S) == 0
     assert again.unpin_expired(START + 220 * S) == 1
@@ -568,3 +623,53 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
     receipts = [decode_publication(output.value) for output in run.outputs]
     assert {receipt.cid for receipt in receipts} == {batch(number).cid for number in range(run.offset)}
     assert len({(receipt.cid, receipt.topic) for receipt in receipts}) == len(receipts)
+
+
+# ---------------------------------------------------------------- what Kafka forgot
+
+
+def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost() -> None:
+    run = Run(Node())
+    done = batch(0)
+    run.outbox.start(0, 0, 0, until=3)
+    run.outbox.receipted({done.cid: {topic_of(done)}})
+    for number in (0, 1, 2):
+        run.take(batch(number))
+    assert run.outbox.metadata(0) == "0 3"  # for a start after a crash now
+    run.take(done)  # the same bytes again, after that time: another batch
+    run.step()
+    assert run.node.cids == [batch(1).cid, batch(2).cid, done.cid]
+    for output in run.outputs:
+        run.outbox.done(output.place)
+    assert (run.place(), run.outbox.metadata(0)) == (4, "0")
+
+
+def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
+    both, half, new = batch(0), batch(1), batch(2)
+    run = Run(Node())
+    run.outbox.start(0, 0, 0, end=3)
+    network = f"/ceramic/{NETWORK}"
+    run.outbox.receipted({both.cid: {network, topic_of(both)}, half.cid: {network}})
+    for record in (both, half, new, both):  # the last one came after the start: another batch
+        run.take(record)
+    run.step(on=BOTH)
+    assert run.node.cids.count(both.cid) == run.node.cids.count(half.cid) == run.node.cids.count(new.cid) == 2
+    for output in run.outputs:
+        run.outbox.done(output.place)
+    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (4, 0, 0)
+
+
+def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() -> None:
+    run = Run(Node())
+    run.take(batch(0))
+    run.step()
+    run.outbox.done(Place(0, 0))
+    assert run.outbox.gone(0, 1, START) is None
+    word = run.outbox.gone(0, 5, START)
+    assert word is not None
+    fault = decode_quarantine(word.value)
+    assert (fault.stage, fault.reason, fault.data) == ("publisher", GONE, b"")
+    assert fault.detail == "records 0/1 to 0/4 of batches"
+    assert (run.outbox.lost, run.outbox.expects(0), run.place()) == (4, 5, 1)
+    run.outbox.done(word.place)
+    assert run.place() == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import pytest
@@ -21,9 +22,12 @@ from kit.scripted_peers import (
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver
-from bridge.gossip.router import Router, verifier
+from bridge.gossip.parts import split
+from bridge.gossip.router import Router
+from bridge.gossip.signatures import verifier
+from schemas.frames import MAX_MESSAGES
 from schemas.identity import Policy, Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import Message
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 # ---------------------------------------------------------------- messages
 
@@ -119,15 +123,52 @@ def test_garbage_stops_buying_our_time() -> None:
     assert verdicts[-1] == Verdict.NOT_CHECKED
 
 
-def test_a_hundred_thousand_messages_in_one_rpc_are_all_taken() -> None:
+def test_of_a_million_messages_in_one_rpc_five_thousand_are_taken_and_the_sender_pays() -> None:
     router = with_peers(node(), 2)
-    batch = rpc_of(*(message(number) for number in range(100_000)))
-    sends, delivered, verdicts = router.receive(peer(0), batch, 1.0)
-    assert len(delivered) == 100_000
-    assert verdicts == b"\1" * 100_000
-    assert {send.peer for send in sends} == {peer(1)}
-    assert sum(len(send.rpc.publish) for send in sends) == 100_000
-    assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
+    flood = RPC.FromString(b"\x12\x00" * (1 << 20))
+    began = time.process_time()
+    sends, delivered, verdicts = router.receive(peer(0), flood, 1.0)
+    assert time.process_time() - began < 0.5
+    assert (sends, delivered, verdicts) == ([], [], bytes(MAX_MESSAGES))
+    assert router.counters["unknown_topic"] == MAX_MESSAGES
+    assert router.counters["messages_over_limit"] == (1 << 20) - MAX_MESSAGES
+    assert router.peers[peer(0)].score < 0 <= router.peers[peer(1)].score
+    router.receive(peer(0), flood, 1.0)
+    router.receive(peer(0), flood, 1.0)
+    router.receive(peer(0), rpc_of(message(1)), 1.0)
+    assert router.counters["graylisted"] > 0
+    assert router.receive(peer(9), flood, 1.0)[2] == bytes(MAX_MESSAGES)  # who is gone already
+
+
+def test_good_messages_over_the_limit_of_one_rpc_are_left_and_what_goes_on_keeps_the_limit() -> None:
+    router = with_peers(node(), 3)
+    first, second = (rpc_of(*(message(number) for number in range(start, start + 4000))) for start in (0, 4000))
+    for each in (first, second):
+        sends, delivered, verdicts = router.receive(peer(0), each, 1.0)
+        assert (len(delivered), verdicts) == (4000, b"\1" * 4000)
+        assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
+    assert router.peers[peer(0)].score >= 0
+    both = rpc_of(*(message(number) for number in range(8000, 8000 + MAX_MESSAGES + 1)))
+    assert [len(part.publish) for part in split(both, 1 << 30)] == [MAX_MESSAGES, 1]
+    _, delivered, verdicts = router.receive(peer(1), both, 1.0)
+    assert (len(delivered), verdicts) == (MAX_MESSAGES, b"\1" * MAX_MESSAGES)
+
+
+def test_control_items_and_ids_over_the_limits_cost_no_time_and_items_cost_their_sender() -> None:
+    router = with_peers(node(), 2)
+    items, asks, wants_not = RPC(), RPC(), RPC()
+    for _ in range(5001):
+        items.control.graft.add(topicID=T)
+    asks.control.iwant.add(messageIDs=[b"i"] * 1_000_000)
+    wants_not.control.idontwant.add(messageIDs=[b"i"] * 1_000_000)
+    router.receive(peer(0), items, 1.0)
+    assert router.counters["control_over_limit"] == 1
+    assert router.peers[peer(0)].score < 0
+    for rpc, counted in ((asks, "iwant_over_limit"), (wants_not, "idontwant_over_limit")):
+        began = time.process_time()
+        router.receive(peer(1), rpc, 1.0)
+        assert time.process_time() - began < 0.1
+        assert router.counters[counted] == 995_000
 
 
 def test_real_signatures_under_each_policy() -> None:

@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import PeerID, Send
-from bridge.gossip.router import Router, verifier
+from bridge.gossip.router import Router
+from bridge.gossip.signatures import verifier
 from bridge.gossip.table_side import SendMode, TableSide
 from schemas.identity import Verdict, peer_of, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message

@@ -441,6 +441,33 @@ def test_full_disk_and_kafka_comes_back_first(
     assert (kafka.log, sink.error, sink.full) == (frames(100), None, False)
 
 
+def test_below_the_floor_of_free_space_it_is_full_and_goes_on_by_itself(kafka: Kafka, tmp_path: Path) -> None:
+    """Also while Kafka is well: others fill the disk too."""
+    free = [1_000]
+    sink = FrameSink(
+        kafka.connect, "frames", tmp_path, 1 << 20, 1 << 20, retry_after=0.01, floor=1_000, free=lambda: free[0]
+    )
+    room = threading.Event()
+    sink.subscribe(room.set)
+    put(sink, frames(5))
+    assert awaited(lambda: all_there(sink))
+    assert (sink.full, sink.error) == (False, None)
+    free[0] = 999
+    assert awaited(lambda: sink.full)
+    assert "999 bytes are free" in (sink.error or "")
+    assert "bridge.min_free" in (sink.error or "")
+    assert sink.status().free_bytes == 999
+    put(sink, frames(5, start=5))  # what is under way
+    assert awaited(lambda: all_there(sink))
+    free[0] = 1_249  # not yet: it would come and go
+    assert awaited(lambda: sink.status().free_bytes == 1_249)
+    assert sink.full
+    free[0] = 1_250
+    assert room.wait(20)
+    assert (sink.full, sink.error, kafka.log) == (False, None, frames(10))
+    sink.close(0)
+
+
 def test_close_tells_what_had_no_room(kafka: Kafka, new_sink: Callable[..., FrameSink]) -> None:
     kafka.up = False
     sink = new_sink(spool_limit=1_000)
@@ -594,7 +621,7 @@ def test_cut_off_anywhere_the_rest_is_read(
     store = Segments(folder, 1 << 20)
     assert read_all(store, 0) == records[:whole]
     assert store.torn_bytes == (size - ends[whole] if size >= ends[0] else size)
-    assert (store.torn is None) == (store.torn_bytes == 0)
+    assert (store.torn is None) == (store.torn_bytes == 0 and size > 0)
     store.close()
 
 

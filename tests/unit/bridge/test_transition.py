@@ -21,6 +21,7 @@ from bridge.publishing.transition import (
     HeightWatch,
     Transition,
     read_height,
+    unreached,
 )
 from schemas.topics import Separator, parse_topic, separator_value
 
@@ -89,6 +90,16 @@ def test_there_is_always_a_topic_and_no_way_back(
 
 
 # ---------------------------------------------------------------- the height
+
+
+def test_peers_that_hear_no_batch_are_told_with_what_to_set() -> None:
+    network, separator, other = "/ceramic/clay", "/ceramic/clay/sep/model/k1", "/ceramic/mainnet"
+    peers = [{network}, {network, separator}, {f"{network}/"}, {other}, set[str]()]
+    told = unreached(BY_SEPARATOR, "clay", peers)
+    assert told.startswith("2 of 3 peers are on the topic of the network alone, /ceramic/clay,")
+    assert 'transition.mode = "duplicate"' in told
+    assert unreached(BOTH, "clay", peers) == unreached(BY_NETWORK, "clay", peers) == ""
+    assert unreached(BY_SEPARATOR, "clay", peers[1:2]) == ""
 
 
 def test_answer_of_a_node() -> None:

@@ -131,6 +131,9 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
             monkeypatch.setenv("KILN_TRANSITION__RPC_URL", values["rpc_url"])
         if keys[-1] == "phase_out":
             monkeypatch.setenv("KILN_TRANSITION__AT", values["at"])
+    if keys[0] == "batch":
+        values |= {"authors": peer.rpartition("/")[2], "only_verified": "true"}
+    values["durability"] = "process"
     values["implied_separator"] = "model"
     values["check_genesis"] = "false"
     guesses = [values[keys[-1]]] if keys[-1] in values else ["4", "77000", "77000000", "77s", "other"]
@@ -265,7 +268,7 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KILN_BATCH", "4")
     text = problems()
     assert "environment KILN_POLICY__NETWORKS: not JSON" in text
-    assert "environment KILN_BATCH = 4: expected a JSON object" in text
+    assert "environment KILN_BATCH: expected a JSON object" in text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,11 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
         ("[traffic]\ncopies = 9\npeers = 3\n", "copies cannot be more than peers"),
         ("[kafka]\nembedded_port = 29093\n", "must differ"),
         ('[kafka]\nsecurity_protocol = "SSL"\n', "for a broker named in bootstrap"),
-        ('[kafka]\nbootstrap = "a:1"\nsecurity_protocol = "SASL_SSL"\n', "needs sasl_username and sasl_password"),
+        (
+            '[kafka]\nbootstrap = "a:1"\nsecurity_protocol = "SASL_SSL"\n',
+            "needs sasl_username, and sasl_password or sasl_password_file",
+        ),
+        ('[kafka]\nbootstrap = "a:1"\nsasl_password = "x"\nsasl_password_file = "y"\n', "choose one"),
         ("[jobs]\nrun = ['batch', 'batch']\n", "each query once"),
         ('network = "a/b"\n', "network"),
         ("batch = 3\n", "a table: [batch]"),
@@ -355,12 +362,32 @@ SASL: dict[str, object] = {
 }
 
 
-def test_the_embedded_broker_is_plain_and_on_loopback() -> None:
-    kafka = Kafka()
-    assert kafka.embedded
-    assert kafka.client_options() == {"bootstrap_servers": ["127.0.0.1:29092"], "security_protocol": "PLAINTEXT"}
-    assert kafka.spark_options() == {"kafka.bootstrap.servers": "127.0.0.1:29092"}
-    assert kafka.topic("frames") == "kiln.frames"
+def test_the_embedded_broker_has_the_password_of_its_folder(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    with pytest.raises(SettingsError, match="the embedded broker has not run yet"):
+        settings.broker.client_options()
+    settings.broker_dir.mkdir()
+    (settings.broker_dir / "password").write_text("hunter2")
+    assert settings.broker.client_options() == {
+        "bootstrap_servers": ["127.0.0.1:29092"],
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "kiln",
+        "sasl_plain_password": "hunter2",
+    }
+    assert 'PlainLoginModule required username="kiln" password="hunter2";' in str(settings.broker.spark_options())
+    assert "hunter2" not in repr(settings.broker)
+    assert settings.broker.topic("frames") == "kiln.frames"
+
+
+def test_a_password_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    kafka = Kafka.model_validate({**SASL, "sasl_password": "", "sasl_password_file": str(path)})
+    with pytest.raises(SettingsError, match=r"kafka\.sasl_password_file: .*: no such file"):
+        kafka.client_options()
+    path.write_text("hunter2\n")
+    assert kafka.client_options()["sasl_plain_password"] == "hunter2"
+    assert Settings(kafka=kafka).broker == kafka
 
 
 def test_a_secured_broker_is_told_to_both_clients() -> None:

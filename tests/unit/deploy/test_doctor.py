@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import StringIO
@@ -15,12 +16,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from msgspec import structs
 from rich.console import Console
 
-from conf.settings.model import Ipfs, Kafka, Settings
+from bridge.status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
+from conf.settings.model import Ipfs, Kafka, Publish, Settings
 from deploy.embedded.java import Java, JavaError
 from deploy.observe.doctor import (
     Check,
+    check_bridge,
     check_broker,
     check_checkpoints,
     check_disk,
@@ -35,6 +39,7 @@ from deploy.observe.doctor import (
     check_updates_partitions,
     examine,
     failed,
+    helia_alone,
     memory_bytes,
 )
 from deploy.observe.status import (
@@ -53,6 +58,25 @@ from deploy.show.status import ago, render_status, status_json
 from pipelines.lake.lake import Lake
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
+
+BRIDGE = BridgeStatus(
+    at=100.0,
+    pid=1,
+    peer="12D3Koo",
+    network="clay",
+    addresses=(),
+    interests=("*",),
+    topics=("/ceramic/clay",),
+    mesh={},
+    peers=(),
+    frames_in=0,
+    frames_out=0,
+    bytes_in=0,
+    bytes_out=0,
+    spool=SpoolStatus(put=0, acknowledged=0, memory_bytes=0, disk_bytes=0, full=False),
+    publisher=PublisherStatus("waiting for batches"),
+    counters={},
+)
 
 
 def write_checkpoint(folder: Path, batches: int, commits: int) -> None:
@@ -264,7 +288,10 @@ def test_a_kubo_that_does_not_answer_and_one_that_does(tmp_path: Path) -> None:
 
 
 def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="helia"))
+    ipfs = Ipfs(
+        api="helia", peers=("/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW",)
+    )
+    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=ipfs)
     good = ipfs_check(settings)
     assert good.level == "ok"
     assert "when it starts first" in good.found
@@ -276,6 +303,19 @@ def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     old.chmod(0o755)
     (tmp_path / "npm").symlink_to(old)
     assert is_bad(ipfs_check(settings), "v20.11.0", "needs 22")
+
+
+def test_a_helia_from_which_nobody_is_known_to_fetch_is_told_with_what_to_set(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api="helia"))
+    told = ipfs_check(settings)
+    assert (told.level, "gossip peer speaks bitswap" in told.found) == ("warn", True)
+    assert "ipfs.peers" in told.what_to_do
+    assert "publish.enabled = true" in told.what_to_do
+    near = structs.replace(BRIDGE, ipfs_node=IpfsStatus(gossip_peers=1))
+    assert not helia_alone(settings, near, 101.0)
+    assert helia_alone(settings, near, 200.0)
+    assert helia_alone(settings, BRIDGE, 101.0)
+    assert not helia_alone(settings.model_copy(update={"publish": Publish(enabled=True)}), BRIDGE, 101.0)
 
 
 def nowhere() -> Kafka:
@@ -319,6 +359,19 @@ def test_the_doctor_finds_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_port_in_use_is_found(tmp_path: Path, deaf_server: int) -> None:
     checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=deaf_server)))
     assert is_bad(next(check for check in checks if check.name == f"port {deaf_server}"), "in use")
+
+
+def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> None:
+    status = structs.replace(BRIDGE, errors=("2 of 3 peers hear no batch",))
+    assert check_bridge(status, 101.0).level == "warn"
+    assert "2 of 3 peers" in check_bridge(status, 101.0).found
+    assert check_bridge(structs.replace(status, errors=()), 101.0).level == "ok"
+    assert check_bridge(status, 200.0).found == check_bridge(None, 0.0).found == "does not run"
+    (tmp_path / "bridge").mkdir()
+    write_status(tmp_path / "bridge" / "status.json", structs.replace(status, at=time.time()))
+    checks = examine(Settings(state=tmp_path, kafka=Kafka(embedded_port=closed_port())))
+    (told,) = [check for check in checks if check.name == "bridge"]
+    assert (told.level, told.found) == ("warn", "2 of 3 peers hear no batch")
 
 
 def test_the_screen_says_what_to_do_and_how_it_stands() -> None:

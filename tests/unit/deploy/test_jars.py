@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,9 @@ class Resolver:
 def ivy(tmp_path: Path) -> Path:
     path = tmp_path / "ivy.xml"
     path.write_text(IVY.format(one="1.0"))
+    names = ("spark/one-1.0.jar", "spark/one-1.1.jar", "broker/two_2.13-2.0-1.jar")
+    sums = (f"{hashlib.sha256(b'PK' + name.partition('/')[2].encode()).hexdigest()}  {name}\n" for name in names)
+    (tmp_path / "jars.sha256").write_text("".join(sums))
     return path
 
 
@@ -94,6 +99,56 @@ def test_jar_that_the_repository_did_not_give(tmp_path: Path, ivy: Path) -> None
     with pytest.raises(JarsError, match=r"without one-1\.0\.jar, two_2\.13-2\.0-1\.jar"):
         ensure(tmp_path / "jars", ivy_xml=ivy, resolve=nothing)
     assert not complete(tmp_path / "jars", ivy)
+
+
+def test_a_jar_that_differs_from_its_checksum_is_refused_and_never_used(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+
+    def forged(ivy_xml: Path, into: Path, progress: Progress) -> None:
+        resolver(ivy_xml, into, progress)
+        (into / "spark" / "one-1.0.jar").write_bytes(b"PK and something else")
+
+    with pytest.raises(
+        JarsError, match=r"(?s)^refused: .*spark/one-1\.0\.jar: sha256 [0-9a-f]{64}, expected .*~/.ivy2"
+    ):
+        ensure(folder, ivy_xml=ivy, resolve=forged)
+    assert not complete(folder, ivy)
+    assert not list(folder.rglob("*.jar"))
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    (folder / "broker" / "two_2.13-2.0-1.jar").write_bytes(b"PK" + b"x" * len("two_2.13-2.0-1.jar"))
+    assert complete(folder, ivy)  # as long as before: only `make jars` reads all bytes
+    with pytest.raises(JarsError, match="two_2"):
+        jars.verify(folder, ivy)
+
+
+def test_a_pin_without_a_checksum_is_refused_until_make_lock(tmp_path: Path, ivy: Path) -> None:
+    resolver, folder = Resolver(), tmp_path / "jars"
+    ivy.write_text(IVY.format(one="1.2"))
+    with pytest.raises(JarsError, match=r"spark/one-1\.2\.jar: no line in jars\.sha256.*make lock"):
+        ensure(folder, ivy_xml=ivy, resolve=resolver)
+    jars.lock(ivy, resolver)
+    ensure(folder, ivy_xml=ivy, resolve=resolver)
+    assert complete(folder, ivy)
+
+
+def test_make_jars_says_in_words_that_a_jar_was_changed(
+    tmp_path: Path, ivy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ensure(tmp_path / "jars", ivy_xml=ivy, resolve=Resolver())
+    monkeypatch.setattr(jars, "default_root", lambda: folder)
+    monkeypatch.setattr(jars, "complete", lambda root: True)
+    monkeypatch.setattr(jars.verify, "__defaults__", (ivy,))
+    monkeypatch.setattr(sys, "argv", ["jars"])
+    assert jars.main() == 0
+    (folder / "spark" / "one-1.0.jar").write_bytes(b"PK and something else")
+    assert jars.main() == 1
+    assert "refused" in capsys.readouterr().err
+
+
+def test_every_pinned_jar_has_a_checksum_and_no_other() -> None:
+    named = [line.split()[1] for line in jars.checksums_of(jars.IVY_XML).read_text().splitlines()]
+    files = pinned(jars.IVY_XML.read_bytes())
+    assert sorted(named) == sorted(f"{conf}/{name}" for conf, names in files.items() for name in names)
 
 
 def test_incomplete_folder_says_what_to_type(tmp_path: Path) -> None:

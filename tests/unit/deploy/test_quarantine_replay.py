@@ -364,6 +364,8 @@ def test_the_command(
     monkeypatch.setattr("deploy.kafka.broker.broker", broker)
     monkeypatch.setattr("bridge.kafka.producers.connect", lambda *_: taken)
     monkeypatch.setenv("KILN_STATE", str(tmp_path))
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "broker" / "password").write_text("of the broker", encoding="utf-8")
     config = tmp_path / "kiln.toml"
     config.write_text("", encoding="utf-8")
     monkeypatch.setenv("KILN_CONFIG", str(config))

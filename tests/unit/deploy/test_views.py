@@ -40,7 +40,7 @@ from schemas.records import (
 )
 from schemas.streamid import StreamID
 from schemas.tables import TABLES
-from schemas.topics import MAX_KEY, Separator, separator_value, topic_name
+from schemas.topics import MAX_KEY, Separator, separator_text, separator_value, topic_name
 
 AT = datetime(2025, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -130,7 +130,7 @@ def test_views_are_listed_and_join_with_tables(tmp_path: Path) -> None:
     fill(lake, "tips", [{"stream": stream(1), "tip": tip(1), "source": "update"}])
     assert {row["name"] for row in rows_of(lake, "SHOW TABLES")} == {"tips", *VIEWS}
     assert rows_of(lake, "SELECT count(*) AS n FROM LATEST_TIPS JOIN tips USING (network, stream, tip)") == [{"n": 1}]
-    with pytest.raises(SqlError, match="there are: tips, latest_tips, misplaced, batch_savings"):
+    with pytest.raises(SqlError, match="there are: tips, latest_tips, misplaced, batch_savings, false_claims"):
         ask(Lake(str(lake)), "SELECT * FROM latest")
 
 
@@ -254,7 +254,11 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
             on(other, "UPDATE", "known elsewhere", stream=stream(5)),
             on(other, "UPDATE", "unknown", stream=stream(6)),
             on(other, "KEEPALIVE", "of no stream"),
-            on(other, "BATCH_UPDATE", "of many", sep="model/k1"),
+            on(other, "BATCH_UPDATE", "of another", sep="model/k1", from_peer="q"),
+            on(other, "BATCH_UPDATE", "of this one", sep=separator_text(OTHER)),
+            on("/ceramic/clay", "BATCH_UPDATE", "of any", sep="model/k1"),
+            on(other.replace(OTHER.value, OTHER.value[1:]), "UPDATE", "short", stream=stream(1)),
+            on(model.replace(MODEL.value, MODEL.value[1:]), "UPDATE", "right, if short", stream=stream(1)),
             on("", "UPDATE", "no topic", stream=stream(1)),
         ],
     )
@@ -274,8 +278,48 @@ def test_misplaced_are_messages_on_the_topic_of_another_separator(tmp_path: Path
         for message, kind, topic, place, of, known, author in [
             ("answered", "RESPONSE", model, MODEL, stream(2), OTHER, None),
             ("asked", "QUERY", model, MODEL, stream(2), OTHER, None),
+            ("of another", "BATCH_UPDATE", other, OTHER, None, Separator("model", "k1"), "q"),
+            ("short", "UPDATE", other.replace(OTHER.value, OTHER.value[1:]), OTHER, stream(1), MODEL, None),
             ("wrong", "UPDATE", other, OTHER, stream(1), MODEL, "p"),
         ]
+    ]
+
+
+# ---------------------------------------------------------------- false claims
+
+
+def test_false_claims_are_tips_in_batches_of_another_separator_than_the_genesis_names(tmp_path: Path) -> None:
+    def batch(cid: str, separator: Separator, network: str = "clay") -> Row:
+        named = {"separator_key": separator.key, "separator_value": separator.value}
+        return {"cid": cid, "network": network, "closed_at": after(1), "opened_at": AT, **named}
+
+    def known(of: int, separator: Separator | None, source: str = "genesis") -> Row:
+        named = {} if separator is None else {"separator_key": separator.key, "separator_value": separator.value}
+        return {"stream": stream(of), "source": source, **named}
+
+    one_cid = [batch("both", MODEL), batch("both", OTHER)]  # the same tips under two separators are the same block
+    fill(tmp_path, "batches", [batch("mixed", MODEL), *one_cid, batch("elsewhere", OTHER, "mainnet")])
+    held = [("mixed", 1), ("mixed", 2), ("mixed", 3), ("mixed", 4), ("mixed", 5), ("both", 1), ("elsewhere", 1)]
+    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    # 3: no separator; 4: claimed alone; 5: not known
+    fill(tmp_path, "streams", [known(1, MODEL), known(2, OTHER), known(3, None), known(4, OTHER, "model")])
+    heard = [(1, "topic", 5), (1, "genesis", 9), (1, "genesis", 7), (2, "topic", 3)]
+    fill(
+        tmp_path,
+        "updates",
+        [
+            {"message": f"{at}", "stream": stream(of), "separator_source": source, "updated_at": after(at)}
+            for of, source, at in heard
+        ],
+    )
+    found = rows_of(
+        tmp_path,
+        "SELECT network, separator_value, cid, stream, tip, true_key, true_value, known_since FROM false_claims "
+        "ORDER BY cid",
+    )
+    assert [tuple(row.values()) for row in found] == [
+        ("clay", OTHER.value, "both", stream(1), tip(1), *MODEL, after(7)),
+        ("clay", MODEL.value, "mixed", stream(2), tip(2), *OTHER, None),
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -41,7 +43,7 @@ from pipelines.transforms.archive import (
     packed,
 )
 from pipelines.transforms.packed import pack, unpack
-from schemas.frames import read_frame
+from schemas.frames import MAX_MESSAGES, read_frame
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -421,10 +423,28 @@ def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
     assert (made.passed.frames, made.passed.copies) == ([], [])
 
 
-def test_a_frame_of_many_messages_makes_batches_of_bounded_length(lake: Lake) -> None:
-    sent = heard(*(Message(data=write_keepalive(n, "1"), topic=CLAY) for n in range(12_000)))
-    lengths = [batch.num_rows for batch in packed(batches_of((0, 0, sent)), Decoding("none"), lake, NOW, TASK)]
-    assert lengths == [5_000, 5_000, 2_000, 1]
+def test_frames_of_many_messages_make_batches_of_bounded_length(lake: Lake) -> None:
+    sent = (
+        (0, number, heard(*(Message(data=write_keepalive(number * 4_000 + n, "1"), topic=CLAY) for n in range(4_000))))
+        for number in range(3)
+    )
+    lengths = [batch.num_rows for batch in packed(batches_of(*sent), Decoding("none"), lake, NOW, TASK)]
+    assert max(lengths) == 5_000
+    assert sum(lengths) == 12_001
+
+
+def test_a_million_empty_messages_are_five_thousand_rows_and_one_for_the_rest(lake: Lake) -> None:
+    flood = heard()
+    flood.payload = b"\x12\x00" * (1 << 20)
+    flood.verdicts = bytes(1 << 20)
+    began = time.process_time()
+    made = make(lake, (0, 0, flood))
+    assert time.process_time() - began < 2
+    assert Counter(row.row[0] for row in made.rows) == {"topic_missing": MAX_MESSAGES, "rpc_too_many_messages": 1}
+    assert len({row.early for row in made.rows}) == MAX_MESSAGES + 1
+    assert len(made.copies) == MAX_MESSAGES
+    (frame,) = made.frames
+    assert frame["payload"] == flood.payload
 
 
 # ---------------------------------------------------------------- the second stage

@@ -27,8 +27,8 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from pipelines.logic.batching import Batching, Output, batch_outputs
-from pipelines.logic.stretch import WindowKey
+from pipelines.logic.batching import Batching, Output, batch_outputs, batch_stretches
+from pipelines.logic.stretch import ALL, Selection, WindowKey, read_stretch
 from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window
 from pipelines.spark.batcher import Batcher
 from pipelines.spark.stretches import STRETCHES, stretches
@@ -44,6 +44,7 @@ from schemas.records import (
     UpdateRecord,
     decode_batch,
     decode_quarantine,
+    decode_update,
     encode,
 )
 from schemas.streamid import StreamID
@@ -159,6 +160,59 @@ def test_networks_origins_and_separators_do_not_share_a_batch() -> None:
 
 def test_an_update_without_a_separator_is_no_part_of_a_batch() -> None:
     assert run(log_of((0, update(separator=None)), (T, TICK))) == ([], [])
+
+
+def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the_settings_say_so() -> None:
+    said = (("anna", "genesis"), ("anna", "topic"), ("bert", "genesis"), (None, "model"))
+    records = [
+        (offset, T + offset, encode(msgspec.structs.replace(read, from_=author, separator_source=source)))
+        for offset, (author, source) in enumerate(said)
+        for read in [decode_update(update(STREAMS[0], TIPS[offset]))]
+    ]
+
+    def batched(which: Selection) -> list[int]:
+        stretch = read_stretch(records, which)
+        assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
+        return [offset for offset, owner in enumerate(stretch.owners) if owner >= 0]
+
+    assert batched(Selection()) == [0, 1, 2, 3]
+    assert batched(Selection(frozenset({"anna"}))) == [0, 1]
+    assert batched(Selection(only_verified=True)) == [0, 2]
+    assert batched(Selection(frozenset({"bert"}), only_verified=True)) == [2]
+
+
+@settings(max_examples=25)
+@given(
+    st.permutations(range(24)),
+    st.permutations(range(24)),
+    st.lists(st.integers(0, T // 2), min_size=24, max_size=24),
+    st.frozensets(st.sampled_from("abcd")),
+)
+def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
+    heard: list[int], heard_by_the_other: list[int], pauses: list[int], mine: frozenset[str]
+) -> None:
+    """Each hears all, in an order of its own: each update is in one batch of one of them."""
+    values = [
+        encode(msgspec.structs.replace(decode_update(each), from_="abcd"[number % 4]))
+        for number in range(24)
+        for each in [update(STREAMS[number % 3], cid_text(block_cid(b"own %d" % number)), message=f"m{number}")]
+    ]
+
+    def batched(order: list[int], authors: frozenset[str]) -> list[tuple[str, str]]:
+        windows, stamp = PartitionWindows(T), 0
+        found: list[tuple[str, str]] = []
+        records: list[tuple[int, int, bytes | None]] = []
+        for number, pause in zip(order, pauses, strict=True):
+            stamp += pause
+            records.append((len(records), stamp, values[number]))
+        records.append((24, stamp + T, TICK))
+        for output in batch_stretches(windows, 0, [read_stretch(records, Selection(authors))], MAX_BLOCK):
+            for stream, tips in tips_of(decode_batch(output.value)).items():
+                found += [(stream, tip) for tip in tips]
+        return found
+
+    both = batched(heard, mine) + batched(heard_by_the_other, frozenset("abcd") - mine)
+    assert sorted(both) == sorted((decode_update(each).stream, decode_update(each).tip) for each in values)
 
 
 def test_other_spellings_of_a_stream_or_tip_are_the_same() -> None:
@@ -514,7 +568,7 @@ def arrow(records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 def rows(*parts: Sequence[LogRecord]) -> pd.DataFrame:
     """What the stateful processor gets where the reading task has the records in these parts."""
-    made = list(stretches(iter([arrow(records) for records in parts])))
+    made = list(stretches(ALL)(iter([arrow(records) for records in parts])))
     frame: pd.DataFrame = pa.Table.from_batches(made).to_pandas()
     assert list(frame.columns) == [column.split()[0] for column in STRETCHES.split(", ")]
     return frame
@@ -576,9 +630,9 @@ def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
 def test_records_of_several_partitions_in_one_arrow_batch_are_stretches_of_their_own() -> None:
     logs = [log_from([Step(1, n, n, ANNA, "update", 0)] * 3, partition) for n, partition in enumerate((4, 0, 7))]
     mixed = [record for records in zip(*logs, strict=True) for record in records]
-    (made,) = stretches(iter([arrow([]), arrow(mixed)]))
+    (made,) = stretches(ALL)(iter([arrow([]), arrow(mixed)]))
     assert made.column("partition").to_pylist() == [4, 0, 7]
-    apart = [next(stretches(iter([arrow(log)]))) for log in logs]
+    apart = [next(stretches(ALL)(iter([arrow(log)]))) for log in logs]
     assert made.to_pylist() == [each.to_pylist()[0] for each in apart]
 
 
@@ -603,6 +657,22 @@ def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
         assert bool(found) == (n >= 10)
     assert len(found) == 1
     assert len(PartitionWindows(T, state_of(made))) == 0
+
+
+def test_more_windows_than_the_head_of_the_state_holds() -> None:
+    """Each separator has a window; the batches come in the order in which the windows were opened."""
+    separators = [SeparatorRecord("model", f"k{number}") for number in range(1_000)]
+    log = log_of(
+        *((0, update(separator=each, message=f"{each.value} 1")) for each in separators),
+        *((T // 2, update(tip=TIPS[1], separator=each, message=f"{each.value} 2")) for each in separators[::50]),
+        (T, TICK),
+        (T, update(message="m")),
+    )
+    made, found = new_tester(), []
+    for start in range(0, len(log), 90):
+        found += outputs_of(made.testInPandas(0, rows(log[start : start + 90])))
+    assert found == list(plainly(PartitionWindows(T), log, MAX_BLOCK))
+    assert len(found) == 1_000
 
 
 def test_a_new_length_holds_for_windows_opened_from_then_on() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.lake.held_frames import HeldRanges
 from pipelines.logic.held_frames import HeldFrames, Ranges, Sieve, contains, insert, merge, overlap, side
 
 numbers = st.integers(1, 40)
@@ -122,3 +123,35 @@ def test_two_overlap_if_they_share_a_frame(one: HeldFrames, other: HeldFrames) -
 def test_two_overlap_from_their_first_frame_to_their_last(taken: tuple[int, int], shared: bool) -> None:
     assert overlap({side(A, 0): [(3, 5), (20, 22)]}, {side(A, 0): [taken]}) == shared
     assert not overlap({side(A, 0): [(3, 5)]}, {side(A, 1): [taken]})
+
+
+# ---------------------------------------------------------------- on disk
+
+
+@given(st.lists(held, max_size=8), held)
+def test_ranges_on_disk_are_those_in_memory(parts: list[HeldFrames], asked: HeldFrames) -> None:
+    """Of what touches or adjoins the frames that are asked for; nothing is forgotten, and nothing made up."""
+    on_disk, all_of_it = HeldRanges(), HeldFrames()
+    for part in parts:
+        on_disk.add(part)
+        merge(all_of_it, part)
+    expected = {
+        key: [
+            (low, high)
+            for low, high in all_of_it[key]
+            if any(low <= last + 1 and high >= first - 1 for first, last in ranges)
+        ]
+        for key, ranges in asked.items()
+        if key in all_of_it
+    }
+    assert on_disk.near(asked) == {key: ranges for key, ranges in expected.items() if ranges}
+    everything = {key: [(0, 2**62)] for key in all_of_it}
+    assert on_disk.near(everything) == {key: ranges for key, ranges in all_of_it.items() if ranges}
+
+
+def test_the_largest_sequence_is_held_on_disk() -> None:
+    largest: HeldFrames = {side(A, 0): [(2**63 - 1, 2**63 - 1)]}
+    on_disk = HeldRanges()
+    on_disk.add(largest)
+    on_disk.add(largest)
+    assert on_disk.near(largest) == largest

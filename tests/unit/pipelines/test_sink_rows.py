@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import RowBuffer, arrow_schema
@@ -222,6 +223,15 @@ def test_a_block_of_somebody_elses_batch() -> None:
         )
         for stream, tip in ((STREAMS[0], TIPS[0]), (STREAMS[0], TIPS[1]), (STREAMS[1], TIPS[2]))
     ]
+
+
+def test_a_bad_entry_of_somebody_elses_block_is_quarantined_and_its_good_tips_are_taken() -> None:
+    block = BLOCK.data.replace(b"\x64tips\xa2", b"\x64tips\xa3") + b"\x61a\x80"
+    (_, first), *others, (table, row) = rows("blocks", structs.replace(FETCHED, block=block))
+    assert [first["tip"], *(each["tip"] for _, each in others)] == [cid_text(tip) for tip in TIPS]
+    assert (table, row["stage"], row["reason"], row["data"]) == ("quarantine", "sink", "entry_malformed", b"\x61a\x80")
+    assert row["observed_at"] == FETCHED.observed_at
+    assert BLOCK.cid in str(row["detail"])
 
 
 def test_a_block_that_could_not_be_had_has_no_rows() -> None:

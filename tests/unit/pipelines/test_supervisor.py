@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.settings.model import JobName, Settings
@@ -43,8 +44,11 @@ class World:
         self.now = 100.0
         self.queries: list[FakeQuery] = []
         self.refusal: Exception | None = None
+        self.time = 1_800_000_000_000_000
         monkeypatch.setattr(supervisor, "launch", self._launch)
-        self.supervisor = Supervisor(cast(SparkSession, None), settings, [NAME], now=lambda: self.now)
+        self.supervisor = Supervisor(
+            cast(SparkSession, None), settings, [NAME], now=lambda: self.now, clock=lambda: self.time
+        )
 
     def _launch(
         self,
@@ -151,15 +155,49 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
     start = Supervisor(cast(SparkSession, None), settings, ["archive"]).start
     for begun in (0, 1, 2, 3):
-        (checkpoint / "offsets" / str(begun)).write_text("v1\n{}\n")
+        (checkpoint / "offsets" / str(begun)).write_text("v1\n{}\n{}")
         with pytest.raises(GaveUpError) as caught:
             start()
-        assert str(caught.value).startswith(
-            f"the checkpoint of archive in {checkpoint} is older than the table {table}: it ends with the micro-batch "
-            f"{begun}, and the table has the micro-batch 4. "
+        assert str(caught.value) == (
+            f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: it ends "
+            f"with the micro-batch {begun}, and the table has the micro-batch 4. The query would skip what comes in "
+            "between. Type kiln recover, which says what can be done"
         )
-    (checkpoint / "offsets" / "4").write_text("v1\n{}\n")  # begun, and committed to this table before the crash
+    (checkpoint / "offsets" / "4").write_text("v1\n{}\n{}")  # begun, and committed to this table before the crash
     start()
+
+
+def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passed_it(world: World) -> None:
+    """The query reckons with the watermark and `dedupe.signed`, a day."""
+    report = {
+        "id": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
+        "runId": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
+        "name": NAME,
+        "timestamp": "2027-01-15T08:00:00.000Z",
+        "batchId": 3,
+        "batchDuration": 1,
+        "durationMs": {},
+        "eventTime": {"watermark": "2027-01-14T08:00:00.000Z"},
+        "stateOperators": [],
+        "sources": [],
+        "sink": {"description": "", "numOutputRows": 0},
+    }
+    world.listener.take(StreamingQueryProgress.fromJson(report))
+    world.supervisor.check()
+    assert world.supervisor.errors == {}  # the clock says 2027-01-15 08:00
+    world.time -= 2 * 86_400_000_000
+    world.supervisor.check()
+    first = world.supervisor.errors["clock"]
+    assert first.startswith(
+        "the clock of this machine trails the watermark of archive by 172,800 s since 2027-01-13 08:00:00 UTC: it was "
+        "ahead before. Nothing is lost: until it has passed 2027-01-15 08:00:00 UTC, "
+    )
+    world.time += 60_000_000
+    world.supervisor.check()
+    assert "by 172,740 s since 2027-01-13 08:00:00 UTC" in world.supervisor.errors["clock"]
+    world.time += 2 * 86_400_000_000
+    world.supervisor.check()
+    assert world.supervisor.errors == {}
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,20 @@ def test_no_window_is_open_at_rest_though_the_clock_of_the_broker_went_back_a_li
 @pytest.mark.parametrize("step", [REST - T + 200, 20_000])
 def test_no_window_is_open_at_rest_though_the_clock_of_the_broker_went_far_back(step: int) -> None:
     assert rest_after_a_step_back(step) == 0
+
+
+@pytest.mark.parametrize("ahead", [REST + T, 1_801_000])
+def test_no_window_is_open_at_rest_though_the_ticker_began_after_the_clock_of_the_broker_went_back(ahead: int) -> None:
+    """With what the log's clock says already. Else ticks would rest for as long as the clock was ahead."""
+    before = Partition()
+    before.append(tick=False)
+    clock = before.now
+    partition = Partition(TickSchedule(REST, clock), before.now - ahead, before.log)
+    partition.append(tick=False)
+    assert partition.open_windows == 1
+    assert partition.look()
+    assert partition.schedule.clock - partition.schedule.stamp == ahead - 100
+    partition.now += ahead - 1_000  # nobody waits for each tick
+    partition.until_quiet()
+    assert partition.open_windows == 0
+    assert partition.schedule.clock == partition.schedule.stamp > clock

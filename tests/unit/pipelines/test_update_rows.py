@@ -22,6 +22,7 @@ from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms import updates as module
 from pipelines.transforms.updates import Known, Separated, Separating, separate
 from schemas.cid import block_cid, cid_text
+from schemas.claims import Claims
 from schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from schemas.dht.items import put_fields
 from schemas.dht.items import sign as sign_item
@@ -37,6 +38,7 @@ from schemas.records import (
     SeparatorRecord,
     SeparatorSource,
     UpdateRecord,
+    WaitedTip,
     decode_batch,
     decode_quarantine,
     decode_update,
@@ -52,6 +54,7 @@ ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = StreamID(2, block_cid(b"model"))
 OTHER = StreamID(2, block_cid(b"another model"))
+WAITED = cid_text(block_cid(b"a tip that waited"))
 TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 CLAY = "/ceramic/testnet-clay"
 CONTROLLER = Separator("controller", separator_value(b"did:key:z6Mk"))
@@ -132,7 +135,12 @@ def records(*values: bytes | None) -> list[UpdateRecord]:
 def test_the_topic_comes_before_the_model(
     topic: Separator | None, model: str | None, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
-    assert separate(topic, model, ("mainnet", STREAM), {("testnet-clay", STREAM): None}) == Separated(*expected)
+    known: Known = {("testnet-clay", STREAM): None}
+    assert separate(claims(topic, model), ("mainnet", STREAM), known, Separating()) == Separated(*expected)
+
+
+def claims(topic: Separator | None, model: str | None) -> Claims:
+    return Claims(topic, None if model is None else Separator("model", model))
 
 
 BY_MODEL, BY_OTHER = Separator("model", MODEL.text), Separator("model", OTHER.text)
@@ -159,19 +167,41 @@ def test_a_verified_genesis_comes_before_all(
     verified: Separator | None, topic: Separator | None, model: str | None, expected: Separated
 ) -> None:
     known: Known = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
-    assert separate(topic, model, ("mainnet", STREAM), known) == expected
+    for fetch in (False, True):
+        assert separate(claims(topic, model), ("mainnet", STREAM), known, Separating(fetch=fetch)) == expected
+
+
+@pytest.mark.parametrize(
+    ("topic", "model", "expected"),
+    [
+        pytest.param(BY_OTHER, MODEL.text, (None, None), id="of one key, they cannot both be true"),
+        pytest.param(BY_MODEL, MODEL.text, (BY_MODEL, "topic"), id="they agree"),
+        pytest.param(CONTROLLER, MODEL.text, (CONTROLLER, "topic"), id="of another key, model says nothing"),
+        pytest.param(None, MODEL.text, (BY_MODEL, "model"), id="model alone"),
+    ],
+)
+def test_claims_that_disagree_count_for_nothing_where_the_genesis_can_be_asked_for(
+    topic: Separator | None, model: str, expected: tuple[Separator | None, SeparatorSource | None]
+) -> None:
+    assert separate(claims(topic, model), ("mainnet", STREAM), {}, Separating(fetch=True)) == Separated(*expected)
+    found = separate(claims(topic, model), ("mainnet", STREAM), {}, Separating())
+    assert found.separator == (topic or Separator("model", model)), "without an IPFS node the topic comes first"
+    doubting = Separating(fetch=True, believe=False)
+    assert separate(claims(topic, model), ("mainnet", STREAM), {}, doubting) == Separated(None, None), "it waits"
+    alone = Separating(believe=False)
+    assert separate(claims(topic, model), ("mainnet", STREAM), {}, alone) == found, "nobody can be asked"
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """kiln.streams says of STREAM, on testnet-clay, that its separator is BY_MODEL."""
 
-    class Streams:
-        @property
-        def known(self) -> Known:
-            return {("testnet-clay", STREAM): SeparatorRecord(*BY_MODEL)}
+    class Streams(dict[tuple[str, str], SeparatorRecord | None]):
+        def refresh(self) -> None:
+            self["testnet-clay", STREAM] = SeparatorRecord(*BY_MODEL)
 
-        def refresh(self) -> None: ...
+        def waited(self, stream: tuple[str, str], tip: WaitedTip) -> bool:
+            return (stream, tip) == (("testnet-clay", STREAM), WaitedTip("LIVE", WAITED))
 
     monkeypatch.setattr(module, "known_streams", lambda where: Streams())
 
@@ -192,6 +222,20 @@ def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_gen
     assert fault["key"] == b"3/77/0"
     assert OTHER.text in said.detail
     assert MODEL.text in said.detail
+
+
+@pytest.mark.usefixtures("known")
+def test_an_update_that_waited_is_no_new_update_when_it_is_announced_again() -> None:
+    values = [
+        frame(unsigned(write_update(STREAM, WAITED))),
+        frame(unsigned(write_update(STREAM, TIP))),
+        frame(unsigned(write_update(STREAM, WAITED)), origin="REPLAY"),
+    ]
+    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
+    made = module._rows(Decoding(default_policy="either"), separating)
+    found = [decode_update(row["value"]) for batch in made(batches) for row in batch.to_pylist()]
+    assert [(update.origin, update.tip) for update in found] == [("LIVE", TIP), ("REPLAY", WAITED)]
 
 
 # ---------------------------------------------------------------- an update is new once
@@ -258,25 +302,42 @@ def test_an_update_whose_separator_nobody_names_waits_for_its_genesis() -> None:
     assert wanted.update == decode_update(rows(frame(unsigned(write_update(STREAM, TIP))))[0]["value"])
 
 
-def test_an_update_with_a_separator_does_not_wait() -> None:
-    (row,) = rows(frame(unsigned(write_update(STREAM, TIP, MODEL.text))), fetch=True)
-    assert row["topic"] == "updates"
+def test_an_update_that_claims_its_separator_goes_on_and_its_genesis_is_wanted_beside_it() -> None:
+    data = write_update(STREAM, TIP, MODEL.text)
+    update, claim = rows(frame(unsigned(data)), fetch=True)
+    assert [update["topic"], claim["topic"]] == ["updates", "wanted"]
+    assert update["identity"] != claim["identity"]
+    wanted = decode_wanted(claim["value"])
+    assert (wanted.reason, wanted.topic, wanted.model) == ("claim", None, SeparatorRecord(*BY_MODEL))
+    assert [wanted.cid, claim["key"].decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
+    assert wanted.update == decode_update(update["value"])
+    (alone,) = rows(frame(unsigned(data)))
+    assert alone["value"] == update["value"]
+
+
+def test_an_update_whose_claims_disagree_waits_with_both() -> None:
+    data = write_update(STREAM, TIP, MODEL.text)
+    (row,) = rows(frame(unsigned(data, topic_name("testnet-clay", BY_OTHER))), fetch=True)
+    wanted = decode_wanted(row["value"])
+    assert (row["topic"], wanted.reason) == ("wanted", "genesis")
+    assert (wanted.topic, wanted.model) == (SeparatorRecord(*BY_OTHER), SeparatorRecord(*BY_MODEL))
+    assert wanted.update is not None
+    assert (wanted.update.separator, wanted.update.separator_source) == (None, None)
 
 
 def batch_update(separator: Separator = CONTROLLER, cid: str = TIP) -> bytes:
     return write_batch_update(separator, cid)
 
 
-def test_a_batch_that_somebody_announces_is_wanted_once() -> None:
+def test_a_batch_is_wanted_at_each_announcement() -> None:
     announced = (frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")))
     (first,), (again,) = (rows(each, fetch=True) for each in announced)
-    assert rows(*announced, fetch=True) == [first]
+    assert rows(*announced, *announced, fetch=True) == [first, again]
     wanted = decode_wanted(first["value"])
     assert first["topic"] == "wanted"
     assert first["key"] == TIP.encode()
     assert (wanted.reason, wanted.cid, wanted.separator) == ("batch", TIP, SeparatorRecord(*CONTROLLER))
     assert wanted.network == "testnet-clay"
-    assert first["identity"] == again["identity"]
     (other,) = rows(frame(signed(batch_update(BY_MODEL))), fetch=True)
     assert other["identity"] != first["identity"]
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipelines.logic import windows as module
 from pipelines.logic.stretch import WindowKey
 from pipelines.logic.windows import ClosedWindow, PartitionWindows
 from schemas.log import MAX_EPOCH_WRITERS
@@ -282,6 +284,126 @@ def test_a_window_of_a_state_from_before_leaves_goes_on() -> None:
     (closed,) = windows.add(KEYS[0], "s1", b"t1", 105)
     assert (closed.window.opened_at, closed.window.closes_at) == (95, 105)
     assert closed.window.tips == {"s1": {b"t1", b"t2"}, "s2": {b"t1", b"t3"}}
+
+
+# ---------------------------------------------------------------- in parts
+
+MANY = tuple(WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(30))
+SMALL = patch.multiple(module, _IN_HEAD=3, _IN_PART=2)
+
+
+class Parts(dict[int, bytes]):
+    """Parts as a checkpoint keeps them; counts how often one is read or written."""
+
+    calls = 0
+
+    def __getitem__(self, part: int) -> bytes:
+        self.calls += 1
+        return super().__getitem__(part)
+
+    def __setitem__(self, part: int, data: bytes) -> None:
+        self.calls += 1
+        super().__setitem__(part, data)
+
+
+many_updates = st.builds(
+    Update, st.sampled_from(MANY), st.sampled_from(("s1", "s2")), st.sampled_from((b"t1", b"t2")), st.integers(-5, 90)
+)
+many_logs = st.lists(
+    st.builds(Entry, st.sampled_from((0, 1, 2, 20, 21, 30, 60)), many_updates | st.none(), st.just(T), st.just(G)),
+    max_size=80,
+)
+
+
+@given(many_logs, st.sets(st.integers(0, 80)), st.sets(st.integers(0, 80)))
+def test_windows_in_parts_are_those_of_one_state(log: list[Entry], cuts: set[int], dumps: set[int]) -> None:
+    """`cuts`: where a micro-batch ends, `dumps`: where the state is only written. Now all windows fit into the head,
+    now they do not: windows move from the head to parts, between parts, and back."""
+    whole = new()
+    expected = read(enumerate(log), whole)
+    parts, state, emitted = Parts(), b"", []
+    with SMALL:
+        windows = PartitionWindows(T, state, G, parts)
+        for numbered in enumerate(log):
+            emitted += read([numbered], windows)
+            if numbered[0] in cuts | dumps:
+                state = windows.dump()
+                assert windows.dump() == state
+            if numbered[0] in cuts:
+                windows = PartitionWindows(T, state, G, parts)
+                assert (len(windows) > 3) == bool(parts)
+        state = windows.dump()
+        windows = PartitionWindows(T, state, G, parts)
+        assert len(windows) == len(whole)
+        end = [(len(log), Entry(1_000, None))]
+        assert emitted + read(end, windows) == expected + read(end, whole)
+        windows.dump()
+        assert not parts
+
+
+def with_windows(count: int, length: int = 10**9) -> tuple[bytes, Parts]:
+    parts = Parts()
+    windows = PartitionWindows(length, b"", 0, parts)
+    windows.advance(1_000)
+    for number in range(count):
+        windows.add(WindowKey("mainnet", "LIVE", "model", f"open {number}"), "s1", b"t1", 1_000)
+    return windows.dump(), parts
+
+
+def test_what_a_micro_batch_reads_and_writes_goes_by_what_it_touches() -> None:
+    """And not by how many windows are open."""
+    state, parts = with_windows(5_000)
+    parts.calls = 0
+    for number in range(10):
+        windows = PartitionWindows(10**9, state, 0, parts)
+        windows.advance(2_000 + number)
+        state = windows.dump()
+    assert parts.calls == 0  # ticks alone
+    for number in range(10):
+        windows = PartitionWindows(10**9, state, 0, parts)
+        windows.add(WindowKey("mainnet", "LIVE", "model", f"open {number}"), "s2", b"t2", 2_000)
+        windows.add(WindowKey("mainnet", "LIVE", "model", f"new {number}"), "s2", b"t2", 2_000)
+        state = windows.dump()
+    assert parts.calls <= 10 * 2 * (2 + 2)  # two are touched, and now and then one is parted in two
+    windows = PartitionWindows(10**9, state, 0, parts)
+    closed = windows.advance(10**9 + 1_000)
+    assert len(closed) == 5_000
+    assert sum(each.window.tips == {"s1": {b"t1"}, "s2": {b"t2"}} for each in closed) == 10
+
+
+def test_a_state_from_before_there_were_parts_goes_on_in_parts() -> None:
+    keys = [WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(2_000)]
+    old = msgspec.msgpack.encode(
+        [100, [[list(key), [95, 105, None, 114, [b"\x62s1t%d" % n]]] for n, key in enumerate(keys)], None, [], []]
+    )
+    parts = Parts()
+    state = PartitionWindows(T, old, G, parts).dump()
+    assert len(parts) > 100
+    assert len(state) < 2_000
+    windows = PartitionWindows(T, state, G, parts)
+    assert windows.add(keys[7], "s1", b"t", 104) == []
+    closed = PartitionWindows(T, windows.dump(), G, parts).advance(114)
+    assert [each.key for each in closed] == keys
+    assert closed[7].window.tips == {"s1": {b"t7", b"t"}}
+    assert closed[8].window.tips == {"s1": {b"t8"}}
+
+
+def test_a_state_whose_parts_are_not_there_is_refused() -> None:
+    state, _ = with_windows(500)
+    with pytest.raises(ValueError, match="500 open windows are in 32 parts, which are not here"):
+        PartitionWindows(T, state)
+
+
+def test_code_from_before_there_were_parts_refuses_a_state_in_parts() -> None:
+    """It would take the windows for none."""
+
+    class State(msgspec.Struct, array_like=True):
+        clock: int = 0
+        windows: list[object] = []
+
+    state, _ = with_windows(500)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(state, type=State)
 
 
 def test_ticks_flush_separators_that_fell_silent() -> None:

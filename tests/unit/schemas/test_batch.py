@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiformats import CID
 
-from schemas.batch import MAX_BLOCK, Block, BlockError, read_block, write_blocks
+from schemas.batch import MAX_BLOCK, Block, BlockError, ForeignBlock, read_block, read_foreign_block, write_blocks
 from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.streamid import METAMODEL, StreamID
 
@@ -305,9 +305,17 @@ def test_forms_written_by_cbor2_are_read(batch: dict[str, list[bytes]]) -> None:
 def assert_block_or_error(data: bytes) -> None:
     """Any other exception fails the test; what is taken is made of canonical IDs."""
     try:
+        foreign = read_foreign_block(data)
+    except BlockError:
+        with pytest.raises(BlockError):
+            read_block(data)
+        return
+    try:
         batch = read_block(data)
     except BlockError:
-        return
+        batch = foreign.tips
+    else:
+        assert foreign == ForeignBlock(batch, [])
     assert all(StreamID.parse(stream).text == stream for stream in batch)
     assert all(cid_text(cid_bytes(tip)) == tip for links in batch.values() for tip in links)
 
@@ -322,6 +330,49 @@ def test_a_damaged_block_is_another_block_or_an_error(batch: dict[str, list[byte
     damaged = bytearray(write_blocks(batch)[0].data)
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
     assert_block_or_error(bytes(damaged))
+
+
+def foreign_block(count: int, *bad: int, **also: object) -> bytes:
+    """A block of so many streams, with their StreamIDs as bytes, as another writer may write one; those of `bad` lack
+    their first byte."""
+    entries = {
+        StreamID.parse(some_stream(number)).bytes[number in bad :]: [cbor2.CBORTag(42, b"\0" + some_tip(number))]
+        for number in range(count)
+    }
+    return cbor2.dumps({"one": [1.5, {"a": None}], "tips": entries, **also})
+
+
+def test_one_bad_entry_of_another_writer_costs_itself_alone() -> None:
+    data = foreign_block(1000, 500, zwei=b"two", tips_too={1: [2.0**70]})
+    read = read_foreign_block(data)
+    assert read.tips == {some_stream(n): [cid_text(some_tip(n))] for n in range(1000) if n != 500}
+    (bad,) = read.bad
+    assert cbor2.loads(bad.data) == StreamID.parse(some_stream(500)).bytes[1:]
+    assert bad.data in data
+    assert "not a StreamID" in bad.why
+    with pytest.raises(BlockError, match="a map of one key"):
+        read_block(data)
+
+
+@pytest.mark.parametrize(
+    "data", [block_of(ENTRY, ENTRY), bytes.fromhex("a1647469707382" + f"82{ENTRY}" + f"83{ENTRY}80")]
+)
+def test_an_entry_that_repeats_a_stream_or_is_no_pair_costs_itself_alone(data: bytes) -> None:
+    read = read_foreign_block(data)
+    assert (read.tips, len(read.bad)) == ({STREAM: [TIP]}, 1)
+
+
+def test_a_larger_block_than_kiln_writes_is_read() -> None:
+    data = foreign_block(4_000)
+    assert len(data) > 321_009
+    assert len(read_foreign_block(data).tips) == 4_000
+
+
+def test_a_block_of_bad_entries_alone_is_told_in_bounded_words() -> None:
+    data = bytes.fromhex("a16474697073" + "99ffff" + "80" * 0xFFFF)
+    read = read_foreign_block(data)
+    assert (read.tips, len(read.bad)) == ({}, 1001)
+    assert read.bad[-1].why == f"{0xFFFF - 1000} more entries cannot be used"
 
 
 @needs_fixtures

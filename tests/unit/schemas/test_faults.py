@@ -13,10 +13,11 @@ import pytest
 from bridge.bep50.carrier import GAP
 from bridge.fetching import attempts, pending
 from bridge.ipfs import blocks
+from bridge.publishing.outbox import GONE as BATCHES_GONE
 from bridge.publishing.outbox import MALFORMED as BATCH_MALFORMED
 from pipelines.transforms.sink import OTHER_SEPARATOR
-from pipelines.transforms.updates import CONTRADICTS
 from schemas import cid, frames, genesis, identity, pubsub, topic_table
+from schemas.claims import CONTRADICTS
 from schemas.dht import announcement
 from schemas.faults import BEGIN, END, FAULTS, code_of, markdown, with_table
 
@@ -26,7 +27,7 @@ RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
 WRITTEN: dict[str, tuple[str, ...]] = {
     "frame": (frames.FRAME_MALFORMED, frames.FRAME_INVALID),
     "hello": topic_table.REASONS,
-    "rpc": (frames.RPC_MALFORMED, frames.RPC_OVERSIZED),
+    "rpc": (frames.RPC_MALFORMED, frames.RPC_OVERSIZED, frames.RPC_TOO_MANY),
     "topic": (
         topic_table.TOPIC_MISSING,
         frames.TOPIC_NOT_UTF8,
@@ -35,14 +36,14 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     ),
     "signature": (*identity.REASONS, "against_policy"),
     "message": pubsub.REASONS,
-    "separator": (CONTRADICTS,),
+    pending.CLAIM_STAGE: (CONTRADICTS,),
     "bep50": (*announcement.REASONS, "bad_network", GAP),
-    pending.MALFORMED_STAGE: (pending.MALFORMED,),
+    pending.MALFORMED_STAGE: (pending.MALFORMED, pending.GONE),
     pending.STAGE: (*genesis.REASONS, *attempts.REASONS, blocks.TOO_LARGE),
     "receive": (OTHER_SEPARATOR,),
     "batch": ("update_malformed",),
-    "publisher": (BATCH_MALFORMED,),
-    "sink": ("record_malformed",),
+    "publisher": (BATCH_MALFORMED, BATCHES_GONE),
+    "sink": ("record_malformed", "entry_malformed"),
 }
 """By stage, every reason as the module that writes the reason calls it."""
 

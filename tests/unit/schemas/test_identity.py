@@ -21,6 +21,7 @@ from schemas.identity import (
     Policy,
     PrivateKey,
     Verdict,
+    author_of,
     judge,
     message_id,
     peer_bytes,
@@ -136,6 +137,13 @@ def test_a_signed_message_is_known_by_author_and_seqno() -> None:
 def test_an_unsigned_message_is_known_by_its_data_alone() -> None:
     message = rpc_pb2.Message(data=b"abc", seqno=b"\x01", topic="t")
     assert message_id(message) == "sha256/" + hashlib.sha256(b"abc").hexdigest()
+
+
+def test_the_author_in_the_id_of_a_message() -> None:
+    peer = peer_text(peer_of(KEYS["ed25519"]))
+    assert author_of(f"{peer}/0000000000000001") == peer
+    for other in ("sha256/" + 64 * "0", "", "bep50/x", peer[:-1] + "/00"):
+        assert author_of(other) is None
 
 
 # --- policies

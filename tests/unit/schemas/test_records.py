@@ -51,6 +51,9 @@ update = st.builds(
     observed_at=micros,
 )
 waiting = st.builds(structs.replace, update, separator=st.none())
+claiming = st.builds(structs.replace, update, separator=separator)
+claimed = st.none() | separator
+tips = st.lists(st.builds(r.WaitedTip, origin, name), max_size=3).map(tuple)
 RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
     "updates": update,
     "batches": st.builds(r.BatchRecord, name, origin, separator, name, st.binary(max_size=20), micros, micros),
@@ -73,11 +76,16 @@ RECORDS: dict[str, st.SearchStrategy[r.Record]] = {
         peers=st.none() | st.just(0),
         error=text,
     ),
-    "streams": st.builds(r.StreamRecord, name, name, separator, micros, name)
-    | st.builds(r.StreamRecord, name, name, st.none(), micros, name, name),
+    "streams": st.builds(r.StreamRecord, name, name, separator, micros, name, st.none(), tips)
+    | st.builds(r.StreamRecord, name, name, st.none(), micros, name, name, tips),
     "quarantine": st.builds(r.QuarantineRecord, name, name, text, st.binary(max_size=20), micros),
     "wanted": st.builds(r.WantedRecord, name, name, st.just("batch"), micros, separator, st.none() | text)
-    | st.builds(r.WantedRecord, name, name, st.just("genesis"), micros, st.none(), st.none() | text, waiting),
+    | st.builds(
+        r.WantedRecord, name, name, st.just("genesis"), micros, st.none(), st.none() | text, waiting, claimed, claimed
+    )
+    | st.builds(
+        r.WantedRecord, name, name, st.just("claim"), micros, st.none(), st.none() | text, claiming, claimed, claimed
+    ),
     "blocks": st.builds(r.BlockRecord, name, name, micros, separator, st.binary(max_size=20))
     | st.builds(r.BlockRecord, name, name, micros, separator, st.none(), name),
 }
@@ -117,6 +125,10 @@ def _typed(kind: str, schema: dict[str, object], root: dict[str, object]) -> st.
         if schema.get("contentEncoding") == "base64":
             return st.binary(max_size=9).map(lambda data: base64.b64encode(data).decode())
         return name if schema.get("minLength") else text
+    if kind == "array":
+        items = schema["items"]
+        assert isinstance(items, dict)
+        return st.lists(value_of(items, root), max_size=3)
     assert kind == "object"
     properties = schema["properties"]
     required = schema["required"]
@@ -180,6 +192,8 @@ def test_what_is_read_keeps_every_field(topic: str, data: st.DataObject) -> None
 
 
 def objects_in(document: object) -> list[dict[str, object]]:
+    if isinstance(document, list):
+        return [inner for each in document for inner in objects_in(each)]
     if not isinstance(document, dict):
         return []
     return [document, *(inner for value in document.values() for inner in objects_in(value))]
@@ -205,6 +219,8 @@ CONTRADICTIONS: dict[str, list[dict[str, object]]] = {
         {"reason": "batch", "separator": None},
         {"reason": "genesis", "update": None},
         {"separator": None, "update": None},
+        {"reason": "claim", "update": None},
+        {"reason": "batch", "update": None, "separator": None, "topic": {"key": "model", "value": "ka"}},
     ],
     "blocks": [{"block": None, "reason": None}, {"block": "QQ==", "reason": "block_unavailable"}, {"separator": None}],
 }

@@ -81,7 +81,6 @@ def test_not_a_ceramic_topic(name: str) -> None:
         "sep/" + MODEL,
         "sep/model/" + MODEL + "/",
         "sep/model/" + MODEL.upper(),
-        "sep/model/" + MODEL[1:],
         "sep/model/k1A",
         "sep/model/k_1",
         "sep/model/k1１",
@@ -137,7 +136,32 @@ def test_longest_value() -> None:
 def test_any_name_is_read_and_a_separator_topic_is_canonical(name: str) -> None:
     topic = parse_topic(name)
     if topic is not None and topic.separator is not None:
-        assert topic_name(*topic) == name
+        key, _, value = name.rpartition("/")
+        assert topic_name(*topic) in (name, f"{key}/k{value}")
+
+
+def test_a_value_without_its_prefix_is_read_and_never_written() -> None:
+    separator = Separator("model", MODEL)
+    assert parse_topic(f"/ceramic/mainnet/sep/model/{MODEL[1:]}") == Topic("mainnet", separator)
+    assert parse_separator_text(f"model/{MODEL[1:]}") == separator
+    with pytest.raises(TopicError):
+        separator_text(Separator("model", MODEL[1:]))
+
+
+@pytest.mark.parametrize(
+    ("text", "interest"),
+    [
+        ("*", Interest(None, None)),
+        ("*/*", Interest("*", None)),
+        ("*/k1", Interest("*", "k1")),
+        ("a/b", Interest("a/b", None)),
+        ("a/k1", Interest("a", "k1")),
+        ("a/k1/*", Interest("a/k1", None)),
+        ("a/*/*", Interest("a/*", None)),
+    ],
+)
+def test_an_interest_can_name_any_key(text: str, interest: Interest) -> None:
+    assert parse_interest(text) == interest
 
 
 @pytest.mark.parametrize("network", ["", "a/b", "/", "\ud800"])

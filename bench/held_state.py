@@ -1,0 +1,178 @@
+"""What a micro-batch costs beside all that Kiln holds: open windows, past connections, known streams. The steps alone,
+in one process: no Spark, no broker."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.report import Finding, Ratio
+from bench.runs import Extent, Say, Side, in_turn
+from pipelines.lake.held_frames import HeldRanges
+from pipelines.logic.held_frames import HeldFrames, side
+from pipelines.logic.stretch import Owner, Stretch, WindowKey
+from pipelines.logic.windows import PartitionWindows
+from pipelines.spark.known_streams import StreamsFile
+from schemas.batch import stream_key
+from schemas.records import SeparatorRecord, StreamRecord, encode
+
+WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
+TOUCHED = 1_000
+"""Updates, and lookups of streams, of a micro-batch, each of another separator."""
+ALIVE = 100
+"""Connections of a micro-batch, half of them new."""
+
+_LENGTH = 10**12  # µs: no window ends while this measures
+_NOT_KNOWN = SeparatorRecord("-", "-")
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """CPU time of the steps of one micro-batch, with nothing held and with much."""
+    windows, connections, streams = (extent.of(size, least=2_000) for size in (WINDOWS, CONNECTIONS, STREAMS))
+    names = (
+        ("windows: none open", f"windows: {windows:,} open"),
+        ("connections: none past", f"connections: {connections:,} past"),
+        ("streams: none known", f"streams: {streams:,} known"),
+    )
+    with tempfile.TemporaryDirectory(prefix="kiln-held-") as folder:
+        say("opening windows")
+        few, many = _Windows(0), _Windows(windows)
+        say("holding connections")
+        none, past = _Connections(0), _Connections(connections)
+        say("learning streams")
+        nobody, known = _Streams(Path(folder) / "none", 0), _Streams(Path(folder) / "many", streams)
+        sides: dict[str, Side] = {
+            names[0][0]: few.micro_batch,
+            names[0][1]: many.micro_batch,
+            names[1][0]: none.micro_batch,
+            names[1][1]: past.micro_batch,
+            names[2][0]: nobody.micro_batch,
+            names[2][1]: known.micro_batch,
+        }
+        series = {each.name: each for each in in_turn(sides, extent.runs, "ms", say)}
+        notes = {
+            "bytes a window": round(many.size / windows),
+            "bytes a stream": round(known.size / streams),
+            "updates": TOUCHED,
+            "connections": ALIVE,
+        }
+    ratios = tuple(Ratio(f"{held} over none", series[held], series[empty]) for empty, held in names)
+    return Finding("held", "what is held, beside a micro-batch", tuple(series.values()), ratios, notes)
+
+
+class _Windows:
+    """Windows of one partition in a state: each micro-batch reads the state, takes a stretch and a tick, and writes the
+    state."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._head, self._parts = b"", dict[int, bytes]()
+        step = max(10_000, count // 4)
+        for first in range(0, count, step):
+            self._take(_stretch(range(first, min(count, first + step)), 0))
+        if count:  # an epoch of few messages: those of the newest one are in the state (decision 7)
+            self._take(_stretch([0], 1))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the state."""
+        return len(self._head) + sum(map(len, self._parts.values()))
+
+    def micro_batch(self, run: int) -> float:
+        """ms. Where no window is open, each opens one."""
+        kept = self._head, dict(self._parts)
+        touched = random.Random(run).sample(range(self._count), TOUCHED) if self._count else range(TOUCHED)
+        stretch = _stretch(touched, 1 + run)
+        started = time.process_time()
+        self._take(stretch)
+        taken = _since(started)
+        self._head, self._parts = kept
+        return taken
+
+    def _take(self, stretch: Stretch) -> None:
+        windows = PartitionWindows(_LENGTH, self._head, 0, self._parts)
+        windows.take(stretch)
+        windows.advance(stretch.stamps[-1] + 1)
+        self._head = windows.dump()
+
+
+def _stretch(separators: Sequence[int], epoch: int) -> Stretch:
+    count = len(separators)
+    owners = [Owner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
+    leaves = [stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
+    numbers = list(range(count))
+    return Stretch(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
+
+
+class _Connections:
+    """What the table `frames` holds: each micro-batch asks for its own connections, and adds to them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held = HeldRanges()
+        for first in range(0, count, 10_000):
+            self._held.add({_side(number): [(1, 50)] for number in range(first, min(count, first + 10_000))})
+
+    def micro_batch(self, run: int) -> float:
+        """ms."""
+        chance = random.Random(run)
+        taken: HeldFrames = {_side(chance.randrange(2**40, 2**41)): [(1, 10)] for _ in range(ALIVE // 2)}
+        for _ in range(ALIVE // 2):
+            taken[_side(chance.randrange(self._count or 2**40))] = [(40 + 20 * run, 50 + 20 * run)]
+        started = time.process_time()
+        self._held.near(taken)
+        self._held.add(taken)
+        return _since(started)
+
+
+def _side(number: int) -> bytes:
+    return side(_digest(number)[:16], 0)
+
+
+class _Streams:
+    """Streams in a worker's file: each micro-batch asks for some, half of them known, and learns a few."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._count = count
+        self._path = path
+        self._file = StreamsFile(path)
+        self._file.add(self._records(0, count), {0: count})
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(each.stat().st_size for each in self._path.parent.glob(f"{self._path.name}*"))
+
+    def micro_batch(self, run: int) -> float:
+        """ms."""
+        chance = random.Random(run)
+        asked = [("bench", _text(chance.randrange(2 * self._count or 2**40))) for _ in range(TOUCHED)]
+        first = 2**41 + TOUCHED * run
+        learnt = list(self._records(first, first + 10))
+        started = time.process_time()
+        self._file.add(learnt, {0: first})
+        for stream in asked:
+            self._file.get(stream, _NOT_KNOWN)
+        return _since(started)
+
+    @staticmethod
+    def _records(first: int, end: int) -> Iterator[bytes]:
+        for number in range(first, end):
+            yield encode(StreamRecord("bench", _text(number), SeparatorRecord("model", _text(number % 1_000)), 0))
+
+
+def _digest(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()
+
+
+def _text(number: int) -> str:
+    """As long as a StreamID."""
+    return f"k{number:062d}"
+
+
+def _since(started: float) -> float:
+    return 1_000 * (time.process_time() - started)

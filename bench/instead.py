@@ -1,0 +1,211 @@
+"""The query `archive` beside what a user would write instead (`bench/peers`): the same frames into the same tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from tempfile import mkdtemp
+
+from bench.catch_up import catch_up
+from bench.frames import GENERATED, append, generated, live_options, stamped_anew
+from bench.ground import Ends, Ground
+from bench.peers.by_hand import TABLES
+from bench.report import Aim, Finding, Note, Ratio, Series, number
+from bench.runs import BenchError, Extent
+from conf.settings.model import Job
+from deploy.children.spawn import dies_with_parent
+from deploy.embedded.jars import spark_jars
+from pipelines.lake.lake import Lake
+
+FRAMES = 150_000
+WARM = 2_000
+"""Frames that `archive` and PySpark read before they are measured. The other two have nothing to warm up."""
+LIMIT = 180.0
+"""s for a program, its start and its warming up too. The bench ends a program that takes longer."""
+AIMS = {"kafka-python and deltalake": Aim(least=5), "quixstreams": Aim(least=3), "naive PySpark": Aim(least=2)}
+
+_INSTALL_LIMIT = 300.0  # s
+_ALIKE = 0.02
+"""Share by which rows of `frames`, `copies` and `messages` may differ: the programs judge some messages otherwise."""
+_ROOT = Path(__file__).resolve().parents[1]
+
+_Counts = Mapping[str, int]
+
+
+class _Field:
+    """A topic with frames, and where it ends."""
+
+    def __init__(self, ground: Ground, name: str, count: int, generated_frames: int) -> None:
+        job = Job(trigger=timedelta(), max_offsets_per_trigger=0)
+        settings = ground.plot(name)
+        self.settings = settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"archive": job})})
+        self.count = count
+        self.ends: Ends = append(
+            ground, settings, stamped_anew(generated(min(count, generated_frames), live_options()), count)
+        )
+
+    @property
+    def topic(self) -> str:
+        return self.settings.kafka.topic("frames")
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """All four in turn, each into a lake of its own.
+
+    A program that fails, or is not done in time, is left out, and a note says so. BenchError: `archive` failed.
+    """
+    count = extent.of(FRAMES)
+    ground.say(f"writing {count:,} frames")
+    warm = _Field(ground, "instead-warm", WARM, WARM)
+    field = _Field(ground, "instead", count, extent.of(GENERATED))
+    ground.say("warming up")
+    _archive(ground, warm)
+    rates: dict[str, list[float]] = {name: [] for name in ("archive", *AIMS)}
+    rows: dict[str, _Counts] = {}
+    failed: dict[str, Note] = {}
+    for run in range(1, extent.runs + 1):
+        for name in [name for name in rates if name not in failed]:
+            try:
+                if name == "archive":
+                    seconds, rows[name] = _archive(ground, field)
+                else:
+                    seconds, rows[name] = _program(name, field, warm)
+                    _check(rows[name], rows["archive"])
+            except BenchError as error:
+                if name == "archive":
+                    raise
+                failed[name] = str(error)
+                ground.say(f"{name} is left out: {error}")
+                continue
+            rates[name].append(count / seconds)
+            ground.say(f"run {run} of {extent.runs}: {name}: {number(count / seconds)} frames/s in {seconds:.1f} s")
+    series = {name: Series(name, "frames/s", tuple(found)) for name, found in rates.items() if name not in failed}
+    ratios = [
+        Ratio(f"archive over {name}", series["archive"], series[name], aim)
+        for name, aim in AIMS.items()
+        if name in series
+    ]
+    written: dict[str, Note] = {
+        f"rows, {name}": ", ".join(f"{found[table]:,} {table}" for table in TABLES) for name, found in rows.items()
+    }
+    title = "frames from Kafka to frames, copies, messages and quarantine, by Kiln and by programs of a page each"
+    notes: dict[str, Note] = {"frames": count, "master": field.settings.spark.master, **written, **failed}
+    return Finding("instead", title, tuple(series.values()), tuple(ratios), notes)
+
+
+def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
+    """Seconds from the start of the query until it has read all, and what it wrote."""
+    before = ground.ends(field.settings, "quarantine")
+    with ground.fresh(field.settings, "quarantine") as fresh:
+        started = time.perf_counter()
+        catch_up(ground.spark, fresh, "archive", {"frames": field.ends}, LIMIT)
+        seconds = time.perf_counter() - started
+        faults = sum(ground.ends(field.settings, "quarantine").values()) - sum(before.values())
+        return seconds, {**_rows(str(fresh.lake_folder), TABLES[:-1]), "quarantine": faults}
+
+
+def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
+    """As `_archive`: a program in a process of its own, which says how long it took without its start."""
+    field.settings.state.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(dir=field.settings.state))
+    lake, warm_lake = (Lake(str(folder / each)) for each in ("lake", "warm"))
+    lake.create(TABLES)
+    kafka = field.settings.kafka
+    servers = kafka.servers
+    options = kafka.spark_options() if name == "naive PySpark" else kafka.security_options()
+    if name == "naive PySpark":
+        warm_lake.create(TABLES)
+        jars = ",".join(str(jar) for jar in spark_jars() if "bare-naked" not in jar.name)  # Kiln's own remedy
+        paths = (lake.path, str(folder / "checkpoints"), jars, warm.topic, warm_lake.path)
+        command = [sys.executable, "-m", "bench.peers.naive_spark", servers, field.topic, *paths]
+    elif name == "quixstreams":
+        command = [str(_quix()), "-m", "bench.peers.quix", servers, field.topic, str(field.count), lake.path]
+    else:
+        command = [sys.executable, "-m", "bench.peers.loop", servers, field.topic, str(field.count), lake.path]
+    said = run_within(LIMIT, command, folder, {"BENCH_KAFKA": json.dumps(options)})
+    try:
+        seconds = float(json.loads(said.splitlines()[-1])["seconds"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"it did not say how long it took, but: {said[-200:]!r}") from error
+    found = _rows(lake.path, TABLES)
+    shutil.rmtree(folder)
+    return seconds, found
+
+
+def _rows(lake: str, tables: Sequence[str]) -> _Counts:
+    return {table: Lake(lake).open(table).count() for table in tables}
+
+
+def _check(found: _Counts, expected: _Counts) -> None:
+    for table in TABLES[:-1]:
+        if abs(found[table] - expected[table]) > _ALIKE * expected[table]:
+            raise BenchError(f"it wrote {found[table]:,} rows of {table}, and archive {expected[table]:,}")
+
+
+def run_within(limit: float, command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:
+    """What a program prints, which is given `limit` s. It and all that it started are then killed.
+
+    `variables`: of its environment, such as what nobody is to see in `ps`.
+
+    BenchError: it took longer, or ended in failure.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore", **(variables or {})}
+    out, errors = folder / "out", folder / "errors"  # files, as a pipe stays open for as long as any child lives
+    with out.open("wb") as printed, errors.open("wb") as said:
+        process = subprocess.Popen(
+            dies_with_parent(command), env=environment, cwd=folder, stdout=printed, stderr=said, start_new_session=True
+        )
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"not done within {limit:g} s; last words: {_last(errors)}") from None
+    finally:
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        raise BenchError(f"it ended with {process.returncode}; last words: {_last(errors)}")
+    return out.read_text("utf-8", "replace")
+
+
+def _last(file: Path) -> str:
+    """The last line that is not indented, as those of Java's traces and Spark's plans are."""
+    lines = file.read_text("utf-8", "replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip() and not line[0].isspace()), "")[:300]
+
+
+def _quix() -> Path:
+    """The interpreter with quixstreams, which wants other versions of packages than Kiln; made where it is missing."""
+    folder = _ROOT / ".peers" / "quix"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        uv = str(Path(sys.executable).with_name("uv"))
+        lock = _ROOT / "bench" / "peers" / "quix.lock"
+        folder.parent.mkdir(exist_ok=True)
+        install = (
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            str(python),
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            str(lock),
+        )
+        for arguments in (("venv", "--quiet", "--python", sys.executable, str(folder)), install):
+            try:
+                run_within(_INSTALL_LIMIT, [uv, *arguments], folder.parent)
+            except BenchError as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise BenchError(f"no environment for quixstreams: {error}") from error
+    return python

@@ -1,0 +1,39 @@
+"""Appends rows to the Delta tables by deltalake, and lets the first copy of each message through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from bench.peers.by_hand import TABLES, Row, Rows
+
+CHUNK = 20_000
+"""Records of one append, so that files are not too small."""
+
+
+class Tables:
+    """The tables of a lake, and which messages came before: in memory, for as long as the program runs."""
+
+    def __init__(self, lake: str) -> None:
+        self._paths = {name: f"{lake}/{name}" for name in TABLES}
+        self._schemas = {name: pa.schema(DeltaTable(path).schema().to_arrow()) for name, path in self._paths.items()}
+        self._seen: set[tuple[object, object]] = set()
+
+    def append(self, records: Iterable[Rows]) -> None:
+        """One commit a table."""
+        rows: Rows = {name: [] for name in TABLES}
+        for found in records:
+            for name in TABLES:
+                rows[name] += filter(self._first, found[name]) if name == "messages" else found[name]
+        for name, schema in self._schemas.items():
+            if rows[name]:
+                write_deltalake(self._paths[name], pa.Table.from_pylist(rows[name], schema=schema), mode="append")
+
+    def _first(self, row: Row) -> bool:
+        key = (row["network"], row["message"])
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True

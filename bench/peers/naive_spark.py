@@ -1,0 +1,94 @@
+"""A PySpark job: a streaming query for each table, a UDF that reads a record in Python, and a `window()` of copies.
+
+    python -m bench.peers.naive_spark SERVERS TOPIC LAKE CHECKPOINTS JARS WARM_TOPIC WARM_LAKE
+
+Reads all of a topic, after all of a short one to warm up, and prints how many seconds the first took. Each query reads
+and decodes every record for itself. A message whose copies come in two hours has two rows, and Spark drops without a
+word a copy that came more than an hour before the newest one. Settings are those of Spark and Delta, but for two
+numbers of tasks: a shuffle has 200 by default, and each look of Delta at a table's log 50, which a laptop pays for with
+most of its time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType
+
+from bench.peers.by_hand import TABLES, Row, read
+
+
+def run(spark: SparkSession, servers: str, topic: str, lake: str, checkpoints: str) -> None:
+    """Until all that the topic holds is in the lake."""
+    records = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .options(**json.loads(os.environ["BENCH_KAFKA"]))  # to log in
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    queries = [
+        _rows(spark, records, lake, table)
+        .writeStream.format("delta")
+        .option("checkpointLocation", f"{checkpoints}/{table}")
+        .trigger(availableNow=True)
+        .start(f"{lake}/{table}")
+        for table in TABLES
+    ]
+    for query in queries:
+        query.awaitTermination()
+
+
+def _rows(spark: SparkSession, records: DataFrame, lake: str, table: str) -> DataFrame:
+    schema = spark.read.format("delta").load(f"{lake}/{table}").schema
+
+    @F.udf(ArrayType(schema))
+    def decode(value: bytes, partition: int, offset: int, stamp: datetime) -> list[Row]:
+        return read(value, partition, offset, stamp)[table]
+
+    rows = records.select(F.inline(decode("value", "partition", "offset", "timestamp")))
+    if table == "messages":
+        # Of a time of its own, as Spark takes one column of event time, and a window of such a column is another.
+        heard = rows.withColumn("heard", F.col("observed_at")).withWatermark("heard", "1 hour")
+        hourly = heard.withColumn("hour", F.window("heard", "1 hour")).drop("heard")
+        rows = hourly.dropDuplicates(["network", "message", "hour"]).drop("hour")
+    return rows
+
+
+def _session(jars: str) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # of the workers
+    return (
+        SparkSession.builder.appName("naive")
+        .master("local[*]")
+        .config("spark.jars", jars)
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.shuffle.partitions", str(os.cpu_count()))
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+
+
+def main(servers: str, topic: str, lake: str, checkpoints: str, jars: str, warm_topic: str, warm_lake: str) -> None:
+    """Both topics, one after the other."""
+    spark = _session(jars)
+    run(spark, servers, warm_topic, warm_lake, f"{checkpoints}/warm")
+    started = time.perf_counter()
+    run(spark, servers, topic, lake, f"{checkpoints}/timed")
+    print(json.dumps({"seconds": time.perf_counter() - started}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

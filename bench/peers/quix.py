@@ -1,0 +1,72 @@
+"""A quixstreams application with a sink that appends to Delta tables.
+
+    python -m bench.peers.quix SERVERS TOPIC RECORDS LAKE
+
+Reads so many records from the beginning of a topic, and prints how many seconds that took. Runs in an environment of
+its own (`quix.lock`), as quixstreams wants other versions of packages than Kiln. Copies are known by a set in memory,
+which a restart empties: quixstreams keeps state by the record's key, which is the connection, and copies of a message
+come over several connections.
+
+`BENCH_KAFKA` in the environment: kafka-python's options to log in, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import UTC, datetime
+
+# Neither is in Kiln's environment.
+from quixstreams import Application, message_context  # type: ignore[import-not-found, unused-ignore]
+from quixstreams.kafka import ConnectionConfig  # type: ignore[import-not-found, unused-ignore]
+from quixstreams.sinks import BatchingSink, SinkBatch  # type: ignore[import-not-found, unused-ignore]
+
+from bench.peers.append import CHUNK, Tables
+from bench.peers.by_hand import Rows, read
+
+
+class DeltaSink(BatchingSink):  # type: ignore[misc, unused-ignore]
+    """Appends what came since the last commit of offsets. quixstreams hands a sink each partition by itself."""
+
+    def __init__(self, lake: str) -> None:
+        super().__init__()
+        self._tables = Tables(lake)
+
+    def write(self, batch: SinkBatch) -> None:
+        """Called by quixstreams before it commits offsets."""
+        self._tables.append(item.value for item in batch)
+
+
+def _rows(value: bytes, key: bytes, stamp: int, headers: object) -> Rows:
+    context = message_context()
+    return read(value, context.partition, context.offset, datetime.fromtimestamp(stamp / 1000, UTC))
+
+
+def run(servers: str, topic: str, records: int, lake: str) -> None:
+    """Until so many records are in the lake."""
+    login = json.loads(os.environ["BENCH_KAFKA"])
+    application = Application(
+        broker_address=ConnectionConfig(
+            bootstrap_servers=servers,
+            security_protocol=login["security_protocol"].lower(),
+            sasl_mechanism=login["sasl_mechanism"],
+            sasl_username=login["sasl_plain_username"],
+            sasl_password=login["sasl_plain_password"],
+        ),
+        consumer_group=f"quix-{lake}",
+        auto_offset_reset="earliest",
+        commit_every=CHUNK,
+        commit_interval=60.0,
+        loglevel="WARNING",
+    )
+    frames = application.topic(topic, value_deserializer="bytes", key_deserializer="bytes")
+    application.dataframe(frames).apply(_rows, metadata=True).sink(DeltaSink(lake))
+    application.run(count=records)
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    print(json.dumps({"seconds": time.perf_counter() - started}))

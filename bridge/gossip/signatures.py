@@ -1,0 +1,19 @@
+"""How a router has signatures judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from schemas.identity import Policy, Verdict, judge
+from schemas.proto.gossipsub.rpc_pb2 import Message
+
+Verify = Callable[[Message], Verdict]
+
+
+def verifier(policy: Policy) -> Verify:
+    """The usual `verify` of a Router: signatures judged under a network's policy."""
+
+    def verify(message: Message) -> Verdict:
+        return judge(message, policy)[0]
+
+    return verify

@@ -1,0 +1,102 @@
+"""Whom the IPFS node is to be connected to beside `ipfs.peers`: gossip peers that speak bitswap, and announcers.
+
+A Ceramic node's gossip and IPFS are one node, so a gossip peer that speaks bitswap wants the blocks of Kiln's batches,
+and has the blocks of its own. Pure: time comes from the caller, in s.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+from conf.backoff import pause_after
+
+BITSWAP: Final = ("/ipfs/bitswap/1.2.0", "/ipfs/bitswap/1.1.0", "/ipfs/bitswap/1.0.0", "/ipfs/bitswap")
+"""The protocols of bitswap (https://specs.ipfs.tech/bitswap-protocol/), by which a peer is known to give and take
+blocks."""
+
+MOST: Final = 64
+"""Neighbours at most. Kubo trims its connections to 32 from 96 on by default, and the user's own need room."""
+MOST_ANNOUNCERS: Final = 16  # as many as blocks are fetched at one time by default
+AT_ONCE: Final = 8  # dialled at one time
+_ANNOUNCED_FOR: Final = 600.0  # s that an announcer stays a neighbour; `ipfs.forget` is as long
+_FIRST_PAUSE: Final = 5.0  # s after the first failed dial
+_LONGEST_PAUSE: Final = 300.0  # s
+
+
+class Neighbour(NamedTuple):
+    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. None: the node may know some itself."""
+
+    peer: str
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def dialled(self) -> tuple[str, ...]:
+        """What the node is told to dial."""
+        return tuple(f"{address}/p2p/{self.peer}" for address in self.addresses) or (f"/p2p/{self.peer}",)
+
+
+class Neighbours:
+    """Who they are, and whom to dial now. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._gossip: dict[str, Neighbour] = {}
+        self._announcers: OrderedDict[str, float] = OrderedDict()  # until when, the latest last
+        self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, not before when
+        self._made: set[str] = set()  # connections that the node would not have without this
+        self.connected = 0
+        """gossip peers that the node is connected to"""
+        self.left_out = 0
+        """gossip peers beyond MOST"""
+
+    @property
+    def gossip_peers(self) -> int:
+        """How many gossip peers speak bitswap."""
+        return len(self._gossip)
+
+    def set_gossip(self, peers: Iterable[Neighbour]) -> bool:
+        """The gossip peers that speak bitswap, the most important first. Whether one has come or gone."""
+        before, self._gossip = self._gossip, {peer.peer: peer for peer in peers}
+        return self._gossip.keys() != before.keys()
+
+    def announced(self, peer: str, now: float) -> bool:
+        """A block that this peer announced is about to be fetched. Whether the peer is new."""
+        new = peer not in self._announcers and peer not in self._gossip
+        self._announcers[peer] = now + _ANNOUNCED_FOR
+        self._announcers.move_to_end(peer)
+        if len(self._announcers) > MOST_ANNOUNCERS:
+            self._announcers.popitem(last=False)
+        return new
+
+    def to_dial(self, own: str, connected: Collection[str], now: float) -> list[Neighbour]:
+        """Whom to dial now, at most AT_ONCE. `own`: the node itself; `connected`: the peers it is connected to."""
+        while self._announcers and next(iter(self._announcers.values())) <= now:
+            self._announcers.popitem(last=False)
+        wanted = self._wanted(own)
+        self.connected = len(self._gossip.keys() & connected)
+        self.left_out = len(self._gossip.keys() - wanted.keys() - {own})
+        self._failed = {peer: kept for peer, kept in self._failed.items() if peer in wanted and peer not in connected}
+        due = [each for each in wanted.values() if each.peer not in connected]
+        return [each for each in due if self._failed.get(each.peer, (0, now))[1] <= now][:AT_ONCE]
+
+    def dialled(self, peer: str, connected: bool, now: float) -> None:
+        """How a dial ended."""
+        if connected:
+            self._made.add(peer)
+            self.connected += peer in self._gossip
+            return
+        failures = self._failed.get(peer, (0, 0.0))[0] + 1
+        self._failed[peer] = failures, now + pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
+
+    def to_leave(self, own: str, connected: Collection[str]) -> list[str]:
+        """Peers that were dialled as neighbours, and are none any more. The node may hang up on them."""
+        wanted = self._wanted(own)
+        gone = [peer for peer in self._made if peer not in wanted]
+        self._made.difference_update(gone)
+        return [peer for peer in gone if peer in connected]
+
+    def _wanted(self, own: str) -> dict[str, Neighbour]:
+        announcers = (self._gossip.get(peer, Neighbour(peer)) for peer in reversed(self._announcers))
+        each = {one.peer: one for one in (*announcers, *self._gossip.values()) if one.peer != own}
+        return dict(list(each.items())[:MOST])

@@ -1,0 +1,98 @@
+"""Blocks of ours told to the routing of the IPFS node (the DHT), so that peers find who has them.
+
+A walk through a DHT takes seconds to a minute, and batches may come faster than that. So this happens in threads of its
+own, behind the publishing. The newest block comes first. What does not fit is left out, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+
+from bridge.ipfs.blocks import BlocksAwayError
+from bridge.ipfs.kubo import KuboError, NoRoutingError
+
+MOST: Final = 1_000  # blocks that wait: at a few seconds each, what is further back would be told after an hour
+_REMEMBERED: Final = 10_000  # blocks that are not told again: an outbox and BEP 50 each keep the same block
+_THREADS: Final = 2
+_TRIES: Final = 3
+_PAUSE: Final = 10.0  # s before another try
+
+
+class Providing:
+    """Calls `provide` for each block, in threads of its own, until `close()`."""
+
+    def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
+        """`provide`: NoRoutingError, KuboError, BlocksAwayError."""
+        self._provide = provide
+        self._pause = pause
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._waiting: deque[str] = deque()
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._started = False
+        self.routes = True
+        """whether the node has a routing, as far as is known"""
+        self.provided = 0
+        self.unprovided = 0
+        """blocks left out, or that could not be provided"""
+
+    def add(self, cid: str) -> None:
+        """Provide this block, once. Returns at once."""
+        with self._changed:
+            if not self.routes or cid in self._told or self._stop.is_set():
+                return
+            self._told[cid] = None
+            if len(self._told) > _REMEMBERED:
+                self._told.popitem(last=False)
+            self._waiting.append(cid)
+            if len(self._waiting) > MOST:
+                self._waiting.popleft()
+                self.unprovided += 1
+            if not self._started:
+                self._started = True
+                for _ in range(_THREADS):
+                    threading.Thread(target=self._run, name="provide", daemon=True).start()
+            self._changed.notify()
+
+    def set_routes(self, routes: bool) -> None:
+        """Whether the node has a routing. Without one, nothing is asked, and nothing waits."""
+        with self._changed:
+            self.routes = routes
+            if not routes:
+                self._waiting.clear()
+                self._told.clear()
+
+    def close(self) -> None:
+        """Does not wait for calls under way: their threads end with the process, or with the calls."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stop.is_set())
+                if self._stop.is_set():
+                    return
+                cid = self._waiting.pop()
+            done = self._try(cid)
+            with self._changed:
+                self.provided += done
+                self.unprovided += not done and self.routes
+
+    def _try(self, cid: str) -> bool:
+        for number in range(_TRIES):
+            if number and self._stop.wait(self._pause):
+                return False
+            try:
+                self._provide(cid)
+            except NoRoutingError:
+                self.set_routes(False)
+                return False
+            except (KuboError, BlocksAwayError):
+                continue
+            return True
+        return False

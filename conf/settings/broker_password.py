@@ -1,0 +1,39 @@
+"""The password of the embedded broker: a file in the broker's folder, for the user's own eyes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+
+def ensure_password(broker_dir: Path) -> str:
+    """The password of the broker of this folder, made where there is none.
+
+    The broker and its clients may start in any order: of two that make the password at the same time, one wins.
+    OSError.
+    """
+    path = broker_dir / "password"
+    while True:
+        with suppress(FileNotFoundError):
+            password = path.read_text(encoding="ascii")
+            if password:
+                return password
+            path.unlink()  # a power cut can leave an empty file
+        broker_dir.mkdir(parents=True, exist_ok=True)
+        fresh = private_file(path, secrets.token_urlsafe(24))
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
+
+
+def private_file(path: Path, text: str) -> Path:
+    """A file beside `path` that holds the text, with mode 0600, on disk when this returns. OSError."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="latin-1") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    return fresh

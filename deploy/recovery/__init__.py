@@ -1,0 +1,1 @@
+"""What `kiln recover` does."""

@@ -1,0 +1,70 @@
+"""Finds what is damaged in a state folder, and puts it right while no query runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from conf.locks import locked
+from conf.settings.model import Settings
+from deploy.kafka.broker import Say, broker
+from deploy.observe.status import broker_status
+from pipelines.recovery import Damage, DamageError, examine, go_back, set_aside
+from pipelines.supervisor import place_of
+from schemas import log
+from schemas.queries import QUERIES
+
+
+class Recovery:
+    """A context manager that keeps every query of the state folder from running. StateInUseError: one runs."""
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        """`say` hears what is waited for."""
+        self._settings = settings
+        self._place = place_of(settings)
+        self._say = say
+        self._locks = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as locks:
+            for name in QUERIES:
+                locks.enter_context(locked(self._settings.state, name))
+            self._locks = locks.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._locks.close()
+
+    def find(self) -> list[Damage]:
+        """What is wrong, at most one `Damage` a query."""
+        return examine(self._place, QUERIES)
+
+    def put_right(self, found: Sequence[Damage]) -> list[Damage]:
+        """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
+        Kafka holds where a query is to go back; the embedded broker is started for that. BrokerError."""
+        left: list[Damage] = []
+        oldest: log.Offsets | None = None
+        for damage in found:
+            try:
+                if damage.mends_itself:
+                    set_aside(self._place, damage)
+                elif damage.back_to is None:
+                    left.append(damage)
+                else:
+                    oldest = self._oldest() if oldest is None else oldest
+                    go_back(self._place, damage, oldest)
+            except DamageError as error:
+                left.append(replace(damage, remedy=str(error), back_to=None))
+        return left
+
+    def _oldest(self) -> log.Offsets:
+        with broker(self._settings, self._say, die_with_parent=True):
+            status = broker_status(self._settings.kafka)
+            if not status.reachable:
+                raise DamageError(f"the broker at {status.servers} does not say what it holds: {status.problem}")
+            return {topic.name: topic.begin for topic in status.topics}

@@ -1,0 +1,84 @@
+"""The bill of materials of Kiln as CycloneDX: `make sbom`.
+
+It lists what Kiln installs: the packages of `requirements.lock` (those for development too), the jars of
+`conf/ivy.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree
+
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+
+from bridge.ipfs.helia import SOURCE
+from deploy.embedded.jars import IVY_XML, PROJECT, checksums_of
+
+
+def bill() -> str:
+    """The bill as JSON of CycloneDX 1.6."""
+    kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
+    bom = Bom(components=[*_packages(), *_jars(), *_of_helia()])
+    bom.metadata.component = kiln
+    bom.register_dependency(kiln, bom.components)
+    return JsonV1Dot6(bom).output_as_string(indent=1)
+
+
+def _packages() -> Iterator[Component]:
+    for line in (PROJECT / "requirements.lock").read_text(encoding="utf-8").splitlines():
+        if line.startswith((" ", "#")):  # hashes of all files of a package, of which one is installed
+            continue
+        requirement = Requirement(line.rstrip("\\ "))
+        (pin,) = requirement.specifier
+        yield _component("pypi", "", requirement.name, pin.version)
+
+
+def _jars() -> Iterator[Component]:
+    lines = (line.split() for line in checksums_of(IVY_XML).read_text(encoding="ascii").splitlines())
+    checksums = {name: digest for digest, name in lines}
+    for jar in ElementTree.parse(IVY_XML).iter("dependency"):
+        group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]
+        digest = checksums[f"{jar.attrib['conf'].partition('->')[0]}/{name}-{version}.jar"]
+        yield _component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))
+
+
+def _of_helia() -> Iterator[Component]:
+    found = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    for path, package in found.items():
+        group, _, name = path.rpartition("node_modules/")[2].rpartition("/")
+        if path and not package.get("link"):
+            kind, _, digest = package["integrity"].partition("-")
+            if kind != "sha512":
+                raise ValueError(f"package-lock.json: {path}: expected an integrity of sha512")
+            content = base64.b64decode(digest).hex()
+            yield _component(
+                "npm", group, name, package["version"], HashType(alg=HashAlgorithm.SHA_512, content=content)
+            )
+
+
+def _component(kind: str, group: str, name: str, version: str, *hashes: HashType) -> Component:
+    purl = PackageURL(kind, group or None, name, version)
+    return Component(name=name, group=group or None, version=version, purl=purl, bom_ref=str(purl), hashes=hashes)
+
+
+def main() -> int:
+    """Writes the bill into the file that the command line names."""
+    file = Path(sys.argv[1])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(bill(), encoding="utf-8")
+    print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

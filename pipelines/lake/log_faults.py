@@ -1,0 +1,161 @@
+"""Commits of a table that a power cut left empty or cut off, or whose files it took. Nothing is written here but by
+`take_back`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.lake.commits import Write
+from pipelines.lake.lake import Lake, log_entry
+
+_LOOKED_AT = 50
+"""commits, the newest ones: what is older is on the disk long since"""
+
+
+@dataclass
+class TableLog:
+    """The newest commits of a table."""
+
+    newest: int = -1
+    torn: list[int] = field(default_factory=list)
+    """the newest commits, as far as they cannot be read, or name files that are not there; the newest first"""
+    torn_since: float | None = None
+    """unix s: when the first file was written that a torn commit may name. A micro-batch writes its files after the one
+    before it was noted as done, and is noted as done after its commits. None: no commit is torn"""
+    within: list[int] = field(default_factory=list)
+    """such commits that others follow, which are whole"""
+    checkpoints: list[Path] = field(default_factory=list)
+    """summaries of the log that cannot be read, of which the log itself says all"""
+
+
+def look_at(lake: Lake, table: str) -> TableLog:
+    """What is wrong with the newest commits of a table."""
+    folder = Path(lake.table(table))
+    versions = sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json") if path.stem.isdigit())
+    log = TableLog(max(versions, default=-1))
+    removed: set[str] = set()
+    whole = False
+    for version in reversed(versions[-_LOOKED_AT:]):
+        actions = read_commit(folder, version)
+        good = bool(actions) and all(
+            _is_there(folder, add) for add in _of(actions, "add") if add["path"] not in removed
+        )
+        removed |= {str(remove["path"]) for remove in _of(actions, "remove")}
+        if not good:
+            (log.within if whole else log.torn).append(version)
+        whole = whole or good
+    if log.torn:
+        log.torn_since = _written_since(folder, log.newest - len(log.torn))
+    log.checkpoints = _torn_checkpoints(folder / "_delta_log", versions)
+    return log
+
+
+def read_commit(folder: Path, version: int) -> list[dict[str, dict[str, object]]]:
+    """The actions of a commit (PROTOCOL.md, Actions); none where the file is not whole."""
+    try:
+        lines = log_entry(folder, version).read_text(encoding="utf-8").splitlines()
+        actions = [json.loads(line) for line in lines]
+    except (ValueError, FileNotFoundError):
+        return []
+    return actions if all(isinstance(action, dict) for action in actions) else []
+
+
+def newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
+    """The newest micro-batch of a query in the whole commits of a table; -1: none. LakeError: it cannot be read."""
+    folder = Path(lake.table(table))
+    last = log.newest - len(log.torn)
+    for version in range(last, max(-1, last - _LOOKED_AT), -1):
+        found = _batches(read_commit(folder, version), query_id, table)
+        if found:
+            return max(found)
+    if log.torn or last < _LOOKED_AT:
+        return -1
+    opened = lake.open(table)
+    wrote = (opened.transaction_version(Write(query_id, 0, name).app_id(table)) for name in ("append", "received"))
+    return max((each for each in wrote if each is not None), default=-1)
+
+
+def _batches(actions: list[dict[str, dict[str, object]]], query_id: str, table: str) -> list[int]:
+    txns = _of(actions, "txn")
+    return [int(str(txn["version"])) for txn in txns if str(txn["appId"]).startswith(f"{query_id}:{table}:")]
+
+
+def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
+    """The newest version of a table in which no micro-batch from `batch` on of a query is. None: the log does not say,
+    or somebody else has committed in between."""
+    folder, newest = Path(lake.table(table)), lake.open(table).version()
+    later: list[int] = []  # commits of these micro-batches, the newest first
+    apart: list[int] = []  # other commits
+    for version in range(newest, -1, -1):
+        actions = read_commit(folder, version)
+        if not actions:
+            break  # Delta has cleaned up what is older
+        if any(wrote >= batch for wrote in _batches(actions, query_id, table)):
+            later.append(version)
+        elif _operation(actions) == "SET TBLPROPERTIES":
+            continue  # changes no row
+        elif later or _operation(actions) != "RESTORE":  # such a one at the end is of a recovery that was cut short
+            apart.append(version)
+    if not later:
+        return newest
+    base = later[-1] - 1
+    return base if base in apart and not any(version > base for version in apart) else None
+
+
+def take_back(lake: Lake, table: str, version: int) -> None:
+    """Makes a table what it was at a version, by one more commit."""
+    opened = lake.open(table)
+    if opened.version() == version:
+        return
+    opened.restore(version)
+    newest = lake.open(table).version()
+    lake.keep(table, newest, newest)
+
+
+def _written_since(folder: Path, version: int) -> float:
+    """When the first data file after a commit was written; when the commit was, where there is none."""
+    entry = log_entry(folder, version)
+    committed = entry.stat().st_mtime if entry.exists() else 0.0
+    return min((at for path in folder.glob("*.parquet") if (at := path.stat().st_mtime) > committed), default=committed)
+
+
+def _of(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str, object]]:
+    return [action[kind] for action in actions if kind in action]
+
+
+def _operation(actions: list[dict[str, dict[str, object]]]) -> object:
+    return next((info.get("operation") for info in _of(actions, "commitInfo")), None)
+
+
+def _is_there(folder: Path, add: dict[str, object]) -> bool:
+    path = folder / str(add["path"])
+    return path.is_file() and path.stat().st_size == add["size"]
+
+
+def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
+    """Summaries that cannot be read, where the commits from the first on are there."""
+    if versions != list(range(len(versions))):
+        return []
+    found = [path for path in log.glob("*.checkpoint*.parquet") if not _opens(path)]
+    last = log / "_last_checkpoint"
+    try:
+        said = json.loads(last.read_bytes())
+        named = bool(said) and not any(path.name.startswith(f"{said['version']:020}.") for path in found)
+    except FileNotFoundError:
+        return found
+    except ValueError:
+        named = False
+    return found if named else [*found, last]
+
+
+def _opens(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowInvalid, OSError):
+        return False
+    return True

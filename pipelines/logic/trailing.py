@@ -1,0 +1,66 @@
+"""A clock that trails a time which Kiln has kept: the clock was ahead before and was put back, or is wrong now.
+
+Pure; times are µs since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+_NOTICED = 1_000_000
+"""Less than this is what clocks of one cluster differ by."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class TrailingClock:
+    """Takes what a clock says beside the time that was kept, again and again."""
+
+    since: int | None = None
+    """when the clock was first seen to trail, by itself; None: the clock does not trail"""
+    now: int = 0
+    kept: int = 0
+
+    def see(self, now: int, kept: int) -> None:
+        """`kept`: what the clock has passed already."""
+        self.now, self.kept = now, kept
+        if not trails(now, kept):
+            self.since = None
+        elif self.since is None:
+            self.since = now
+
+
+def trails(now: int, kept: int) -> bool:
+    """Whether a clock that says `now` trails `kept` by more than clocks differ."""
+    return kept - now > _NOTICED
+
+
+def behind_the_log(topic: str, now: int, kept: int, since: int | None) -> str:
+    """What it means, and what to do, where the broker's stamps trail the clock of the log (decision 1)."""
+    return (
+        f"the broker's clock trails the log {topic} by {_seconds(kept - now)}{_since(since)}: its stamps were ahead "
+        f"before. Windows wait for the log's clock, so batches come late until the broker's clock has passed "
+        f"{_time(kept)}. Nothing is lost. If the broker's clock is wrong, set it right; else wait"
+    )
+
+
+def behind_the_watermark(queries: Iterable[str], now: int, kept: int, since: int | None) -> str:
+    """The same where the clock of a query's machine trails what the query has reckoned with (decision 5)."""
+    return (
+        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_seconds(kept - now)}"
+        f"{_since(since)}: it was ahead before. Nothing is lost: until it has passed {_time(kept)}, copies are "
+        "remembered for longer. If this clock is wrong, set it right; else wait"
+    )
+
+
+def _seconds(length: int) -> str:
+    return f"{length / 1_000_000:,.0f} s"
+
+
+def _since(at: int | None) -> str:
+    return "" if at is None else f" since {_time(at)}"
+
+
+def _time(at: int) -> str:
+    return f"{_EPOCH + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,263 @@
+"""What stands in the way of a start after a power cut, or after somebody put back an older checkpoint; what can be done
+about it, so that nothing is lost and nothing comes twice; and doing it (decision 19).
+
+`mend` does what is right in any case, at each start. `go_back` lets a query begin again where its checkpoint ends well:
+the tables become what they were then, and the query does anew what came since, from what Kafka holds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from conf.disk import to_disk
+from conf.errors import KilnError
+from pipelines.lake.lake import Lake, log_entry
+from pipelines.lake.log_faults import TableLog, last_before, look_at, newest_write, take_back
+from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.checkpoint_faults import (
+    Ending,
+    beyond,
+    claimed_ending,
+    is_whole,
+    newest_commit,
+    sound_ending,
+    torn_files,
+)
+from schemas import log
+from schemas.queries import QUERIES
+
+
+class DamageError(KilnError):
+    """Something is damaged, or older than what goes with it, and Kiln does not mend it without being asked."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are. `state`: the state folder; `checkpoints`: a folder in it with one for each query."""
+
+    state: Path
+    checkpoints: Path
+    lake: Lake
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What was found of one query. `files`: those in question. `back_to`: where the query can begin again, which
+    `go_back` does; None: nowhere. `set_aside`: what to move away where that alone mends it, which `mend` does."""
+
+    query: str
+    found: str
+    remedy: str
+    files: tuple[Path, ...] = ()
+    set_aside: tuple[Path, ...] = ()
+    back_to: Ending | None = None
+
+    @property
+    def mends_itself(self) -> bool:
+        return bool(self.set_aside)
+
+
+def examine(place: Place, names: Iterable[str]) -> list[Damage]:
+    """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query."""
+    found = (_examine(place, name) for name in names)
+    return [damage for damage in found if damage is not None]
+
+
+def mend(place: Place, names: Iterable[str]) -> list[str]:
+    """Mends what is right to mend in any case, and says what it did. DamageError: something else is wrong."""
+    damages = examine(place, names)
+    for damage in damages:
+        if not damage.mends_itself:
+            raise DamageError(
+                f"{damage.query} cannot start: {damage.found}. Type kiln recover, which says what can be done"
+            )
+    return [set_aside(place, damage) for damage in damages]
+
+
+def set_aside(place: Place, damage: Damage) -> str:
+    """Moves the files away that are in the way, and says so."""
+    for path in damage.set_aside:
+        _move_away(place, path)
+    return f"{damage.query}: {damage.found}. {damage.remedy}"
+
+
+def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
+    """Lets a query begin again at `damage.back_to`. `oldest`: the first offsets that Kafka holds, by full topic name.
+
+    May be cut short, and then be done again. DamageError: that would lose something; nothing was changed.
+    """
+    ending, lake = damage.back_to, place.lake
+    if ending is None:
+        raise DamageError(f"{damage.query}: {damage.remedy}")
+    checkpoint = Checkpoint(place.checkpoints / damage.query)
+    _refuse_what_kafka_lost(damage.query, _starts(checkpoint, ending.next), oldest)
+    logs = _logs(lake, damage.query)
+    for table, each in logs.items():
+        for version in each.torn:
+            _move_away(place, log_entry(Path(lake.table(table)), version))
+    versions = {table: _base(lake, table, checkpoint.query_id, ending.next) for table in logs}
+    for table, version in versions.items():
+        take_back(lake, table, version)
+    for path in beyond(checkpoint.path, ending):
+        _move_away(place, path)
+    _rename(place, checkpoint)
+
+
+def _examine(place: Place, name: str) -> Damage | None:
+    lake, checkpoint = place.lake, Checkpoint(place.checkpoints / name)
+    logs = _logs(lake, name)
+    within = [log_entry(Path(lake.table(table)), version) for table, each in logs.items() for version in each.within]
+    torn = [log_entry(Path(lake.table(table)), version) for table, each in logs.items() for version in each.torn]
+    summaries = [path for each in logs.values() for path in each.checkpoints]
+    if within:
+        words = f"{_names(within)} is damaged, or names a file that is gone, and later commits are whole"
+        return Damage(name, words, _ELSE, tuple(within))
+    if not checkpoint.path.is_dir():
+        return _without_checkpoint(name, torn, summaries)
+    if (
+        torn and name == "archive" and (place.checkpoints / "messages").is_dir()
+    ):  # of 0.1: two queries wrote these tables
+        return Damage(name, _torn(torn), _ELSE, tuple(torn))
+    claimed, sound = claimed_ending(checkpoint.path), sound_ending(checkpoint.path)
+    if not is_whole(checkpoint.path / "metadata"):
+        return _without_metadata(name, checkpoint.path, claimed)
+    if sound is None:
+        bad = torn_files(checkpoint.path, None)
+        return Damage(name, f"no micro-batch of {checkpoint.path} is whole; torn: {_names(bad)}", _ELSE, tuple(bad))
+    wrote, by = _newest_write(lake, checkpoint.query_id, logs)
+    extra = [] if sound == claimed else beyond(checkpoint.path, sound)
+    files = [*torn, *summaries, *([] if sound == claimed else torn_files(checkpoint.path, sound))]
+    if not files and not extra and wrote <= claimed.batch:
+        return None
+    words = _older(name, checkpoint.path, claimed, wrote, by) if wrote > claimed.batch else _torn(files or extra)
+    committed = newest_commit(checkpoint.path, sound)
+    since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
+    newer = since is None or committed is None or since > committed
+    if newer and _goes_on(name, claimed, sound, wrote):
+        remedy = f"These files were set aside, and {name} goes on with the micro-batch {sound.next}"
+        return Damage(name, words, remedy, tuple(files), (*torn, *extra, *summaries))
+    back = sound if newer else sound_ending(checkpoint.path, since)
+    if not logs or back is None:
+        return Damage(name, words, _ELSE, tuple(files))
+    remedy = (
+        f"The tables of {name} become what they were before its micro-batch {back.next}, and {name} does what came "
+        "since anew, from what Kafka holds"
+    )
+    return Damage(name, words, remedy, tuple(files), back_to=back)
+
+
+_ELSE = "Put the newest copy of checkpoint and tables back, or begin the query anew (RUNBOOK, State)"
+
+
+def _goes_on(name: str, claimed: Ending, sound: Ending, wrote: int) -> bool:
+    """Whether a query that goes on at the sound ending loses nothing and doubles nothing.
+
+    A micro-batch whose offsets are whole reads the same records again, and a table knows it. One that is planned anew
+    may read others, so nothing of it may be in a table. `updates` knows repeats of its newest micro-batch alone
+    (decision 7). `batch` is a function of its log (decision 1).
+    """
+    if name == "batch":
+        return True
+    if name == "updates":
+        return sound.next >= claimed.batch
+    return wrote < sound.next or (wrote == sound.next and not sound.done)
+
+
+def _older(name: str, checkpoint: Path, claimed: Ending, wrote: int, table: str) -> str:
+    return (
+        f"the checkpoint of {name} in {checkpoint} is older than the table {table}: it ends with the micro-batch "
+        f"{claimed.batch}, and the table has the micro-batch {wrote}. The query would skip what comes in between"
+    )
+
+
+def _torn(files: Sequence[Path]) -> str:
+    return f"{_names(files)} is empty or cut off, as a power cut leaves files, or does not go with what is"
+
+
+def _names(files: Sequence[Path]) -> str:
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return ", ".join(map(str, files[:3])) + more
+
+
+def _without_checkpoint(name: str, torn: Sequence[Path], summaries: Sequence[Path]) -> Damage | None:
+    """The query has not begun, or somebody has moved its checkpoint away, which the supervisor looks at."""
+    if not torn and not summaries:
+        return None
+    made = all(int(path.stem) == 0 for path in torn)
+    remedy = "These files were set aside, and Kiln makes them anew" if made else _ELSE
+    return Damage(name, _torn([*torn, *summaries]), remedy, tuple(torn), (*torn, *summaries) if made else ())
+
+
+def _without_metadata(name: str, checkpoint: Path, claimed: Ending) -> Damage | None:
+    """Spark writes `metadata` first, and Kiln syncs it before the first micro-batch does anything."""
+    files = list(checkpoint.iterdir())
+    if claimed.batch > 0 or claimed == Ending(0, True):
+        return Damage(name, _torn([checkpoint / "metadata"]), _ELSE, (checkpoint / "metadata",))
+    if not files:
+        return None
+    remedy = f"The checkpoint was set aside, and {name} begins"
+    return Damage(name, _torn([checkpoint / "metadata"]), remedy, (checkpoint / "metadata",), (checkpoint,))
+
+
+def _logs(lake: Lake, name: str) -> dict[str, TableLog]:
+    """By table, of the tables that are there."""
+    there = (table for table in QUERIES[name].tables if (Path(lake.table(table)) / "_delta_log").is_dir())
+    return {table: look_at(lake, table) for table in there}
+
+
+def _newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> tuple[int, str]:
+    """The newest micro-batch that is in a table, and the table; -1: none is."""
+    return max(((newest_write(lake, table, query_id, each), table) for table, each in logs.items()), default=(-1, ""))
+
+
+def _base(lake: Lake, table: str, query_id: str, batch: int) -> int:
+    version = last_before(lake, table, query_id, batch)
+    if version is None:
+        raise DamageError(
+            f"the log of the table {table} does not say how it was before the micro-batch {batch}, or somebody else "
+            f"has changed the table since. {_ELSE}"
+        )
+    return version
+
+
+def _starts(checkpoint: Checkpoint, batch: int) -> log.Offsets:
+    """Where a micro-batch begins to read."""
+    if batch > 0:
+        return checkpoint.ends(batch - 1)
+    first = (checkpoint.path / "sources" / "0" / "0").read_text(encoding="utf-8").splitlines()[-1]
+    return {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(first).items()}
+
+
+def _refuse_what_kafka_lost(name: str, starts: log.Offsets, oldest: log.Offsets) -> None:
+    for topic, parts in starts.items():
+        for part, at in parts.items():
+            if oldest.get(topic, {}).get(part, 0) > at:
+                raise DamageError(
+                    f"{name} would begin again at the record {at:,} of {topic}-{part}, and the oldest that Kafka holds "
+                    f"is {oldest[topic][part]:,}: the rows in between would be lost. {_ELSE}"
+                )
+
+
+def _rename(place: Place, checkpoint: Checkpoint) -> None:
+    """Gives the query a new id, under which no table has a micro-batch."""
+    _move_away(place, checkpoint.path / "metadata")
+    fresh = checkpoint.path / "metadata.new"
+    fresh.write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
+    to_disk(fresh)
+    fresh.replace(checkpoint.path / "metadata")
+    to_disk(checkpoint.path)
+
+
+def _move_away(place: Place, path: Path) -> None:
+    """Into `set-aside` in the state folder, with the check sums beside it."""
+    for each in (path, path.with_name(f".{path.name}.crc")):
+        if each.exists():
+            target = place.state / "set-aside" / str(time.time_ns()) / each.relative_to(place.state)
+            target.parent.mkdir(parents=True)
+            each.rename(target)
+            to_disk(each.parent)

@@ -1,0 +1,44 @@
+"""Text from the network as a terminal may have it.
+
+Peers choose agents, topics, reasons and bytes. Characters that move a cursor, change a title, turn the order of the
+letters round or are not seen at all are shown as the escapes of JSON. `--json` needs none of this: its strings are
+ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_INVISIBLE: Final = (
+    r"\x00-\x1f\x7f-\x9f"  # C0, DEL and C1: what terminals obey
+    r"\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # zero width, joiners, order of the letters
+    r"\u2028\u2029"  # lines that end where no newline is
+    r"\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff9-\ufffb"  # the other format characters of Unicode (Cf)
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e0fff"  # tags and further variation selectors, in which a text can be hidden
+    r"\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\uffa0"  # letters and marks with no shape
+    r"\ud800-\udfff"  # halves of pairs, which cannot be written
+)
+_UNSAFE: Final = re.compile(f"[{_INVISIBLE}]")
+_UNSAFE_IN_LINES: Final = re.compile(f"(?!\n)[{_INVISIBLE}]")
+_SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def printable(text: str) -> str:
+    """The text on one line, each character that a reader could not see as such escaped: `\\u001b`, `\\n`, `\\u202e`."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, for text whose newlines are Kiln's own: they stay."""
+    return _UNSAFE_IN_LINES.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    short = _SHORT.get(character)
+    if short is not None:
+        return short
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -1,0 +1,247 @@
+"""What the log, the tables and the ledger must say when all is quiet, whatever faults came before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from kafka import KafkaConsumer, TopicPartition
+from kit.awaiting import awaited
+from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
+
+from chaos.whole_kiln import Stack
+from deploy.observe.status import read_status
+from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake
+from schemas.frames import DIRECTIONS, read_frame, read_rpc
+from schemas.identity import Verdict, judge, message_id
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import PubsubMessage, read_message
+from schemas.queries import QUERIES
+from schemas.records import PublicationRecord, decode_publication
+
+WINDOW = 1_000_000  # µs
+READ = ("frames", "updates", "batches", "publications")
+
+
+UNHEARD = "message said and not in messages"
+
+
+class Record(NamedTuple):
+    """A record of the log: the broker's stamp in µs."""
+
+    stamp: int
+    value: bytes
+
+
+class Problem(NamedTuple):
+    """Something that should not be; `at`: unix µs of the record that it is about."""
+
+    what: str
+    about: Hashable
+    at: int
+
+
+class Log:
+    """The topics read on from where they were read last, so that what retention takes later is known."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._next: dict[TopicPartition, int] = {}
+        self.records: dict[str, dict[int, list[Record]]] = {name: {} for name in READ}
+        """By topic and partition, in offset order."""
+
+    def read(self) -> None:
+        """Reads all that is there now."""
+        consumer = KafkaConsumer(**self._stack.client_options(), max_partition_fetch_bytes=16 << 20)
+        try:
+            for name in READ:
+                self._read(consumer, name)
+        finally:
+            consumer.close()
+
+    def _read(self, consumer: KafkaConsumer, name: str) -> None:
+        topic = f"kiln.{name}"
+        parts = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+        consumer.assign(parts)
+        ends = consumer.end_offsets(parts)
+        for part in parts:
+            consumer.seek(part, self._next.get(part, 0))
+        while any(consumer.position(part) < ends[part] for part in parts):
+            for part, records in consumer.poll(timeout_ms=200).items():
+                into = self.records[name].setdefault(part.partition, [])
+                into += [Record(record.timestamp * 1000, record.value or b"") for record in records]
+        self._next |= {part: consumer.position(part) for part in parts}
+
+    def of(self, name: str) -> Iterator[Record]:
+        """All records of a topic."""
+        for records in self.records[name].values():
+            yield from records
+
+
+def quiet(stack: Stack, log: Log, seconds: float = 90) -> str:
+    """Waits until no query lags, the spool is empty and each batch has a receipt. In words what never came."""
+    waits = "all queries done"
+
+    def all_done() -> bool:
+        nonlocal waits
+        found = read_status(stack.settings)
+        behind = [query.name for query in found.queries if query.name in QUERIES and query.lag != 0]
+        if not found.broker.reachable or behind:
+            waits = f"{', '.join(behind) or 'the broker'} is behind"
+            return False
+        status = stack.status()
+        if status is None or status.spool.put != status.spool.acknowledged or status.spool.disk_bytes:
+            waits = "the bridge's spool is not empty"
+            return False
+        log.read()
+        sent = {receipt.cid for receipt in _receipts(log)}
+        model = set(_expected(log))
+        unsent = {each.cid for each in _emitted(log)} - sent
+        waits = f"{len(unsent)} batches have no receipt; {len(model - set(_emitted(log)))} windows no batch"
+        return not unsent and model <= set(_emitted(log))
+
+    return "" if awaited(all_done, seconds) else waits
+
+
+def check(stack: Stack, log: Log) -> list[Problem]:
+    """All that is wrong now, but for what the peers said and nobody heard (`unheard`)."""
+    log.read()
+    lake = Lake(str(stack.kiln.lake))
+    return [*_frames(log, lake), *_messages(log, lake), *_updates(log, lake), *_batches(log, lake), *_published(log)]
+
+
+def unheard(stack: Stack) -> Iterator[Problem]:
+    """What the peers said while Kiln was there, and the tables do not have."""
+    rows = ask(Lake(str(stack.kiln.lake)), "SELECT message FROM messages").rows()
+    held = {str(row[0]) for row in rows}
+    for entry in stack.ledger():
+        if entry.said and entry.there and entry.said not in held:
+            yield Problem(UNHEARD, entry.said, entry.at // 1000)
+
+
+def _frames(log: Log, lake: Lake) -> Iterator[Problem]:
+    logged: dict[Hashable, int] = {}
+    for record in log.of("frames"):
+        frame = _frame(record)
+        logged.setdefault((frame.connection, DIRECTIONS[frame.direction], frame.sequence), record.stamp)
+    rows = Counter(ask(lake, "SELECT connection, direction, sequence FROM frames").rows())
+    yield from _once("frame", logged, rows)
+    copies = ask(lake, "SELECT kafka_partition, kafka_offset, message_index FROM copies").rows()
+    yield from (Problem("copy twice in copies", each, 0) for each, count in Counter(copies).items() if count > 1)
+
+
+def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
+    good: dict[Hashable, int] = {}
+    for record in log.of("frames"):
+        frame = _frame(record)
+        rpc = read_rpc(frame.payload)
+        if frame.direction != Frame.IN or not isinstance(rpc, RPC):
+            continue
+        for message in rpc.publish:
+            if judge(message, "strict")[0] is Verdict.GOOD and isinstance(read_message(message.data), PubsubMessage):
+                good.setdefault((message_id(message),), record.stamp)
+    yield from _once("message", good, Counter(ask(lake, "SELECT message FROM messages").rows()))
+
+
+def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
+    stamps = {update.message: record.stamp for record in log.of("updates") if (update := _update(record)) is not None}
+    announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
+    for row in ask(lake, f"{announced} EXCEPT SELECT network, stream, tip FROM updates").rows():
+        yield Problem("update announced and not in updates", row, 0)
+    new = "network, origin, separator_key, separator_value, stream, tip"
+    for row in ask(lake, f"SELECT any_value(message), {new} FROM updates GROUP BY ALL HAVING count(*) > 1").rows():
+        yield Problem("update twice in updates", row, stamps.get(str(row[0]), 0))
+    missed = (
+        "SELECT any_value(message), stream, tip FROM updates WHERE separator_key IS NOT NULL "
+        "AND (stream, tip) NOT IN (SELECT (stream, tip) FROM batch_tips) GROUP BY ALL"
+    )
+    for row in ask(lake, missed).rows():
+        yield Problem("update in no batch", row, stamps.get(str(row[0]), 0))
+
+
+def _batches(log: Log, lake: Lake) -> Iterator[Problem]:
+    expected, emitted = _expected(log), _emitted(log)
+    for each in expected.keys() - emitted.keys():
+        yield Problem("window without its batch, or with other bytes", each, expected[each])
+    for each in emitted.keys() - expected.keys():
+        yield Problem("batch that the log does not give", each, emitted[each])
+    times: dict[Hashable, int] = {(*each.owner, each.cid): stamp for each, stamp in emitted.items()}
+    rows = ask(lake, "SELECT network, origin, separator_key, separator_value, cid FROM batches").rows()
+    yield from _once("batch", times, Counter(rows))
+    within: Counter[tuple[object, ...]] = Counter()
+    for window in (window for part in _parts(log) for window in windows_of(without_repeats(part), WINDOW)):
+        for tip in window.tips:
+            within[(window.owner, *tip)] += 1
+    for tip_of, count in within.items():
+        if count > 1:
+            yield Problem("update in two batches", tip_of, 0)
+
+
+def _published(log: Log) -> Iterator[Problem]:
+    batches = {each.cid: stamp for each, stamp in _emitted(log).items()}
+    values = {emitted_of(record.value).cid: record.value for record in log.of("batches")}
+    receipts: dict[str, list[PublicationRecord]] = {}
+    for receipt in _receipts(log):
+        receipts.setdefault(receipt.cid, []).append(receipt)
+    for cid, stamp in batches.items():
+        found = receipts.get(cid, [])
+        if not any(receipt.error is None for receipt in found):
+            said = ", ".join(str(receipt.error) for receipt in found)
+            closed = json.loads(values[cid])["closed_at"]
+            behind = f" (closed {(stamp - closed) / 1e6:.0f} s before its record)"
+            yield Problem(f"batch not published: {said or 'no receipt'}{behind}", cid, stamp)
+        elif len(found) > 1:
+            yield Problem("batch with two receipts", cid, found[-1].published_at)
+
+
+def _once(thing: str, logged: dict[Hashable, int], rows: Counter[tuple[object, ...]]) -> Iterator[Problem]:
+    for each in logged.keys() - rows.keys():
+        yield Problem(f"{thing} not in the tables", each, logged[each])
+    for each in rows.keys() - logged.keys():
+        yield Problem(f"{thing} that was never in the log", each, 0)
+    for row, count in rows.items():
+        if count > 1:
+            yield Problem(f"{thing} twice in the tables", row, logged.get(row, 0))
+
+
+def _frame(record: Record) -> Frame:
+    frame = read_frame(record.value)
+    assert isinstance(frame, Frame)
+    return frame
+
+
+def _update(record: Record) -> Update | None:
+    return update_of(record.value) if record.value else None
+
+
+def _parts(log: Log) -> Sequence[list[tuple[int, Update | None]]]:
+    return [[(record.stamp, _update(record)) for record in records] for records in log.records["updates"].values()]
+
+
+def _expected(log: Log) -> dict[Emitted, int]:
+    """The batches that the model makes of the log, and when their windows opened."""
+    return {
+        Emitted(window.owner, window.opened_at, cid_of(block_of(window.tips))): window.opened_at
+        for part in _parts(log)
+        for window in windows_of(without_repeats(part), WINDOW)
+    }
+
+
+def _emitted(log: Log) -> dict[Emitted, int]:
+    found: dict[Emitted, int] = {}
+    for record in log.of("batches"):
+        found.setdefault(emitted_of(record.value), record.stamp)
+    return found
+
+
+def _receipts(log: Log) -> Iterable[PublicationRecord]:
+    return (decode_publication(record.value) for record in log.of("publications"))
+
+
+def told(problem: Problem) -> str:
+    """In words."""
+    return f"{problem.what}: {json.dumps(problem.about, default=lambda each: each.hex())}"

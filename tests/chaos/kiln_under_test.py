@@ -1,0 +1,82 @@
+"""The command `kiln` with handles for faults that no signal can cause: `python -m chaos.kiln_under_test run …`.
+
+CHAOS_CONTROL names a folder. A file `cut` in it, "TABLE before|after fail|kill", is taken once: the next commit to the
+table fails, or the whole Kiln is killed, before or after the commit. A file `clock` holds by how many seconds the
+clock of the queries is wrong. CHAOS_FAKETIME names the library by which the file `faketime` moves the bridge's clock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conf.settings.model import Settings
+from deploy.children import bridge
+from deploy.cli.app import main
+from pipelines import launch
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import DataFile
+
+CONTROL = Path(os.environ["CHAOS_CONTROL"])
+
+
+class CutError(RuntimeError):
+    """The fault."""
+
+
+class CutCommits(DeltaRsCommits):
+    """Commits that end where the file `cut` says."""
+
+    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+        self._cut(table, "before")
+        done = super().commit(table, files, write)
+        self._cut(table, "after")
+        return done
+
+    def _cut(self, table: str, when: str) -> None:
+        path = CONTROL / "cut"
+        try:
+            wanted, moment, how = path.read_text().split()
+        except (FileNotFoundError, ValueError):
+            return
+        if (wanted, moment) == (table, when):
+            path.unlink()
+            if how == "kill":
+                os.killpg(0, signal.SIGKILL)
+            raise CutError(f"cut {when} the commit to {table}")
+
+
+class WrongClock:
+    """`time`, as far as a plan asks it."""
+
+    @staticmethod
+    def time_ns() -> int:
+        try:
+            wrong = float((CONTROL / "clock").read_text())
+        except (FileNotFoundError, ValueError):
+            wrong = 0.0
+        return time.time_ns() + int(wrong * 1e9)
+
+
+def wrong_environment(settings: Settings) -> Mapping[str, str]:
+    """The bridge's environment, with a clock that the file `faketime` moves."""
+    return {
+        **_environment(settings),
+        "LD_PRELOAD": os.environ["CHAOS_FAKETIME"],
+        "FAKETIME_TIMESTAMP_FILE": str(CONTROL / "faketime"),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+_environment = bridge.child_environment
+
+if __name__ == "__main__":
+    vars(launch).update(DeltaRsCommits=CutCommits, time=WrongClock)
+    if os.environ.get("CHAOS_FAKETIME"):
+        vars(bridge).update(child_environment=wrong_environment)
+    main()

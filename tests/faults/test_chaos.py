@@ -1,0 +1,32 @@
+"""A few faults of the harness (`make chaos`), on one Kiln: nothing lost, nothing twice, and said in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(900)]
+
+FEW = ("kill-bridge", "kill-broker", "kill-worker", "cut-archive", "cut-sink", "pause-broker", "kill-driver")
+SEED = os.environ.get("KILN_TEST_SEED", "1")
+
+
+def test_a_few_faults_lose_and_double_nothing(broker_classpath: list[Path], root: Path) -> None:
+    options = ["--seed", SEED, "--kinds", ",".join(FEW), "--faults", str(len(FEW)), "--every", "100", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "chaos", *options],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    wrong = {fault["kind"]: fault["wrong"] for fault in found["faults"] if fault["wrong"]}
+    assert (wrong, found["unplaced"], done.returncode) == ({}, [], 0), done.stderr[-3000:]
+    assert {fault["kind"] for fault in found["faults"]} == set(FEW)

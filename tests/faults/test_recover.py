@@ -1,0 +1,150 @@
+"""A checkpoint put back from before its tables, and files as a power cut leaves them: after `kiln recover`, or a start
+alone, and a run, every frame and message of the log is in the tables once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit.awaiting import wait_until
+from kit.log_feed import frames_producer, kiln_beside
+from kit.log_model import read_records
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Settings
+from conf.settings.reading import load_settings
+from deploy.cli.app import run_command
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.run.spark import spark_session
+from deploy.traffic import Traffic, TrafficOptions
+from pipelines.lake.lake import Lake, log_entry
+from pipelines.supervisor import GaveUpError, Supervisor
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
+
+
+class Stack:
+    """The query `archive` on the session's broker. `feed` and `run` may be called again and again."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, address: str) -> None:
+        self.spark, self.settings, self.address = spark, settings, address
+        self.lake = Lake(str(settings.lake_folder))
+        self.checkpoint = settings.checkpoints / "archive"
+        options = TrafficOptions(seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0)
+        self._frames = Traffic(options, time.time_ns(), 1_000, keep_ledger=False).frames()
+
+    def feed(self, number: int = 150) -> None:
+        with frames_producer(self.address, self.settings.kafka.prefix) as producer:
+            for _ in range(number):
+                frame = next(self._frames)
+                producer.send_record(frame.key, frame.value)
+            producer.flush()
+
+    def log(self) -> dict[str, dict[int, int]]:
+        """The end offsets."""
+        topic = self.settings.kafka.topic("frames")
+        return {topic: {part: len(found) for part, found in read_records(self.address, topic).items()}}
+
+    def run(self) -> list[str]:
+        """Until nothing is left to read; what was mended at the start."""
+        ends = self.log()
+        queries = Supervisor(self.spark, self.settings, ["archive"])
+        queries.start()
+        try:
+
+            def done() -> bool:
+                queries.check()
+                return queries.caught_up(ends)
+
+            wait_until(done, lambda: f"archive caught up; errors: {queries.errors}")
+        finally:
+            queries.stop()
+        return queries.mended
+
+    def places(self, table: str) -> Counter[tuple[int, int]]:
+        """How many rows there are of each record of the log."""
+        rows = self.lake.open(table).to_pyarrow_table(columns=["kafka_partition", "kafka_offset"])
+        return Counter(zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
+
+    def check(self) -> None:
+        """Every frame once, every copy and every message once, and no message without its frame."""
+        (ends,) = self.log().values()
+        assert self.places("frames") == Counter((part, at) for part, end in ends.items() for at in range(end))
+        for table, key in (("messages", ["network", "message"]), ("copies", ["kafka_partition", "kafka_offset"])):
+            columns = [*key, "message_index"] if table == "copies" else key
+            rows = self.lake.open(table).to_pyarrow_table(columns=columns)
+            found = Counter(tuple(row.values()) for row in rows.to_pylist())
+            assert found
+            assert max(found.values()) == 1, table
+        copies = self.lake.open("copies").to_pyarrow_table(columns=["message"])["message"].to_pylist()
+        messages = self.lake.open("messages").to_pyarrow_table(columns=["message"])["message"].to_pylist()
+        assert set(copies) == set(messages)
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+@pytest.fixture
+def stack(
+    spark: SparkSession, broker: EmbeddedBroker, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Stack:
+    kiln = kiln_beside(broker.address, prefix, tmp_path, {"KILN_JOBS__ARCHIVE__TRIGGER": "0s"})
+    for name, value in kiln.environment.items():
+        monkeypatch.setenv(name, value)
+    made = Stack(spark, load_settings(), broker.address)
+    made.feed()
+    made.run()
+    return made
+
+
+def test_a_checkpoint_that_is_older_than_its_tables(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(stack.checkpoint, tmp_path / "copy")
+    for _ in range(2):
+        stack.feed()
+        stack.run()
+    stack.check()
+    before = stack.places("frames")
+    shutil.rmtree(stack.checkpoint)
+    shutil.copytree(tmp_path / "copy", stack.checkpoint)
+    with pytest.raises(GaveUpError, match=r"is older than the table .* Type kiln recover, which says what can be done"):
+        stack.run()
+    assert run_command(["recover", "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["query"], told["can"], told["done"]) == ("archive", True, False)
+    assert stack.places("frames") == before, "without --yes nothing changes"
+    assert run_command(["recover", "--yes"]) == 0
+    assert "Put right" in capsys.readouterr().out
+    assert len(stack.places("frames")) < len(before)
+    assert run_command(["recover"]) == 0
+    stack.feed()
+    assert stack.run() == []
+    stack.check()
+
+
+def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
+    """Of the last micro-batch: Spark's note, the state, and the commit to `frames`, but not those to the others."""
+    stack.feed()
+    stack.run()
+    newest = max(int(path.name) for path in (stack.checkpoint / "commits").glob("[0-9]*"))
+    torn = [
+        stack.checkpoint / "commits" / str(newest),
+        next(stack.checkpoint.glob(f"state/*/*/{newest + 1}.changelog")),
+        log_entry(Path(stack.lake.table("frames")), stack.lake.open("frames").version()),
+    ]
+    for path in torn:
+        path.write_bytes(b"")
+    (words,) = stack.run()
+    assert str(torn[2]) in words
+    stack.feed()
+    assert stack.run() == []
+    stack.check()

@@ -1,0 +1,334 @@
+"""The targets: each takes any bytes, and raises only where Kiln would be at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
+from itertools import islice
+from random import Random
+from typing import Final
+
+from kit.plain_batcher import LogRecord, batch_partition, plainly
+from kit.scripted_peers import MESHSUB, T, check, message, peer
+
+from bridge.bep50.store import read_stored
+from bridge.capture import segments
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.router import Router
+from bridge.gossip.table_side import TableSide
+from bridge.gossip.wire import Cut, Splitter, WireError, encode
+from bridge.node.kademlia import read_address
+from bridge.publishing.transition import HeightError, read_height
+from pipelines.logic.decode import Decoder, Decoding
+from pipelines.logic.windows import PartitionWindows
+from schemas import records
+from schemas.batch import BlockError, read_block
+from schemas.capture import CaptureError, read_capture
+from schemas.cid import CidError, block_cid, cid_bytes, cid_text
+from schemas.dht import bencode, krpc
+from schemas.dht.announcement import read_datagram
+from schemas.frames import read_frame, read_rpc
+from schemas.genesis import NeedsBlock, read_genesis
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import read_message
+from schemas.streamid import CommitID, StreamID, StreamIdError
+from schemas.topic_table import Bundles, agreement, parse_hello
+from schemas.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
+
+BUNDLES: Final = Bundles({"one": [T], "two": ["/ceramic/testnet-clay", "/ceramic/inmemory"]})
+NETWORK: Final = "local-fuzz"
+
+Target = Callable[[bytes], None]
+TARGETS: Final[dict[str, Target]] = {}
+
+
+STEPS: Final = frozenset({"router", "batcher"})
+"""Targets that read bytes as steps: what a byte costs says nothing of them."""
+
+
+def target(function: Target) -> Target:
+    """Puts a function into the list, under its name."""
+    TARGETS[function.__name__] = function
+    return function
+
+
+# ---------------------------------------------------------------- from peers
+
+
+@target
+def wire(data: bytes) -> None:
+    """RPCs out of a stream: the same however the bytes come."""
+    assert _split([data]) == _split([data[:1], data[1 : len(data) // 2 or 1], data[len(data) // 2 or 1 :]])
+    assert _split([encode(data)]) == ([data] if len(data) <= 1000 else [Cut(data[:100], len(data))])
+
+
+def _split(chunks: list[bytes]) -> list[bytes | Cut | str]:
+    splitter, found = Splitter(1000, 100), list[bytes | Cut | str]()
+    try:
+        for chunk in chunks:
+            found += splitter.feed(chunk)  # what was whole before an error counts
+    except WireError:
+        found = [each for each in found if isinstance(each, Cut)]
+    return found
+
+
+@target
+def rpc(data: bytes) -> None:
+    """An RPC."""
+    read_rpc(data)
+
+
+@target
+def frame(data: bytes) -> None:
+    """A record of `kiln.frames`, through all of decoding."""
+    for _ in Decoder(Decoding(bundles=BUNDLES)).decode(data, 0, 0, 0):
+        pass
+    read_frame(data)
+
+
+@target
+def payload(data: bytes) -> None:
+    """What a peer sent, in a good frame, through all of decoding."""
+    made = Frame(network=NETWORK, connection=bytes(16), sequence=1, protocol=MESHSUB, payload=data)
+    for _ in Decoder(Decoding(bundles=BUNDLES)).decode_frame(made, 0, 0):
+        pass
+
+
+@target
+def pubsub(data: bytes) -> None:
+    """The data of a message."""
+    read_message(data)
+
+
+@target
+def hello(data: bytes) -> None:
+    """The topic table of a peer's first RPC."""
+    parse_hello(data)
+    agreement(data, data[::-1], BUNDLES)
+
+
+@target
+def topic(data: bytes) -> None:
+    """The name of a topic, a separator's text, an interest's."""
+    text = data.decode(errors="replace")
+    parsed = parse_topic(text)
+    if parsed is not None and parsed.separator is not None:
+        assert parse_topic(topic_name(parsed.network, parsed.separator)) == parsed
+    with suppress(TopicError):
+        parse_separator_text(text)
+    with suppress(TopicError):
+        parse_interest(text)
+
+
+@target
+def cid(data: bytes) -> None:
+    """A CID, as bytes and as text."""
+    with suppress(CidError):
+        assert cid_bytes(cid_text(data)) == data
+    with suppress(CidError):
+        cid_bytes(data.decode("latin-1"))
+
+
+@target
+def streamid(data: bytes) -> None:
+    """A StreamID and a CommitID, as bytes and as text."""
+    text = data.decode("latin-1")
+    for kind in (StreamID, CommitID):
+        with suppress(StreamIdError):
+            assert kind.from_bytes(data).bytes == data
+        with suppress(StreamIdError):
+            kind.parse(text)
+
+
+@target
+def dht_address(data: bytes) -> None:
+    """A multiaddr that a stranger named."""
+    read_address(data, data[-38:])
+
+
+# ---------------------------------------------------------------- blocks
+
+
+@target
+def block(data: bytes) -> None:
+    """The block of a batch."""
+    with suppress(BlockError):
+        read_block(data)
+
+
+@target
+def genesis(data: bytes) -> None:
+    """A genesis, unsigned or signed; the second half of the bytes is there as a block, too. Blocks fit their CIDs."""
+    root = block_cid(data, 0x85 if len(data) & 1 else 0x71)
+    rest = data[len(data) // 2 :]
+    blocks = {root: data, block_cid(rest): rest}
+    found = read_genesis(root, blocks, "model")
+    assert not (isinstance(found, NeedsBlock) and found.cid in blocks)
+
+
+# ---------------------------------------------------------------- BitTorrent
+
+
+@target
+def bencoded(data: bytes) -> None:
+    """Bencoding: what is read is written back as it was."""
+    with suppress(bencode.BencodeError):
+        assert bencode.encode(bencode.decode(data)) == data
+
+
+@target
+def datagram(data: bytes) -> None:
+    """A datagram of the DHT, and the announcement in it."""
+    krpc.read_message(data)
+    read_datagram(data, NETWORK)
+
+
+@target
+def stored(data: bytes) -> None:
+    """The file of a topic of BEP 50."""
+    with suppress(ValueError):
+        read_stored(data)
+
+
+# ---------------------------------------------------------------- files and the log
+
+
+@target
+def capture(data: bytes) -> None:
+    """A capture file, not compressed."""
+    with suppress(CaptureError):
+        for _ in read_capture(BytesIO(data)):
+            pass
+
+
+@target
+def spool(data: bytes) -> None:
+    """A segment of the spool."""
+    for _ in segments.decode(BytesIO(data)):
+        pass
+
+
+@target
+def record(data: bytes) -> None:
+    """The records of every topic in JSON, and a key of `kiln.quarantine`."""
+    for decode in _DECODERS:
+        with suppress(*records.UNREADABLE):
+            decode(data)
+    with suppress(ValueError):
+        records.parse_quarantine_key(data)
+
+
+_DECODERS: Final[tuple[Callable[[bytes], object], ...]] = (
+    records.decode_update,
+    records.decode_batch,
+    records.decode_publication,
+    records.decode_stream,
+    records.decode_quarantine,
+    records.decode_wanted,
+    records.decode_block,
+)
+
+
+@target
+def height(data: bytes) -> None:
+    """The answer of an Ethereum node."""
+    with suppress(HeightError):
+        read_height(data)
+
+
+# ---------------------------------------------------------------- with state
+
+
+@target
+def router(data: bytes) -> None:
+    """A router between six peers: RPCs, comings, goings, heartbeats. Its memories stay within their bounds."""
+    made = Router(b"\x00\x24own", _NARROW, Random(1), check, TableSide(BUNDLES))
+    made.join(T, 0.0)
+    now, rest = 0.0, BytesIO(data)
+    for step in islice(_steps(rest), 200):
+        who = peer(step % 6)
+        now += (step >> 3 & 7) * 0.3
+        match step >> 6, step & 7:
+            case 0, 6:
+                made.heartbeat(now)
+            case 0, 7:
+                made.publish(message(step), now)
+            case 1, _ if who in made.peers:
+                made.remove_peer(who, now)
+            case _:
+                if who not in made.peers:
+                    made.add_peer(who, MESHSUB if step % 3 else "/floodsub/1.0.0", bool(step & 1), now)
+                sent = _rpc(rest, step)
+                if sent is not None:
+                    _, _, verdicts = made.receive(who, sent, now)
+                    assert len(verdicts) in (0, len(sent.publish))
+    sizes = made.sizes
+    assert sizes["seen"] <= _NARROW.seen_cap, sizes
+    assert sizes["backoff"] <= _NARROW.max_backoffs, sizes
+    assert sizes["topics"] <= 6 * (_NARROW.max_topics_per_peer + 1), sizes
+
+
+_NARROW: Final = RouterOptions(seen_cap=50, max_backoffs=20, max_topics_per_peer=8, max_retained=4)
+
+
+def _steps(rest: BytesIO) -> Iterator[int]:
+    while byte := rest.read(1):
+        yield byte[0]
+
+
+def _rpc(rest: BytesIO, step: int) -> RPC | None:
+    """The next length and bytes as an RPC; a good message of the topic where they are none."""
+    size = rest.read(1)
+    found = read_rpc(rest.read(size[0])) if size else None
+    return found if isinstance(found, RPC) else RPC(publish=[message(step)])
+
+
+@target
+def batcher(data: bytes) -> None:
+    """A partition in several micro-batches, its state kept between them: the same as record by record, said plainly."""
+    log: list[list[LogRecord]] = [[]]
+    stamp = 1_000_000
+    for offset, step in enumerate(islice(data, 300)):
+        stamp += (step & 3) * 400_000 - 200_000 * (step & 4)
+        if step & 0x80 and step & 0x40:
+            log.append([])
+        value = b"" if step & 0x80 else _update(step >> 3 & 15, stamp - 300_000 * (step >> 5 & 3))
+        log[-1].append(LogRecord(0, offset, stamp, value))
+    quick, plain = b"", PartitionWindows(1_000_000)
+    for part in log:
+        windows = PartitionWindows(1_000_000, quick)
+        assert list(batch_partition(windows, part, 400)) == list(plainly(plain, part, 400))
+        quick = windows.dump()
+
+
+@target
+def batcher_state(data: bytes) -> None:
+    """A value of `kiln.updates` of any bytes, alone in the batcher."""
+    outputs = list(
+        batch_partition(PartitionWindows(1_000_000), [LogRecord(0, 0, 1, data), LogRecord(0, 1, 2, b"")], 400)
+    )
+    assert len(outputs) <= 1
+
+
+_TIPS: Final = tuple(cid_text(block_cid(b"%d" % number)) for number in range(4))
+_STREAMS: Final = tuple(StreamID(3, block_cid(b"stream %d" % number)).text for number in range(4))
+
+
+def _update(number: int, heard: int) -> bytes:
+    return records.encode(
+        records.UpdateRecord(
+            network=NETWORK,
+            origin="LIVE",
+            separator=records.SeparatorRecord("model", "k2t6") if number & 8 else None,
+            separator_source="topic" if number & 8 else None,
+            stream=_STREAMS[number & 3],
+            tip=_TIPS[number >> 1 & 3],
+            from_="author",
+            message=f"m{number}",
+            epoch=records.Epoch("query", number & 1),
+            frame=records.Coordinates(0, 0, 0),
+            observed_at=heard,
+        )
+    )

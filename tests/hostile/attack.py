@@ -1,0 +1,204 @@
+"""Peers that mean harm to a node, until stdin ends. Prints a line when the first has come, and at the end what they
+did, as JSON.
+
+    cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--crowd N] [--topics N --peers N --at-once N]
+
+Of a flood, each peer does one thing, as fast as it is read. The crowd comes and goes, and each of it keeps its key. The
+others subscribe to so many topics and stay. When the node hangs up, a peer comes again, with a new key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from random import Random
+
+import msgspec
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.node_town import ENDS, TOPIC, call_at, message, raw_peer, subscription
+from libp2p.abc import INetStream
+
+from bridge.gossip.wire import encode
+from bridge.node.streams import swarm_of
+from schemas.frames import MAX_RPC
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+
+STAY = 20.0  # s: of one of the crowd, in the mean, and away for as long
+_DIALS = 8  # of the crowd, at once
+_PAUSE = 0.01  # s between two RPCs of a flood
+_NICE = 10  # what is measured is not how one machine shares its CPU among those who attack and who are attacked
+
+Speech = Callable[[Random], bytes]
+
+
+def large(rng: Random) -> bytes:
+    """The largest RPC that is taken whole, of empty messages."""
+    return b"\x12\x00" * (MAX_RPC // 2)
+
+
+def subscribe(rng: Random, names: int = 2500) -> bytes:
+    """Subscriptions to so many separator topics that nobody else is on."""
+    some = rng.getrandbits(64)
+    rpc = RPC()
+    for number in range(names):
+        rpc.subscriptions.add(subscribe=True, topicid=f"{TOPIC}/sep/model/k{some}{number}")
+    return rpc.SerializeToString()
+
+
+def ihave(rng: Random) -> bytes:
+    """5,000 ids of nothing."""
+    rpc = RPC()
+    rpc.control.ihave.add(topicID=TOPIC, messageIDs=_ids(rng))
+    return rpc.SerializeToString()
+
+
+def iwant(rng: Random) -> bytes:
+    """5,000 ids of nothing."""
+    rpc = RPC()
+    rpc.control.iwant.add(messageIDs=_ids(rng))
+    return rpc.SerializeToString()
+
+
+def garbage(rng: Random) -> bytes:
+    """Bytes that are hardly ever an RPC."""
+    return rng.randbytes(rng.randrange(1, 5000))
+
+
+def forged(rng: Random) -> bytes:
+    """A message with other data than its signature is for."""
+    rpc = RPC.FromString(message(rng.getrandbits(31), _FORGER))
+    rpc.publish[0].data = rng.randbytes(300)
+    return rpc.SerializeToString()
+
+
+SPEECHES: tuple[Speech, ...] = (large, subscribe, ihave, iwant, garbage, forged)
+_FORGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+def _ids(rng: Random) -> list[bytes]:
+    drawn = rng.randbytes(46 * 5000)
+    return [drawn[at : at + 46] for at in range(0, len(drawn), 46)]
+
+
+class Done(msgspec.Struct):
+    """What attackers did, by what they do: bytes that the node took from them, and how often one came."""
+
+    said: dict[str, int]
+    came: dict[str, int]
+
+
+class _Attack:
+    def __init__(self, address: str, seed: int) -> None:
+        self._address = address
+        self._rng = Random(seed)
+        self._dials = trio.CapacityLimiter(_DIALS)
+        self._said: Counter[str] = Counter()
+        self._came: Counter[str] = Counter()
+
+    @property
+    def done(self) -> Done:
+        return Done(dict(sorted(self._said.items())), dict(sorted(self._came.items())))
+
+    async def run(self, args: argparse.Namespace) -> None:
+        async with trio.open_nursery() as nursery:
+            for speech in SPEECHES if args.flood else ():
+                nursery.start_soon(self._again, speech.__name__, partial(self._flood, speech, speech.__name__), 0.0)
+            for name, pause in (("reads nothing", float("inf")), ("reads slowly", 1.0)) if args.flood else ():
+                nursery.start_soon(self._again, name, partial(self._flood, iwant, name), pause)
+            for number in range(args.crowd):
+                nursery.start_soon(self._crowd, Random(self._rng.getrandbits(64)), args.crowd, number)
+            for _ in range(args.peers):
+                nursery.start_soon(self._again, "names", partial(self._names, args.topics, args.at_once), 0.0)
+
+    async def _flood(self, speech: Speech, name: str, stream: INetStream) -> None:
+        while True:
+            payload = speech(self._rng)
+            await stream.write(encode(payload))
+            self._said[name] += len(payload)
+            await trio.sleep(_PAUSE)
+
+    async def _names(self, topics: int, at_once: int, stream: INetStream) -> None:
+        """Subscribes to so many, and stays until the node hangs up."""
+        for start in range(0, topics, at_once):
+            payload = subscribe(self._rng, min(at_once, topics - start))
+            await stream.write(encode(payload))
+            self._said["names"] += len(payload)
+        await stream.read(1)
+
+    async def _again(self, name: str, talk: Callable[[INetStream], Awaitable[None]], pause: float) -> None:
+        """Peer after peer, each with a new key, each for as long as the node bears it."""
+        alone = trio.CapacityLimiter(1)
+        while True:
+            await self._come(name, Ed25519PrivateKey.from_private_bytes(self._rng.randbytes(32)), talk, pause, alone)
+            await trio.sleep(0.05)
+
+    async def _crowd(self, rng: Random, crowd: int, number: int) -> None:
+        """One that comes, says a little, stays a while, goes, and comes again."""
+        key = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
+        await trio.sleep(rng.random() * STAY * number / crowd)
+
+        async def talk(stream: INetStream) -> None:
+            with trio.move_on_after(rng.expovariate(1 / STAY)):
+                if rng.random() < 0.5:
+                    await stream.write(encode(garbage(rng)))
+                await trio.sleep_forever()
+
+        while True:
+            await self._come("crowd", key, talk, 0.0, self._dials)
+            await trio.sleep(rng.expovariate(1 / STAY))
+
+    async def _come(
+        self,
+        name: str,
+        key: Ed25519PrivateKey,
+        talk: Callable[[INetStream], Awaitable[None]],
+        pause: float,
+        dials: trio.CapacityLimiter,
+    ) -> None:
+        async with raw_peer(pause=pause, key=key) as host:
+            with suppress(*ENDS, trio.TooSlowError):
+                async with dials:
+                    with trio.fail_after(20):
+                        stream = await call_at(host, self._address, "/meshsub/1.2.0")
+                if not self._came:
+                    sys.stdout.write("\n")
+                    sys.stdout.flush()
+                self._came[name] += 1
+                await stream.write(encode(subscription()))
+                await talk(stream)
+            for conn in swarm_of(host).get_connections():
+                with suppress(*ENDS):
+                    await conn.close()
+
+
+async def _until_stdin_ends(attack: _Attack, args: argparse.Namespace) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attack.run, args)
+        await trio.to_thread.run_sync(sys.stdin.read)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flood", action="store_true", help="floods of every kind, a peer for each")
+    parser.add_argument("--crowd", type=int, default=0, help="peers that come and go")
+    parser.add_argument("--peers", type=int, default=0, help="peers that subscribe")
+    parser.add_argument("--topics", type=int, default=0, help="to so many topics, each")
+    parser.add_argument("--at-once", type=int, default=2500, help="in one RPC")
+    args = parser.parse_args()
+    os.nice(_NICE)
+    attack = _Attack(args.address, args.seed)
+    trio.run(_until_stdin_ends, attack, args)
+    sys.stdout.write(msgspec.json.encode(attack.done).decode())
+
+
+if __name__ == "__main__":
+    main()

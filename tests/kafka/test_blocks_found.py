@@ -1,0 +1,148 @@
+"""A Kubo that is a gossip peer of the bridge and nothing else to us: it fetches every block that the bridge announces.
+
+The real bridge with a real broker; the blocks are in a Helia of the bridge's own, or in another Kubo. Needs `ipfs` on
+the PATH, or named by KILN_TEST_KUBO; skips where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+from kafka import KafkaProducer
+from kit.awaiting import wait_until
+from kit.bridge_alone import BridgeAlone
+from kit.broker_access import client, security
+from kit.foreign_peer import BUILT
+from kit.kubo_daemon import Daemon, program
+
+from conf.settings.broker_password import ensure_password
+from conf.settings.model import EMBEDDED_USER
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.kafka.topics import ensure_topics
+from schemas.batch import write_blocks
+from schemas.cid import block_cid
+from schemas.log import TOPICS
+from schemas.records import BatchRecord, SeparatorRecord, encode
+from schemas.topics import Separator, separator_value, topic_name
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+STREAM = "kjzl6kcym7w8y7i5ugaq9a3vlm771v8s5m7f1zcsvrkzgjbwe2gh1vh6ab2m2ts"
+SEPARATORS = [SeparatorRecord("model", separator_value(bytes([1, number]))) for number in range(10)]
+BATCHES = 40
+
+
+def batch(number: int) -> BatchRecord:
+    (block,) = write_blocks({STREAM: [block_cid(b"tip %d" % number)]})
+    closed = time.time_ns() // 1_000
+    separator = SEPARATORS[number % len(SEPARATORS)]
+    return BatchRecord("local-test", "LIVE", separator, block.cid, block.data, closed - 1_000_000, closed)
+
+
+@pytest.fixture
+def neighbour(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(program(), tmp_path / "neighbour")
+    yield daemon
+    daemon.stop()
+
+
+@pytest.fixture(params=["helia", "kubo"])
+def bridge(
+    request: pytest.FixtureRequest, neighbour: Daemon, broker: EmbeddedBroker, prefix: str, tmp_path: Path
+) -> Iterator[BridgeAlone]:
+    state, ours = tmp_path / "state", None
+    if request.param == "helia":
+        (state / "helia").mkdir(parents=True)
+        (BUILT / "helia").mkdir(parents=True, exist_ok=True)  # the first start installs the packages
+        (state / "helia" / "app").symlink_to(BUILT / "helia")
+    else:
+        ours = Daemon(program(), tmp_path / "ours")
+        ours.start().close()
+    days = dict.fromkeys(TOPICS, timedelta(days=1))
+    ensure_topics(broker.address, prefix, {"updates": 1}, days, client_options=security(broker.address))
+    alone = BridgeAlone(
+        state,
+        KILN_KAFKA__BOOTSTRAP=broker.address,
+        KILN_KAFKA__PREFIX=prefix,
+        KILN_KAFKA__SECURITY_PROTOCOL="SASL_PLAINTEXT",
+        KILN_KAFKA__SASL_MECHANISM="PLAIN",
+        KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
+        KILN_KAFKA__SASL_PASSWORD=ensure_password(broker.state / "broker"),
+        KILN_IPFS__API="helia" if ours is None else ours.url,
+        KILN_IPFS__LISTEN="/ip4/127.0.0.1/tcp/0",
+    )
+    yield alone
+    alone.kill()
+    if ours is not None:
+        ours.stop()
+
+
+def connected(daemon: Daemon) -> set[str]:
+    peers = httpx.post(f"{daemon.url}/api/v0/swarm/peers", timeout=30).json()["Peers"] or []
+    return {each["Peer"] for each in peers}
+
+
+async def heard_and_fetched(daemon: Daemon, count: int) -> set[str]:
+    """The CIDs of so many batches that the daemon hears; it fetches the block of each within 20 s."""
+    cids: set[str] = set()
+    enough = trio.Event()
+
+    async def listen(topic: str) -> None:
+        async for data in daemon.hear(topic):
+            cid = str(json.loads(data)["batch"])
+            async with httpx.AsyncClient() as kubo:
+                asked = {"arg": cid, "timeout": "20s"}
+                answer = await kubo.post(f"{daemon.url}/api/v0/block/get", params=asked, timeout=30)
+            assert answer.status_code == 200, (cid, answer.text)
+            cids.add(cid)
+            if len(cids) == count:
+                enough.set()
+
+    with trio.fail_after(90):
+        async with trio.open_nursery() as nursery:
+            for separator in SEPARATORS:
+                topic = topic_name("local-test", Separator(separator.key, separator.value))
+                nursery.start_soon(listen, topic)
+            await enough.wait()
+            nursery.cancel_scope.cancel()
+    return cids
+
+
+def test_a_gossip_peer_fetches_every_announced_block(
+    bridge: BridgeAlone, neighbour: Daemon, broker: EmbeddedBroker, prefix: str
+) -> None:
+    helia = "helia" in str(bridge.until(lambda told: " at " in told.ipfs, "the IPFS node").ipfs)
+    batches = [batch(number) for number in range(BATCHES)]
+    producer = KafkaProducer(**client(broker.address), acks="all")
+    for each in batches:
+        producer.send(f"{prefix}batches", value=encode(each), partition=0)
+    producer.close()
+    if helia:  # which finds nobody by itself
+        told = bridge.until(lambda told: f"(batches waiting: {BATCHES})" in told.publisher.state, "all held back")
+        assert told.publisher.state.startswith("held back: nobody could fetch the blocks from Helia: no gossip peer")
+        assert "Set ipfs.peers" in told.errors[0]
+        assert told.publisher.published == 0
+
+    neighbour.start().close()
+    neighbour.connect(bridge.until(lambda told: bool(told.addresses), "an address").addresses[0])
+    assert connected(neighbour) == {told.peer} if helia else True
+    assert trio.run(heard_and_fetched, neighbour, BATCHES) == {each.cid for each in batches}
+    told = bridge.until(lambda told: told.publisher.published == BATCHES, "receipts of all")
+    assert (told.ipfs_node.gossip_peers, told.ipfs_node.gossip_connected, told.publisher.failed) == (1, 1, 0)
+    assert ", without routing, 1 of 1 gossip peers connected" in told.ipfs
+    assert len(connected(neighbour)) == 2
+
+    ours = (connected(neighbour) - {told.peer}).pop()
+    # a peer that leaves the gossip is none any more, and with Helia nobody is left to fetch
+    httpx.post(f"{neighbour.url}/api/v0/swarm/disconnect", params={"arg": f"/p2p/{told.peer}"}, timeout=30)
+    told = bridge.until(lambda told: not told.ipfs_node.gossip_peers, "its end as a neighbour")
+    wait_until(lambda: ours not in connected(neighbour), "the end of the connection", 30)
+    if helia:
+        bridge.until(lambda told: told.publisher.state.startswith("held back: nobody"), "nobody to fetch")

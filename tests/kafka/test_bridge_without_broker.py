@@ -1,0 +1,93 @@
+"""`kiln bridge` while its broker is away: it starts, keeps what it hears, and hands it over when the broker comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from kafka import KafkaConsumer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kit.bridge_alone import BridgeAlone
+from kit.broker_access import client
+from kit.chance import new_key
+from kit.node_town import call_at, message, raw_peer, subscription
+
+from bridge.gossip.wire import encode
+from bridge.node.streams import swarm_of
+from conf.settings.broker_password import ensure_password
+from conf.settings.model import EMBEDDED_USER
+from deploy.embedded.broker import EmbeddedBroker
+from schemas.proto.kiln.frame_pb2 import Frame
+
+pytestmark = pytest.mark.kafka
+
+SAID = [subscription(), *(message(number, new_key()) for number in range(1, 51))]
+
+
+@pytest.fixture
+def later(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> EmbeddedBroker:
+    """A broker that does not run yet."""
+    return new_broker(tmp_path / "broker")
+
+
+@pytest.fixture
+def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
+    alone = BridgeAlone(
+        tmp_path / "state",
+        command=(sys.executable, "-m", "deploy.cli", "bridge"),
+        KILN_KAFKA__BOOTSTRAP=later.address,
+        KILN_KAFKA__SECURITY_PROTOCOL="SASL_PLAINTEXT",
+        KILN_KAFKA__SASL_MECHANISM="PLAIN",
+        KILN_KAFKA__SASL_USERNAME=EMBEDDED_USER,
+        KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
+        KILN_KAFKA__FRAMES_BYTES="1000000",
+        KILN_KAFKA__OTHER_BYTES="0",
+    )
+    yield alone
+    alone.kill()
+
+
+def in_topic(address: str) -> list[bytes]:
+    """What peers said, of the frames there."""
+    consumer = KafkaConsumer(**client(address), consumer_timeout_ms=5_000)
+    consumer.assign([TopicPartition("kiln.frames", each) for each in consumer.partitions_for_topic("kiln.frames")])
+    consumer.seek_to_beginning()
+    frames = [Frame.FromString(record.value) for record in consumer]
+    consumer.close()
+    return [frame.payload for frame in frames if frame.direction == Frame.IN and frame.payload]
+
+
+def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: BridgeAlone) -> None:
+    address = bridge.until(lambda status: bool(status.addresses), "the bridge listens").addresses[0]
+
+    async def talk() -> None:
+        async with raw_peer() as host:
+            stream = await call_at(host, address)
+            await stream.write(b"".join(map(encode, SAID)))
+            await trio.to_thread.run_sync(
+                bridge.until, lambda status: status.spool.spooled >= len(SAID), "all is in the spool"
+            )
+            for conn in swarm_of(host).get_connections():  # a host that is cancelled leaves them open
+                await conn.close()
+
+    trio.run(talk)
+    bridge.until(lambda status: not status.peers, "the peer is gone")
+    status = bridge.until(lambda status: bool(status.errors), "the status says what is wrong")
+    assert status.spool.acknowledged == 0
+    assert any("wait" in error and "Kafka" in error for error in status.errors), status.errors
+    with later:
+        bridge.until(lambda status: status.spool.waiting == 0, "all is handed over")
+        assert in_topic(later.address) == SAID
+        names = ("frames", "updates", "batches")
+        with KafkaAdminClient(**client(later.address)) as admin:
+            resources = [ConfigResource(ConfigResourceType.TOPIC, f"kiln.{name}") for name in names]
+            told = admin.describe_configs(resources, config_filter="all")["topic"]
+        kept = [told[f"kiln.{name}"]["retention.bytes"]["value"] for name in names]
+        assert kept == ["500000", str(4 << 30), "-1"]  # of each of two partitions, two, and one
+        code, said = bridge.stop()
+    assert code == 0, said
+    assert f"no broker at {later.address}" in said
+    assert f"using the broker at {later.address}" in said

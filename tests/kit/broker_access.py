@@ -1,0 +1,38 @@
+"""How a test's own Kafka client talks to an embedded broker: by its address, with the password in the state folder."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from conf.settings.model import EMBEDDED_USER, Kafka
+from deploy.embedded.ports import port_holder
+
+
+def client(address: str) -> dict[str, str | list[str]]:
+    """Keyword arguments of any kafka-python client, for the embedded broker that runs at `host:port`."""
+    return {"bootstrap_servers": [address], **security(address)}
+
+
+def security(address: str) -> dict[str, str]:
+    """As `client`, without the address: what Kiln's own classes take as `client_options`."""
+    return Kafka().of_state(_broker_dir(address)).security_options()
+
+
+def variables(address: str) -> dict[str, str]:
+    """The settings by which a Kiln uses the embedded broker of another state folder as a broker of the user's."""
+    return {
+        "KILN_KAFKA__BOOTSTRAP": address,
+        "KILN_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "KILN_KAFKA__SASL_MECHANISM": "PLAIN",
+        "KILN_KAFKA__SASL_USERNAME": EMBEDDED_USER,
+        "KILN_KAFKA__SASL_PASSWORD_FILE": str(_broker_dir(address) / "password"),
+    }
+
+
+@cache  # a test may ask while the broker is away
+def _broker_dir(address: str) -> Path:
+    holder = port_holder(int(address.rpartition(":")[2]))
+    assert holder is not None, f"nothing listens at {address}"
+    assert holder.state is not None, f"no embedded broker at {address}"
+    return holder.state / "broker"

@@ -1,0 +1,159 @@
+"""The fetcher's `PendingFetches` without Kafka and IPFS: records that it takes, and a broker that takes everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import cbor2
+from msgspec import structs
+
+from bridge.fetching.attempts import Answer, BlockRequest, FetchFailed
+from bridge.fetching.offsets import DoneOffsets
+from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
+from bridge.kafka.place import Place
+from schemas.batch import write_blocks
+from schemas.cid import block_cid, cid_text
+from schemas.records import (
+    BlockRecord,
+    Coordinates,
+    Epoch,
+    QuarantineRecord,
+    SeparatorRecord,
+    StreamRecord,
+    UpdateRecord,
+    WantedRecord,
+    decode_block,
+    decode_quarantine,
+    decode_stream,
+    decode_update,
+    encode,
+)
+from schemas.streamid import StreamID
+from schemas.topics import parse_interest, separator_value
+
+NETWORK = "local-test"
+S = 1_000_000
+START = 1_000 * S
+MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
+OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
+OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
+EVERYTHING = [parse_interest("*")]
+UNAVAILABLE = FetchFailed("genesis_unavailable", "nobody gave it", final=False)
+
+
+def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
+    """The block of an unsigned init event."""
+    header: dict[str, object] = {"controllers": [f"did:key:z{number}"]}
+    if separator is not None:
+        header |= {"sep": "model", "model": b"\x01\x02"}
+    return cbor2.dumps({"data": None, "header": header}, canonical=True)
+
+
+def stream_of(number: int) -> str:
+    return StreamID(3, block_cid(genesis_of(number))).text
+
+
+def genesis_cid(number: int) -> str:
+    return cid_text(block_cid(genesis_of(number)))
+
+
+def wanted_update(stream: int, message: int) -> WantedRecord:
+    update = UpdateRecord(
+        NETWORK,
+        "LIVE",
+        None,
+        None,
+        stream_of(stream),
+        cid_text(block_cid(f"tip {message}".encode())),
+        None,
+        f"message {message}",
+        Epoch("updates", 7),
+        Coordinates(0, message, 1),
+        START,
+    )
+    return WantedRecord(NETWORK, genesis_cid(stream), "genesis", START, update=update)
+
+
+def block_of(*streams: int) -> tuple[str, bytes]:
+    (block,) = write_blocks({stream_of(number): [block_cid(b"tip")] for number in streams})
+    return block.cid, block.data
+
+
+def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m") -> WantedRecord:
+    return WantedRecord(NETWORK, cid, "batch", START, separator=separator, message=message)
+
+
+def claim(
+    stream: int, message: int, topic: SeparatorRecord | None = OTHER, model: SeparatorRecord | None = None
+) -> WantedRecord:
+    """An update that went on under the topic's separator, or the model's."""
+    waits = wanted_update(stream, message).update
+    assert waits is not None
+    update = structs.replace(waits, separator=topic or model, separator_source="topic" if topic else "model")
+    return WantedRecord(NETWORK, genesis_cid(stream), "claim", START, update=update, topic=topic, model=model)
+
+
+def disagreeing(stream: int, message: int) -> WantedRecord:
+    return structs.replace(wanted_update(stream, message), topic=OTHER, model=MODEL)
+
+
+class Run:
+    """Pending fetches of one partition, begun at offset 0, and a broker that takes everything at once."""
+
+    def __init__(self, options: FetchingOptions = OPTIONS, memory: KnownAnswers | None = None) -> None:
+        self.pending = PendingFetches(options, memory or KnownAnswers())
+        self.done_offsets = DoneOffsets(0, "", 1_000)
+        self.pending.start(0, self.done_offsets)
+        self.offset = 0
+        self.now = START
+        self.written: list[Output] = []
+
+    def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> list[str]:
+        """The announcers of what is to be fetched now."""
+        told = []
+        for record in records:
+            value = encode(record) if isinstance(record, WantedRecord) else record
+            followed = [parse_interest(text) for text in interests]
+            told.append(self.pending.take(Place(0, self.offset), value, followed, self.now))
+            self.offset += 1
+        return [announcer for announcer in told if announcer]
+
+    def round(self) -> list[Output]:
+        due = self.pending.next_writes(self.now)
+        if not self.done_offsets.repeating and (due.going or self.done_offsets.changed):
+            self.done_offsets.committed()
+        self.pending.written()
+        outputs = [output for stage in due.stages for output in stage]
+        self.written += outputs
+        return outputs
+
+    def next(self) -> list[BlockRequest]:
+        return self.pending.next(self.now)
+
+    def answer(self, ask: BlockRequest, answer: Answer) -> list[Output]:
+        self.pending.answer(ask, answer, self.now)
+        return self.round()
+
+    def try_until(self, end: int, answer: Answer) -> list[Output]:
+        """Each try ends so, one second after it began, until `end` seconds from now."""
+        outputs: list[Output] = []
+        until = self.now + end * S
+        while self.now < until:
+            asks = self.next()
+            self.now += S
+            for ask in asks:
+                outputs += self.answer(ask, answer)
+            outputs += self.round()
+        return outputs
+
+    def updates(self) -> list[UpdateRecord]:
+        return [decode_update(output.value) for output in self.written if output.topic == "updates"]
+
+    def faults(self) -> list[QuarantineRecord]:
+        return [decode_quarantine(output.value) for output in self.written if output.topic == "quarantine"]
+
+    def streams(self) -> list[StreamRecord]:
+        return [decode_stream(output.value) for output in self.written if output.topic == "streams"]
+
+    def blocks(self) -> list[BlockRecord]:
+        return [decode_block(output.value) for output in self.written if output.topic == "blocks"]

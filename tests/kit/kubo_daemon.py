@@ -1,0 +1,108 @@
+"""A real Kubo on loopback: `ipfs` on the PATH, or the program that KILN_TEST_KUBO names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import free_ports
+
+from bridge.ipfs import BlocksAwayError
+from bridge.ipfs.kubo import Kubo
+from kit.awaiting import wait_until
+
+PATIENCE = 60.0  # s
+
+
+def program() -> str:
+    """The program of Kubo; skips the test where there is none."""
+    found = os.environ.get("KILN_TEST_KUBO") or shutil.which("ipfs")
+    if found is None:
+        pytest.skip("no `ipfs` program (Kubo) on the PATH")
+    return found
+
+
+class Daemon:
+    """`ipfs daemon` with a repository of its own; nobody to bootstrap from, no routing, no mDNS."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self._program = program
+        self._folder = folder
+        self._environment = {**os.environ, "IPFS_PATH": str(folder), "IPFS_TELEMETRY": "off"}
+        rpc, gateway, swarm = free_ports(3)
+        self.url = f"http://127.0.0.1:{rpc}"
+        self.swarm = f"/ip4/127.0.0.1/tcp/{swarm}"
+        self._ipfs("init", "--profile=test")
+        for key, value in {
+            "Bootstrap": "[]",
+            "AutoConf.Enabled": "false",
+            "Discovery.MDNS.Enabled": "false",
+            "Routing": '{"Type": "none"}',
+            "DNS.Resolvers": "{}",
+            "Pubsub.Enabled": "true",
+            "Ipns.DelegatedPublishers": "[]",
+            "Addresses.API": f'"/ip4/127.0.0.1/tcp/{rpc}"',
+            "Addresses.Gateway": f'"/ip4/127.0.0.1/tcp/{gateway}"',
+            "Addresses.Swarm": f'["{self.swarm}"]',
+        }.items():
+            self._ipfs("config", "--json", key, value)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def route(self) -> None:
+        """Before its start: takes part in a DHT, of those that it is connected to."""
+        self._ipfs("config", "--json", "Routing", '{"Type": "dhtserver"}')
+
+    def _ipfs(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._program, *arguments], env=self._environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, (arguments, done.stderr)
+
+    def start(self) -> Kubo:
+        with (self._folder / "daemon.log").open("ab") as log:
+            self._child = subprocess.Popen([self._program, "daemon"], env=self._environment, stdout=log, stderr=log)
+        kubo = Kubo(self.url)
+
+        def answers() -> bool:
+            try:
+                kubo.identity(1.0)
+            except BlocksAwayError:
+                return False
+            return True
+
+        wait_until(answers, lambda: f"Kubo answers\n{(self._folder / 'daemon.log').read_text()}")
+        return kubo
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.terminate()
+            self._child.wait(PATIENCE)
+            self._child = None
+
+    def connect(self, address: str) -> None:
+        """Connect to a peer, by its multiaddr with /p2p/."""
+        httpx.post(f"{self.url}/api/v0/swarm/connect", params={"arg": address}, timeout=30).raise_for_status()
+
+    @property
+    def address(self) -> str:
+        """Where others reach it, with /p2p/."""
+        who = httpx.post(f"{self.url}/api/v0/id", timeout=30).json()
+        return f"{self.swarm}/p2p/{who['ID']}"
+
+    async def hear(self, topic: str) -> AsyncIterator[bytes]:
+        """Subscribe to a topic; what is said on it, until the daemon ends."""
+        name = "u" + base64.urlsafe_b64encode(topic.encode()).decode().rstrip("=")
+        async with (
+            httpx.AsyncClient(timeout=None) as client,
+            client.stream("POST", f"{self.url}/api/v0/pubsub/sub", params={"arg": name}) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                data = json.loads(line)["data"][1:]
+                yield base64.urlsafe_b64decode(data + "=" * (-len(data) % 4))

@@ -1,0 +1,40 @@
+"""An IPFS node of the test's, which goes away, comes back, and answers when it is let."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
+from bridge.ipfs.folder import FolderBlocks
+from schemas.cid import block_cid, cid_text
+
+
+class Ipfs(FolderBlocks):
+    """Blocks in memory; who asks for one that is not there waits in vain."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+        self.blocks: dict[str, bytes] = {}
+        self.away = False
+        self.asked: Counter[str] = Counter()
+        self.fault: str | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def add(self, block: bytes) -> str:
+        cid = cid_text(block_cid(block))
+        self.blocks[cid] = block
+        return cid
+
+    def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
+        self.asked[cid] += 1
+        self.gate.wait()
+        if self.away:
+            raise BlocksAwayError("no node at http://127.0.0.1:5001")
+        if cid == self.fault:
+            raise RecursionError("what a peer sent")
+        if cid not in self.blocks:
+            raise BlockUnavailableError(f"{cid}: not found in {timeout:g} s")
+        return verified(cid, self.blocks[cid])

@@ -1,0 +1,193 @@
+"""What one peer may cost the node: bytes captured of it, and how long its conduct is borne."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from kit.chance import new_key
+from kit.node_town import (
+    ENDS,
+    OPTIONS,
+    TOPIC,
+    Running,
+    Town,
+    call,
+    in_town,
+    message,
+    raw_peer,
+    subscribed,
+    subscription,
+)
+from libp2p.host.basic_host import BasicHost
+
+from bridge.gossip.options import RouterOptions
+from bridge.gossip.wire import encode
+from bridge.node.streams import swarm_of
+from schemas.identity import peer_text
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+
+pytestmark = pytest.mark.network
+
+MIB = 1 << 20
+QUICK = RouterOptions(heartbeat=0.1)
+
+
+def counted(one: Running, kind: str) -> int:
+    return one.node.view().counters.get(kind, 0)
+
+
+def names(one: Running) -> set[str]:
+    return {peer.peer for peer in one.node.view().peers}
+
+
+def forged(number: int) -> bytes:
+    rpc = RPC.FromString(message(number, new_key()))
+    rpc.publish[0].data = b"forged"
+    return rpc.SerializeToString()
+
+
+def flood() -> bytes:
+    return b"\x12\x00" * 6000
+
+
+def subscriptions() -> bytes:
+    rpc = RPC()
+    for number in range(5000):
+        rpc.subscriptions.add(subscribe=True, topicid=f"/ceramic/local-test/sep/model/k{number}")
+    return rpc.SerializeToString()
+
+
+async def comes_again(host: BasicHost, one: Running) -> None:
+    """Calls the node anew, and speaks until the node hangs up."""
+    for conn in swarm_of(host).get_connections():
+        await conn.close()
+    with suppress(*ENDS):
+        stream = await call(host, one)
+        while True:
+            await stream.write(encode(subscription()))
+            await trio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "misdeeds",
+    [
+        [forged(number) for number in range(20)],
+        [flood()] * 4,
+        [b"\xff not protobuf"] * 30,
+        [subscriptions()] * 2,
+    ],
+    ids=["forged", "floods", "garbage", "subscriptions"],
+)
+def test_a_peer_of_bad_conduct_is_hung_up_on_and_kept_out_for_a_while(tmp_path: Path, misdeeds: list[bytes]) -> None:
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, ban=3.0))
+        async with raw_peer() as host:
+            name = peer_text(host.get_id().to_bytes())
+            stream = await call(host, a)
+            await stream.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            await stream.write(b"".join(map(encode, misdeeds)))
+            await town.bell.until(lambda: name not in names(a), 20)
+            view = a.node.view()
+            assert (view.counters["kept_out"], view.kept_out) == (1, 1)
+            assert set(misdeeds) <= set(a.tape.payloads(Frame.IN))  # what it said until then is captured
+            await comes_again(host, a)
+            assert counted(a, "refused_kept_out") > 0
+            assert name not in names(a)
+        a.node.publish(TOPIC, b"all the while")
+        await town.until_heard(b, b"all the while")
+
+    in_town(tmp_path, test)
+
+
+def test_who_was_kept_out_may_come_again_after_a_while(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        a = await town.node(replace(OPTIONS, gossip=replace(QUICK, retain_score=0.0), ban=1.0))
+        a.node.join(TOPIC)
+        async with raw_peer() as host:
+            stream = await call(host, a)
+            await stream.write(b"".join(encode(forged(number)) for number in range(20)))
+            await town.bell.until(lambda: a.node.view().kept_out == 1)
+            await town.bell.until(lambda: a.node.view().kept_out == 0)
+            for conn in swarm_of(host).get_connections():
+                await conn.close()
+            stream = await call(host, a)
+            await stream.write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 1))
+
+    in_town(tmp_path, test)
+
+
+def test_more_may_come_one_after_another_than_there_are_places(tmp_path: Path) -> None:
+    async def test(town: Town) -> None:
+        one = await town.node(replace(OPTIONS, max_connections=2))
+        for _ in range(5):
+            async with raw_peer() as host:
+                await call(host, one)
+                for conn in swarm_of(host).get_connections():
+                    await conn.close()
+            await town.bell.until(lambda: not swarm_of(one.node._host).get_connections())
+
+    in_town(tmp_path, test)
+
+
+def test_who_is_over_the_budget_of_all_cannot_have_bytes_taken_by_going(tmp_path: Path) -> None:
+    """All together are over their budget: what a stranger says and leaves behind is not captured, and is counted."""
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, all_bytes=4 * MIB))
+        a.node._budget._left = -float(4 * MIB)
+        async with raw_peer() as host:
+            stream = await call(host, a)
+            await stream.write(encode(message(1, new_key(), 20_000)))
+            await town.bell.until(lambda: any(each.held_back for each in a.node.view().peers))
+            b.node.publish(TOPIC, b"an honest word")
+            await town.until_heard(a, b"an honest word")
+            for conn in swarm_of(host).get_connections():
+                await conn.close()
+            peer = host.get_id().to_bytes()
+        await town.bell.until(lambda: counted(a, "over_budget_left") > 20_000)
+        assert not [
+            frame for frame in a.tape.frames if frame.remote_peer == peer and frame.payload and not frame.direction
+        ]
+
+    in_town(tmp_path, test)
+
+
+def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    """An hour's bytes at once, then some 290 kB a second. Another peer is heard at once meanwhile."""
+    key, size = new_key(), 20_000
+    said = [message(number, key, size) for number in range(1, 131)]
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, peer_bytes=1000 * MIB, all_bytes=4000 * MIB))
+        async with raw_peer() as host:
+            peer = host.get_id().to_bytes()
+            a.node._budget._account(peer, trio.current_time()).own = float(MIB)
+            stream = await call(host, a)
+            await stream.write(encode(subscription()))
+            began = trio.current_time()
+
+            async def talk() -> None:
+                for each in said:
+                    await stream.write(encode(each))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk)
+                await town.bell.until(lambda: any(each.held_back for each in a.node.view().peers))
+                asked = trio.current_time()
+                b.node.publish(TOPIC, b"an honest word")
+                await town.until_heard(a, b"an honest word")
+                assert trio.current_time() - asked < 2
+                await town.bell.until(lambda: len(a.rpcs(Frame.IN, peer_text(peer))) == len(said) + 1, 60)
+            # 2.6 MB, of which 1 MiB at once and what was read last is paid for later
+            assert trio.current_time() - began > 3
+            assert counted(a, "over_budget") > 0
+            assert [f.payload for f in a.tape.frames if f.remote_peer == peer and not f.direction][1:] == said
+
+    in_town(tmp_path, test)

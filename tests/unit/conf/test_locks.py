@@ -1,0 +1,45 @@
+"""The state folder is for its user alone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from conf.locks import StateInUseError, is_private, keep_private, locked
+from deploy.cli.app import run_command
+from deploy.observe.doctor import check_state
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_state_folder_is_closed(tmp_path: Path) -> None:
+    keep_private(tmp_path / "a" / "state")
+    assert mode(tmp_path / "a" / "state") == 0o700
+
+
+def test_a_folder_of_an_earlier_kiln_is_closed_at_the_start(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "locks").mkdir()
+    with locked(tmp_path, "bridge"):
+        assert mode(tmp_path) == 0o700
+        assert is_private(tmp_path)
+        with pytest.raises(StateInUseError), locked(tmp_path, "bridge"):
+            pass
+
+
+def test_a_command_that_writes_into_the_folder_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
+    assert run_command(["interests", "--add", "model"]) == 0
+    assert mode(tmp_path / "state") == 0o700
+
+
+def test_a_folder_for_all_stays_one(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    keep_private(tmp_path)
+    assert mode(tmp_path) == 0o1777
+    found = check_state(tmp_path, "", is_private(tmp_path))
+    assert (found.level, "chmod 700" in found.what_to_do) == ("warn", True)

@@ -1,0 +1,80 @@
+"""deploy.observe.clocks: a clock that trails what Kiln has kept is told with since when and what to do."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from conf.settings.model import Settings
+from deploy.observe.clocks import of_clocks, trailing_clocks
+from deploy.observe.doctor import check_clocks
+from deploy.observe.status import BrokerStatus, Status
+from deploy.show.status import render_status, status_json
+
+NOW = 1_800_000_000_000_000
+"""2027-01-15 08:00:00 UTC"""
+MINUTE = 60_000_000
+
+
+def begin(settings: Settings, query: str, batch: int, at: int, watermark: int = 0) -> None:
+    folder = settings.checkpoints / query / "offsets"
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {"batchWatermarkMs": watermark // 1000, "batchTimestampMs": at // 1000}
+    (folder / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{{}}")
+
+
+def test_where_all_is_well_nothing_is_told(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    assert trailing_clocks(settings, ()) == ()
+    begin(settings, "archive", 0, NOW, watermark=NOW)
+    assert of_clocks(settings, NOW, {"archive": NOW + 500_000}, "kiln.updates", NOW) == ()
+    assert check_clocks(()).level == "ok"
+
+
+def test_since_when_the_stamps_trail_the_log_its_query_s_checkpoint_says(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    ahead = NOW + 30 * MINUTE
+    for batch, at in enumerate((ahead - MINUTE, ahead, NOW - 2 * MINUTE, NOW - MINUTE)):
+        begin(settings, "batch", batch, at)
+    (found,) = of_clocks(settings, NOW, {}, "kiln.updates", ahead)
+    assert (found.name, found.behind) == ("log", 1_800)
+    assert found.since == datetime(2027, 1, 15, 7, 58, tzinfo=UTC)
+    assert found.until == datetime(2027, 1, 15, 8, 30, tzinfo=UTC)
+    assert found.problem == (
+        "the broker's clock trails the log kiln.updates by 1,800 s since 2027-01-15 07:58:00 UTC: its stamps were "
+        "ahead before. Windows wait for the log's clock, so batches come late until the broker's clock has passed "
+        "2027-01-15 08:30:00 UTC. Nothing is lost. If the broker's clock is wrong, set it right; else wait"
+    )
+    assert (check_clocks([found]).level, check_clocks([found]).found) == ("warn", found.problem)
+
+
+def test_status_tells_of_a_watermark_ahead_of_the_clock(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    now = datetime.now(UTC)
+    put_right = int(now.timestamp()) * 1_000_000
+    ahead = put_right + 2 * 86_400_000_000
+    watermark = ahead - int(settings.dedupe.signed / timedelta(microseconds=1))
+    begin(settings, "sink", 0, ahead)
+    begin(settings, "sink", 1, put_right, watermark)
+    found = trailing_clocks(settings, ())
+    assert [(each.name, each.since) for each in found] == [("watermark", now.replace(microsecond=0))]
+    status = Status("state", BrokerStatus("a:1", False, "away", ()), (), (), clocks=found)
+    (told,) = json.loads(status_json(status))["clocks"]
+    assert told["problem"].startswith("the clock of this machine trails the watermark of sink by 172,")
+    console = Console(file=StringIO(), width=400)
+    console.print(render_status(status, now))
+    assert isinstance(console.file, StringIO)
+    assert told["problem"] in console.file.getvalue()
+
+
+def test_a_checkpoint_that_cannot_be_read_does_not_keep_status_from_telling_the_rest(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path)
+    begin(settings, "archive", 0, NOW)
+    (settings.checkpoints / "archive" / "offsets" / "1").write_bytes(b"")
+    assert trailing_clocks(settings, ()) == ()
+    (found,) = of_clocks(settings, NOW, {"archive": NOW + MINUTE}, "kiln.updates", 0)
+    assert found.since is None

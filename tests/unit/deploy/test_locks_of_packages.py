@@ -1,0 +1,64 @@
+"""The lock files of packages: a checksum for each file, and pip refuses another file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.embedded.jars import PROJECT
+
+LOCKS = ("requirements.lock", "conf/uv.lock", "bench/peers/quix.lock")
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_has_checksums_and_no_host_is_named(name: str) -> None:
+    text = (PROJECT / name).read_text()
+    assert "://" not in text
+    assert "index" not in text
+    packages = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert packages
+    for package in packages:
+        first, *hashes = package.replace("\\\n", "\n").splitlines()
+        assert re.fullmatch(r"[a-z0-9.-]+==[^ ]+( ; .+)? *", first), first
+        assert hashes, first
+        assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64} *", line) for line in hashes), first
+
+
+def test_setup_installs_nothing_without_a_checksum() -> None:
+    installs = [line for line in (PROJECT / "Makefile").read_text().splitlines() if "pip install " in line]
+    assert len(installs) == 3
+    for line in installs:
+        assert "--require-hashes" in line or "--editable ." in line, line
+
+
+def test_a_package_that_differs_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("thing.py", "")
+        file.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        file.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("thing-1.0.dist-info/RECORD", "thing.py,,\n")
+    good = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for digest, works in ((good, True), ("0" * 64, False)):
+        lock = tmp_path / "lock"
+        lock.write_text(f"thing==1.0 \\\n    --hash=sha256:{digest}\n")
+        command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--no-index", "--no-cache", "--no-deps"]
+        command += [
+            "--find-links",
+            str(tmp_path),
+            "--require-hashes",
+            "--target",
+            str(tmp_path / digest),
+            "-r",
+            str(lock),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode == 0) is works, done.stderr
+        if not works:
+            assert "Hash mismatch" in done.stderr

@@ -1,0 +1,39 @@
+"""The bill of materials is valid CycloneDX and names everything that is pinned."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from bridge.ipfs.helia import SOURCE
+from deploy.embedded.jars import IVY_XML, PROJECT, pinned
+from deploy.sbom import bill
+
+
+def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
+    text = bill()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = json.loads(text)["components"]
+    purls = [each["purl"] for each in found]
+    assert len(set(purls)) == len(purls)
+    packages = re.findall(r"^([a-z0-9-]+)==([^ ]+)", (PROJECT / "requirements.lock").read_text(), re.MULTILINE)
+    assert len(packages) > 140
+    assert {purl for purl in purls if purl.startswith("pkg:pypi/")} == {f"pkg:pypi/{n}@{v}" for n, v in packages}
+    jars = {f"{each['name']}-{each['version']}.jar": each for each in found if each["purl"].startswith("pkg:maven/")}
+    assert set(jars) == {name for names in pinned(IVY_XML.read_bytes()).values() for name in names}
+    assert "pkg:maven/org.apache.kafka/kafka_2.13@4.1.2" in purls
+    assert all(len(jar["hashes"][0]["content"]) == 64 for jar in jars.values())
+    of_helia = json.loads((SOURCE / "package-lock.json").read_text())["packages"]
+    for path, package in of_helia.items():
+        if path:
+            name = path.rpartition("node_modules/")[2].replace("@", "%40")
+            assert f"pkg:npm/{name}@{package['version']}" in purls
+
+
+def test_a_bill_with_a_fault_is_not_valid() -> None:
+    broken = json.loads(bill())
+    broken["components"][0]["hashes"] = [{"alg": "SHA-256", "content": "none"}]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(broken)) is not None

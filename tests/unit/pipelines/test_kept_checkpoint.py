@@ -1,0 +1,136 @@
+"""pipelines.spark.kept_checkpoint and the order of syncs: what a power cut leaves is what was synced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from pyspark.sql import DataFrame
+
+from bridge.capture.segments import Segments
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake, log_entry
+from pipelines.queries.plan import each_batch
+from pipelines.spark.kept_checkpoint import KeptCheckpoint
+from schemas.tables import TABLES
+
+
+class Disk:
+    """What was synced of files and folders since the test began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: dict[Path, bytes] = {}
+        self.names: dict[Path, set[str]] = {}
+        self.order: list[Path] = []
+        self._fsync: Callable[[int], None] = os.fsync
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, opened: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{opened}"))
+        self.order.append(path)
+        if path.is_dir():
+            self.names[path] = set(os.listdir(path))
+        else:
+            self.files[path] = path.read_bytes()
+        self._fsync(opened)
+
+    def lost(self, root: Path) -> list[Path]:
+        """Files that a power cut now would take, or leave empty or old."""
+        files = [path for path in root.rglob("*") if path.is_file() and not path.name.endswith(".tmp")]
+        return [path for path in files if self.files.get(path) != path.read_bytes() or not self._is_named(path, root)]
+
+    def _is_named(self, path: Path, root: Path) -> bool:
+        named = path.name in self.names.get(path.parent, ())
+        return named and (path.parent == root or self._is_named(path.parent, root))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def write(path: Path, text: str = "v1") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_all_that_spark_has_written_is_kept_and_nothing_twice(tmp_path: Path, disk: Disk) -> None:
+    folder = tmp_path / "checkpoints" / "archive"
+    write(folder / "metadata")
+    write(folder / "offsets" / "0")
+    kept = KeptCheckpoint(folder)
+    kept.keep()
+    assert disk.lost(tmp_path) == []
+    for batch in range(3):
+        for new in (folder / "state" / "0" / "1" / f"{batch}.changelog", folder / "commits" / str(batch)):
+            write(new)
+        write(folder / "offsets" / ".9.tmp")
+        assert disk.lost(tmp_path) != []
+        disk.order.clear()
+        kept.keep()
+        assert disk.lost(tmp_path) == []
+        assert folder / "metadata" not in disk.order
+    disk.order.clear()
+    kept.keep()
+    assert disk.order == []
+
+
+def test_a_micro_batch_s_offsets_are_kept_before_it_acts_and_its_state_before_it_is_noted(
+    tmp_path: Path, disk: Disk
+) -> None:
+    folder = tmp_path / "checkpoints" / "archive"
+    found: list[str] = []
+    writer = SimpleNamespace(foreachBatch=lambda call: call)
+    context = SimpleNamespace(getLocalProperty=lambda name: "query")
+    rows = SimpleNamespace(writeStream=writer, sparkSession=SimpleNamespace(sparkContext=context))
+
+    def act(rows: DataFrame, batch: int, query: str) -> None:
+        assert disk.lost(tmp_path) == []
+        write(folder / "state" / "0" / "0" / f"{batch + 1}.changelog")
+        found.append(query)
+
+    call = cast(Callable[[object, int], None], each_batch(cast(DataFrame, rows), act, KeptCheckpoint(folder)))
+    for batch in range(2):
+        write(folder / "offsets" / str(batch))
+        call(rows, batch)
+        assert disk.lost(tmp_path) == []
+        write(folder / "commits" / str(batch))
+    assert found == ["query", "query"]
+
+
+def test_a_commit_is_on_the_disk_with_all_that_it_names(tmp_path: Path, disk: Disk) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(("tips",))
+    assert disk.lost(Path(lake.path)) == []
+    commits = DeltaRsCommits(lake, durable=True)
+    for batch in range(2):
+        files = TableFiles(lake, "tips")
+        files.add(tuple("x" if column.type == "string" else batch for column in TABLES["tips"].columns))
+        assert commits.commit("tips", files.close(), Write("query", batch))
+        assert disk.lost(Path(lake.path)) == []
+    assert log_entry(Path(lake.table("tips")), 2) in disk.order
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_the_spool_has_taken_is_on_the_disk(tmp_path: Path, disk: Disk, durable: bool) -> None:
+    spool = tmp_path / "spool"
+    segments = Segments(spool, 1 << 20, 1_000, durable=durable)
+    for number in range(30):
+        assert segments.append(number, [(b"c" * 16, b"f" * 100)]) == 1
+        assert (disk.lost(spool) == []) is durable
+    segments.close()
+    assert len(list(spool.iterdir())) > 2
+
+
+def test_an_empty_segment_is_told(tmp_path: Path) -> None:
+    (tmp_path / f"{5:020}.spool").write_bytes(b"")
+    segments = Segments(tmp_path, 1 << 20)
+    assert segments.torn is not None
+    assert "is empty, as a power cut leaves files; what was in it is lost" in segments.torn

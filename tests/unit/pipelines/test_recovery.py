@@ -1,0 +1,281 @@
+"""pipelines.recovery: a checkpoint and its tables as a power cut leaves them, or as somebody put them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from deploy.show.recovery import recovery_json, render_recovery
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake, log_entry
+from pipelines.recovery import DamageError, Place, examine, go_back, mend
+from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.checkpoint_faults import is_whole
+from schemas.tables import TABLES
+
+QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
+TABLE = "tips"
+EMPTY, CUT = b"", None
+
+
+class State:
+    """The state folder of one query, whose micro-batch n reads ten records and appends a row to `tips`."""
+
+    def __init__(self, folder: Path, name: str = "sink") -> None:
+        self.place = Place(folder, folder / "checkpoints", Lake(str(folder / "lake")))
+        self.name = name
+        self.lake = self.place.lake
+        self.path = self.place.checkpoints / name
+        self.lake.create((TABLE,))
+        self._clock = int(time.time()) - 10_000
+        self._now(log_entry(Path(self.lake.table(TABLE)), 0))
+        self._write(self.path / "metadata", json.dumps({"id": QUERY}))
+        self._write(self.path / "sources" / "0" / "0", 'v1\n{"kiln.updates":{"0":0}}')
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        data, sums = path.read_bytes(), b"crc\0\x00\x00\x02\x00"
+        for place in range(0, len(data), 512):
+            sums += zlib.crc32(data[place : place + 512]).to_bytes(4)
+        path.with_name(f".{path.name}.crc").write_bytes(sums)
+
+    def _now(self, path: Path) -> None:
+        self._clock += 1
+        os.utime(path, (self._clock, self._clock))
+
+    def begin(self, batch: int) -> None:
+        at = {"batchWatermarkMs": 0, "batchTimestampMs": 0}
+        self._write(
+            self.path / "offsets" / str(batch), f'v1\n{json.dumps(at)}\n{{"kiln.updates":{{"0":{batch * 10 + 10}}}}}'
+        )
+
+    def commit(self, batch: int) -> Path:
+        """The state, and then the table."""
+        self.keep(batch)
+        if self.name != "sink":
+            return self.path
+        files = TableFiles(self.lake, TABLE)
+        files.add(tuple(f"row {batch}" if column.type == "string" else batch for column in TABLES[TABLE].columns))
+        made = files.close()
+        self._now(Path(self.lake.table(TABLE)) / made[0].name)
+        assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, Write(QUERY, batch))
+        entry = log_entry(Path(self.lake.table(TABLE)), self.lake.open(TABLE).version())
+        self._now(entry)
+        return entry
+
+    def keep(self, batch: int) -> None:
+        for part in (0, 1):
+            self._write(self.path / "state" / "0" / str(part) / f"{batch + 1}.changelog", "x" * 700)
+
+    def finish(self, batch: int) -> None:
+        self._write(self.path / "commits" / str(batch), 'v1\n{"nextBatchWatermarkMs":0}')
+        self._now(self.path / "commits" / str(batch))
+
+    def run(self, *batches: int) -> None:
+        for batch in batches:
+            self.begin(batch)
+            self.commit(batch)
+            self.finish(batch)
+
+    @property
+    def rows(self) -> list[str]:
+        return sorted(self.lake.open(TABLE).to_pyarrow_table(columns=["cid"])["cid"].to_pylist())
+
+    @property
+    def next(self) -> int:
+        """The micro-batch with which Spark goes on, and its offsets must be there or be none."""
+        checkpoint = Checkpoint(self.path)
+        return checkpoint.planned + (checkpoint.planned == checkpoint.committed)
+
+
+def damaged(path: Path, how: bytes | None) -> Path:
+    """When it was written changes with it, as where a person tries this."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if how is None else how)
+    return path
+
+
+def test_what_is_whole_is_left_alone(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    assert mend(state.place, ["sink"]) == []
+    state.run(0, 1, 2)
+    state.begin(3)
+    before = sorted(tmp_path.rglob("*"))
+    assert mend(state.place, ["archive", "updates", "batch", "sink"]) == []
+    state.commit(3)
+    assert mend(state.place, ["sink"]) == []
+    assert set(before) <= set(tmp_path.rglob("*"))
+    assert not (tmp_path / "set-aside").exists()
+
+
+@pytest.mark.parametrize("how", [EMPTY, CUT, b"\0" * 50], ids=["empty", "cut", "zeros"])
+@pytest.mark.parametrize("what", ["offsets", "commits", "state", "entry", "data"])
+def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_done_again(
+    tmp_path: Path, what: str, how: bytes | None
+) -> None:
+    state = State(tmp_path)
+    state.run(0, 1, 2)
+    state.begin(3)
+    if what != "offsets":
+        entry = state.commit(3)
+    if what in ("commits", "state"):
+        state.finish(3)
+    path = {
+        "offsets": state.path / "offsets" / "3",
+        "commits": state.path / "commits" / "3",
+        "state": state.path / "state" / "0" / "1" / "4.changelog",
+    }.get(what)
+    if what == "entry":
+        path = entry
+    if what == "data":
+        (add,) = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
+        path = Path(state.lake.table(TABLE)) / add["path"]
+    assert path is not None
+    damaged(path, how)
+    (words,) = mend(state.place, ["sink"])
+    assert str(entry if what == "data" else path) in words
+    assert state.next == 3
+    assert mend(state.place, ["sink"]) == []
+    redone = what in ("entry", "data", "offsets")
+    assert state.rows == ["row 0", "row 1", "row 2", *([] if redone else ["row 3"])]
+    # Spark does the micro-batch again
+    if not (state.path / "offsets" / "3").exists():
+        state.begin(3)
+    if redone:
+        state.commit(3)
+    state.keep(3)
+    state.finish(3)
+    assert state.rows == ["row 0", "row 1", "row 2", "row 3"]
+    assert mend(state.place, ["sink"]) == []
+
+
+def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp_path: Path) -> None:
+    """Without syncs, Spark's note may be on the disk before the table's commit."""
+    state = State(tmp_path)
+    state.run(0, 1)
+    state.begin(2)
+    entry = state.commit(2)
+    state.finish(2)
+    damaged(entry, EMPTY)
+    with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or cut off.* Type kiln recover"):
+        mend(state.place, ["sink"])
+    (damage,) = examine(state.place, ["sink"])
+    assert "before its micro-batch 2" in damage.remedy
+    go_back(state.place, damage, {})
+    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
+    assert mend(state.place, ["sink"]) == []
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_path: Path, begun: bool) -> None:
+    state = State(tmp_path)
+    state.run(0, 1)
+    if begun:
+        state.begin(2)
+    older = {path: path.read_bytes() for path in state.path.rglob("*") if path.is_file()}
+    if not begun:
+        state.begin(2)
+    state.commit(2)
+    state.finish(2)
+    state.run(3, 4)
+    for path in [path for path in state.path.rglob("*") if path.is_file() and path not in older]:
+        path.unlink()
+    with pytest.raises(DamageError, match=r"is older than the table tips: .* has the micro-batch 4\. "):
+        mend(state.place, ["sink"])
+    (damage,) = examine(state.place, ["sink"])
+    assert json.loads(recovery_json([damage], [damage]))[0]["can"] is True
+    assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
+    with pytest.raises(DamageError, match=r"begin again at the record 20 of kiln.updates-0, and the oldest .* is 21:"):
+        go_back(state.place, damage, {"kiln.updates": {0: 21}})
+    assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
+    go_back(state.place, damage, {"kiln.updates": {0: 20}})
+    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
+    assert Checkpoint(state.path).query_id != QUERY
+    assert is_whole(state.path / "metadata")
+    assert mend(state.place, ["sink"]) == []
+
+
+def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(tmp_path)
+    state.run(0, 1, 2, 3)
+    for batch in (2, 3):
+        for folder in ("offsets", "commits"):
+            (state.path / folder / str(batch)).unlink()
+    (damage,) = examine(state.place, ["sink"])
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.recovery._rename", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go_back(state.place, damage, {})
+    assert state.rows == ["row 0", "row 1"]
+    (damage,) = examine(state.place, ["sink"])
+    go_back(state.place, damage, {})
+    assert (state.next, state.rows) == (2, ["row 0", "row 1"])
+    assert examine(state.place, ["sink"]) == []
+
+
+def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.run(0, 1)
+    DeltaRsCommits(state.lake).commit(TABLE, [], Write("somebody", 7))
+    state.begin(2)
+    state.commit(2)
+    for folder in ("offsets", "commits"):
+        for path in (state.path / folder).glob("[12]"):
+            path.unlink()
+    (damage,) = examine(state.place, ["sink"])
+    with pytest.raises(DamageError, match="somebody else has changed the table since"):
+        go_back(state.place, damage, {})
+    assert state.rows == ["row 0", "row 1", "row 2"]
+
+
+def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.run(0, 1, 2)
+    damaged(log_entry(Path(state.lake.table(TABLE)), 2), EMPTY)
+    with pytest.raises(DamageError, match=r"2\.json is damaged, or names a file that is gone, and later commits"):
+        mend(state.place, ["sink"])
+
+
+@pytest.mark.parametrize("name", ["updates", "batch"])
+def test_updates_repeats_one_micro_batch_and_batch_any_number(tmp_path: Path, name: str) -> None:
+    """Of `updates`, batches would get what is repeated of an earlier epoch (decision 7)."""
+    state = State(tmp_path, name)
+    state.run(0, 1, 2)
+    damaged(state.path / "commits" / "2", EMPTY)
+    assert len(mend(state.place, [name])) == 1
+    assert state.next == 2
+    state.run(2, 3, 4)
+    for batch in (3, 4):
+        damaged(state.path / "offsets" / str(batch), EMPTY)
+    if name == "batch":
+        assert len(mend(state.place, [name])) == 1
+        assert state.next == 3
+    else:
+        with pytest.raises(DamageError, match="updates cannot start"):
+            mend(state.place, [name])
+
+
+def test_a_query_whose_first_file_is_torn_begins(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    damaged(state.path / "metadata", EMPTY)
+    assert "sink begins" in mend(state.place, ["sink"])[0]
+    assert not state.path.exists()
+
+
+@pytest.mark.parametrize("name", ["00000000000000000002.checkpoint.parquet", "_last_checkpoint"])
+def test_a_torn_summary_of_a_log_is_set_aside(tmp_path: Path, name: str) -> None:
+    state = State(tmp_path)
+    state.run(0, 1)
+    state.lake.open(TABLE).create_checkpoint()
+    state.run(2)
+    damaged(Path(state.lake.table(TABLE)) / "_delta_log" / name, CUT)
+    assert len(mend(state.place, ["sink"])) == 1
+    assert state.rows == ["row 0", "row 1", "row 2"]
+    assert mend(state.place, ["sink"]) == []

@@ -1,0 +1,36 @@
+"""schemas.claims: which claim a genesis contradicts (decision 4)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.claims import Claims, contradiction
+from schemas.topics import Separator
+
+separators = st.builds(Separator, st.sampled_from(("model", "controller")), st.sampled_from(("ka", "kb", "kc")))
+models = st.builds(Separator, st.just("model"), st.sampled_from(("ka", "kb", "kc")))
+claims = st.builds(Claims, st.none() | separators, st.none() | models)
+
+
+@given(claims, separators)
+def test_a_false_claim_is_told_and_a_true_one_is_not(said: Claims, verified: Separator) -> None:
+    false = said.contradicted(verified)
+    assert false != verified
+    assert (false is None) == (
+        said.topic in (None, verified) and (said.model in (None, verified) or verified.key != "model")
+    )
+    assert false in (None, *said)
+
+
+@given(claims, separators)
+def test_of_claims_that_disagree_one_is_false_whatever_the_genesis_names(said: Claims, verified: Separator) -> None:
+    if said.disagree:
+        assert said.contradicted(verified) is not None
+    else:
+        assert said.first is None or said.contradicted(said.first) is None
+
+
+def test_what_quarantine_says() -> None:
+    said = contradiction(Separator("model", "ka"), Separator("controller", "kb"))
+    assert said == "claimed model/ka; the genesis says controller/kb"
