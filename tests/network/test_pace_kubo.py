@@ -135,6 +135,10 @@ def heard_over(folder: Path, kubos: tuple[Hearer, Hearer], pace: Pace, patience:
     return sent, [{topic: [d for d in said if d != b"before"] for topic, said in each.items()} for each in heard]
 
 
+def in_no_order(said: Heard) -> Heard:
+    return {topic: sorted(data) for topic, data in said.items()}
+
+
 def test_kubo_hears_all_that_keeps_the_pace_in_order_over_one_and_two_hops(
     near_and_far: tuple[Daemon, Daemon], tmp_path: Path
 ) -> None:
@@ -149,7 +153,8 @@ def test_an_old_kubo_hears_all_too(go_peer: NewPeer, tmp_path: Path) -> None:
     far.connect(near)
     sent, heard = heard_over(tmp_path, (Wheel(near), Wheel(far)), Pace(GAP, AUTHORS), 60)
     assert sum(map(len, sent.values())) == COUNT
-    assert heard == [sent, sent]
+    # it validates side by side and tells what is valid first, so a busy machine changes the order
+    assert [in_no_order(each) for each in heard] == [in_no_order(sent)] * 2
 
 
 def test_without_the_pace_kubo_ignores_some(near_and_far: tuple[Daemon, Daemon], tmp_path: Path) -> None:
