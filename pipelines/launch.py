@@ -60,6 +60,7 @@ def plan(
     return Plan(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
+        client=kafka.client_options(),
         lake=lake,
         commits=DeltaRsCommits(lake, durable=durable)
         if settings.lake.writer == "delta-rs"

@@ -2,12 +2,14 @@
 about it, so that nothing is lost and nothing comes twice; and doing it (decision 19).
 
 `mend` does what is right in any case, at each start. `go_back` lets a query begin again where its checkpoint ends well:
-the tables become what they were then, and the query does anew what came since, from what Kafka holds.
+the tables become what they were then, and the query does anew what came since, from what Kafka holds. `go_on` lets
+`updates`, which has no table, begin behind what it wrote.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from pipelines.spark.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
+from pipelines.spark.told_place import Told
 from schemas import log
 from schemas.queries import QUERIES
 
@@ -48,7 +51,8 @@ class Place:
 @dataclass(frozen=True)
 class Damage:
     """What was found of one query. `files`: those in question. `back_to`: where the query can begin again, which
-    `go_back` does; None: nowhere. `set_aside`: what to move away where that alone mends it, which `mend` does."""
+    `go_back` does; `on_from`: where the query can go on, which `go_on` does; None: nowhere. `set_aside`: what to move
+    away where that alone mends it, which `mend` does."""
 
     query: str
     found: str
@@ -56,21 +60,32 @@ class Damage:
     files: tuple[Path, ...] = ()
     set_aside: tuple[Path, ...] = ()
     back_to: Ending | None = None
+    on_from: log.Offsets | None = None
 
     @property
     def mends_itself(self) -> bool:
         return bool(self.set_aside)
 
+    @property
+    def can_be_put_right(self) -> bool:
+        return self.mends_itself or self.back_to is not None or self.on_from is not None
 
-def examine(place: Place, names: Iterable[str]) -> list[Damage]:
-    """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query."""
-    found = (_examine(place, name) for name in names)
+
+def examine(place: Place, names: Iterable[str], told: Told | None = None) -> list[Damage]:
+    """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query.
+
+    `told`: how far `updates` got, as Kafka has it; None: Kafka does not know, or was not asked.
+    """
+    found = (_examine(place, name) or (_behind(place, name, told) if name == "updates" else None) for name in names)
     return [damage for damage in found if damage is not None]
 
 
-def mend(place: Place, names: Iterable[str]) -> list[str]:
-    """Mends what is right to mend in any case, and says what it did. DamageError: something else is wrong."""
-    damages = examine(place, names)
+def mend(place: Place, names: Iterable[str], told: Told | None = None) -> list[str]:
+    """Mends what is right to mend in any case, and says what it did. DamageError: something else is wrong.
+
+    `told`: as `examine` takes it.
+    """
+    damages = examine(place, names, told)
     for damage in damages:
         if not damage.mends_itself:
             raise DamageError(
@@ -106,6 +121,47 @@ def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
     for path in beyond(checkpoint.path, ending):
         _move_away(place, path)
     _rename(place, checkpoint)
+
+
+def go_on(place: Place, damage: Damage) -> None:
+    """Lets a query go on from `damage.on_from` with a checkpoint of its own, that remembers nothing. The old one is set
+    aside. May be cut short, and then be done again."""
+    if damage.on_from is None:
+        raise DamageError(f"{damage.query}: {damage.remedy}")
+    checkpoint = place.checkpoints / damage.query
+    fresh = place.checkpoints / f"{damage.query}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    first = fresh / "sources" / "0" / "0"
+    first.parent.mkdir(parents=True)
+    first.write_text(f"{_SOURCE_HEAD}{json.dumps(damage.on_from)}", encoding="utf-8")
+    (fresh / "metadata").write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
+    for path in (first, first.parent, fresh / "metadata", fresh):
+        to_disk(path)
+    _move_away(place, checkpoint)
+    fresh.rename(checkpoint)
+    to_disk(place.checkpoints)
+
+
+_SOURCE_HEAD = "\0v1\n"
+"""What Spark writes before the offsets where a query begins (KafkaSourceInitialOffsetWriter)."""
+
+
+def _behind(place: Place, name: str, told: Told | None) -> Damage | None:
+    """Whether a query had got further than its checkpoint says."""
+    checkpoint = Checkpoint(place.checkpoints / name)
+    if told is None or not checkpoint.exists or told.query_id != checkpoint.query_id:
+        return None
+    if told.batch <= checkpoint.planned:
+        return None
+    return Damage(
+        name,
+        f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
+        f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
+        "announce once more what it announced in between",
+        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. Only a copy of an update "
+        "that comes again after that is announced once more",
+        on_from=told.ends,
+    )
 
 
 def _examine(place: Place, name: str) -> Damage | None:

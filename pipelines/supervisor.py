@@ -19,9 +19,11 @@ from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.logic.trailing import TrailingClock, behind_the_watermark, trails
 from pipelines.queries.plan import Report, unheard
 from pipelines.recovery import DamageError, Place, mend
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kept_checkpoint import KeptCheckpoint
 from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.ticks import Ticker
+from pipelines.spark.told_place import Told, ToldPlace
 from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
 
@@ -68,6 +70,18 @@ def place_of(settings: Settings) -> Place:
     return Place(settings.state, settings.checkpoints, Lake(str(settings.lake_folder)))
 
 
+def has_told(settings: Settings) -> bool:
+    """Whether `updates` may have told Kafka how far it got."""
+    return Checkpoint(settings.checkpoints / "updates").exists
+
+
+def told_by(settings: Settings) -> Told | None:
+    """How far `updates` got, as Kafka has it. KafkaError."""
+    kafka = settings.broker
+    with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+        return place.read(kafka.topic("frames"))
+
+
 class Supervisor:
     """Runs the named queries in one Spark session. Call `start()`, then `check()` every second or so, then `stop()`."""
 
@@ -101,7 +115,8 @@ class Supervisor:
     def start(self) -> None:
         """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start."""
         try:
-            self.mended = mend(place_of(self._settings), self._names)
+            told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
+            self.mended = mend(place_of(self._settings), self._names, told)
         except DamageError as error:
             raise GaveUpError(str(error)) from error
         for name in self._names:

@@ -8,12 +8,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from kafka.errors import KafkaError
+
+from conf.errors import PrerequisiteError
 from conf.locks import locked
 from conf.settings.model import Settings
 from deploy.kafka.broker import Say, broker
-from deploy.observe.status import broker_status
-from pipelines.recovery import Damage, DamageError, examine, go_back, set_aside
-from pipelines.supervisor import place_of
+from deploy.observe.status import BrokerStatus, broker_status
+from pipelines.recovery import Damage, DamageError, examine, go_back, go_on, set_aside
+from pipelines.supervisor import has_told, place_of, told_by
 from schemas import log
 from schemas.queries import QUERIES
 
@@ -27,6 +30,7 @@ class Recovery:
         self._place = place_of(settings)
         self._say = say
         self._locks = ExitStack()
+        self._asked: BrokerStatus | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
@@ -41,8 +45,16 @@ class Recovery:
         self._locks.close()
 
     def find(self) -> list[Damage]:
-        """What is wrong, at most one `Damage` a query."""
-        return examine(self._place, QUERIES)
+        """What is wrong, at most one `Damage` a query. Asks Kafka how far `updates` got, where it has a checkpoint; the
+        embedded broker is started for that."""
+        told = None
+        if has_told(self._settings):
+            try:
+                self._broker()
+                told = told_by(self._settings)
+            except (PrerequisiteError, KafkaError) as error:
+                self._say(f"{error}: whether the checkpoint of updates is older than its records is not known")
+        return examine(self._place, QUERIES, told)
 
     def put_right(self, found: Sequence[Damage]) -> list[Damage]:
         """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
@@ -53,6 +65,8 @@ class Recovery:
             try:
                 if damage.mends_itself:
                     set_aside(self._place, damage)
+                elif damage.on_from is not None:
+                    go_on(self._place, damage)
                 elif damage.back_to is None:
                     left.append(damage)
                 else:
@@ -63,8 +77,14 @@ class Recovery:
         return left
 
     def _oldest(self) -> log.Offsets:
-        with broker(self._settings, self._say, die_with_parent=True):
-            status = broker_status(self._settings.kafka)
-            if not status.reachable:
-                raise DamageError(f"the broker at {status.servers} does not say what it holds: {status.problem}")
-            return {topic.name: topic.begin for topic in status.topics}
+        status = self._broker()
+        if not status.reachable:
+            raise DamageError(f"the broker at {status.servers} does not say what it holds: {status.problem}")
+        return {topic.name: topic.begin for topic in status.topics}
+
+    def _broker(self) -> BrokerStatus:
+        """What the broker says, which runs from the first time on that this is asked."""
+        if self._asked is None:
+            self._locks.enter_context(broker(self._settings, self._say, die_with_parent=True))
+            self._asked = broker_status(self._settings.kafka)
+        return self._asked

@@ -23,7 +23,7 @@ def _object(damage: Damage, left: Damage | None) -> dict[str, object]:
         "found": damage.found,
         "remedy": shown.remedy,
         "files": [str(path) for path in damage.files],
-        "can": damage.mends_itself or shown.back_to is not None,
+        "can": shown.can_be_put_right,
         "done": left is None,
     }
 
@@ -39,7 +39,7 @@ def render_recovery(found: Sequence[Damage], left: Sequence[Damage]) -> Text:
         text.append(f"{damage.query}: ", "bold").append(f"{damage.found}.\n", "red")
         mark, words = ("→", shown.remedy) if shown is not None else ("done:", damage.remedy)
         text.append(f"  {mark} {words}.\n")
-    can = any(damage.mends_itself or damage.back_to is not None for damage in left)
+    can = any(damage.can_be_put_right for damage in left)
     if can:
         text.append("Nothing was changed. To do this, type kiln recover --yes", "bold")
     elif not left:

@@ -36,6 +36,8 @@ class Plan:
 
     spark: SparkSession
     broker: Broker
+    client: Mapping[str, object] = field(repr=False)
+    """kafka-python's options for the same broker"""
     lake: Lake
     commits: Commits
     checkpoints: str

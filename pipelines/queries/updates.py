@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.logic.breaker import check_samples
 from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import stream_topics, write_records
+from pipelines.spark.told_place import ToldPlace
 from pipelines.transforms.updates import in_order_of_hearing, new_updates, updates
 from schemas.queries import QUERIES
 
@@ -22,9 +26,12 @@ def start(plan: Plan) -> StreamingQuery:
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
 
     clock = plan.batch_clock("updates")
+    checkpoint = Checkpoint(Path(plan.checkpoints) / "updates")
+    place = ToldPlace(plan.client, plan.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.tell(rows.sparkSession.sparkContext)
         write_records(in_order_of_hearing(rows), plan.broker)
+        place.tell(query_id, batch_id, checkpoint.ends(batch_id))
 
     return start_query("updates", plan, each_batch(rows, write, plan.kept("updates")))

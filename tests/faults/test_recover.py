@@ -1,5 +1,5 @@
-"""A checkpoint put back from before its tables, and files as a power cut leaves them: after `kiln recover`, or a start
-alone, and a run, every frame and message of the log is in the tables once."""
+"""A checkpoint put back from before its tables or its records, and files as a power cut leaves them: after `kiln
+recover`, or a start alone, and a run, every frame, message and update of the log is there once."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from kit.awaiting import wait_until
 from kit.log_feed import frames_producer, kiln_beside
-from kit.log_model import read_records
+from kit.log_model import read_records, update_of
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
+from conf.settings.model import JobName, Settings
 from conf.settings.reading import load_settings
 from deploy.cli.app import run_command
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.run.spark import spark_session
 from deploy.traffic import Traffic, TrafficOptions
 from pipelines.lake.lake import Lake, log_entry
+from pipelines.launch import decoding
+from pipelines.logic.decode import Decoded, Decoder
 from pipelines.supervisor import GaveUpError, Supervisor
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
 
 
 class Stack:
-    """The query `archive` on the session's broker. `feed` and `run` may be called again and again."""
+    """One query on the session's broker. `feed` and `run` may be called again and again."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, address: str) -> None:
-        self.spark, self.settings, self.address = spark, settings, address
+    def __init__(self, spark: SparkSession, settings: Settings, address: str, query: JobName) -> None:
+        self.spark, self.settings, self.address, self.query = spark, settings, address, query
         self.lake = Lake(str(settings.lake_folder))
-        self.checkpoint = settings.checkpoints / "archive"
-        options = TrafficOptions(seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0)
+        self.checkpoint = settings.checkpoints / query
+        copies = 3 if query == "archive" else 1  # `updates` forgets which copies it knows when it goes on
+        options = TrafficOptions(
+            seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0, reannounced=0.0, copies=copies
+        )
         self._frames = Traffic(options, time.time_ns(), 1_000, keep_ledger=False).frames()
 
     def feed(self, number: int = 150) -> None:
@@ -53,7 +58,7 @@ class Stack:
     def run(self) -> list[str]:
         """Until nothing is left to read; what was mended at the start."""
         ends = self.log()
-        queries = Supervisor(self.spark, self.settings, ["archive"])
+        queries = Supervisor(self.spark, self.settings, [self.query])
         queries.start()
         try:
 
@@ -61,10 +66,33 @@ class Stack:
                 queries.check()
                 return queries.caught_up(ends)
 
-            wait_until(done, lambda: f"archive caught up; errors: {queries.errors}")
+            wait_until(done, lambda: f"{self.query} caught up; errors: {queries.errors}")
         finally:
             queries.stop()
         return queries.mended
+
+    def announced(self) -> Counter[tuple[str, str]]:
+        """How often each tip of a stream is in `kiln.updates`."""
+        records = read_records(self.address, self.settings.kafka.topic("updates"))
+        found = [update_of(value) for part in records.values() for _, _, value in part if value]
+        return Counter((each.stream, each.tip) for each in found if each is not None)
+
+    def updates(self) -> set[tuple[str, str]]:
+        """The tips that the frames announce, of streams with a separator."""
+        decoder = Decoder(decoding(self.settings))
+        records = read_records(self.address, self.settings.kafka.topic("frames"))
+        items = (
+            item
+            for part, found in records.items()
+            for at, (stamp, _, value) in enumerate(found)
+            for item in decoder.decode(value, part, at, stamp)
+        )
+        updates = [item for item in items if isinstance(item, Decoded) and item.content.type == "UPDATE"]
+        return {
+            (item.content.stream or "", item.content.tip or "")
+            for item in updates
+            if item.separator is not None or item.content.model is not None
+        }
 
     def places(self, table: str) -> Counter[tuple[int, int]]:
         """How many rows there are of each record of the log."""
@@ -92,17 +120,28 @@ def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
         yield session
 
 
+NewStack = Callable[[JobName], Stack]
+
+
 @pytest.fixture
-def stack(
+def new_stack(
     spark: SparkSession, broker: EmbeddedBroker, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Stack:
-    kiln = kiln_beside(broker.address, prefix, tmp_path, {"KILN_JOBS__ARCHIVE__TRIGGER": "0s"})
-    for name, value in kiln.environment.items():
-        monkeypatch.setenv(name, value)
-    made = Stack(spark, load_settings(), broker.address)
-    made.feed()
-    made.run()
+) -> NewStack:
+    def made(query: JobName) -> Stack:
+        kiln = kiln_beside(broker.address, prefix, tmp_path, {f"KILN_JOBS__{query.upper()}__TRIGGER": "0s"})
+        for name, value in kiln.environment.items():
+            monkeypatch.setenv(name, value)
+        stack = Stack(spark, load_settings(), broker.address, query)
+        stack.feed()
+        stack.run()
+        return stack
+
     return made
+
+
+@pytest.fixture
+def stack(new_stack: NewStack) -> Stack:
+    return new_stack("archive")
 
 
 def test_a_checkpoint_that_is_older_than_its_tables(
@@ -148,3 +187,30 @@ def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
     stack.feed()
     assert stack.run() == []
     stack.check()
+
+
+def test_a_checkpoint_of_updates_that_is_older_than_its_records(
+    new_stack: NewStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = new_stack("updates")
+    shutil.copytree(stack.checkpoint, tmp_path / "copy")
+    for _ in range(2):
+        stack.feed()
+        stack.run()
+    announced = stack.announced()
+    shutil.rmtree(stack.checkpoint)
+    shutil.copytree(tmp_path / "copy", stack.checkpoint)
+    with pytest.raises(GaveUpError, match=r"is older than what updates wrote to Kafka.* Type kiln recover"):
+        stack.run()
+    assert run_command(["recover", "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["query"], told["can"], told["done"]) == ("updates", True, False)
+    assert run_command(["recover", "--yes"]) == 0
+    assert "Put right" in capsys.readouterr().out
+    assert run_command(["recover"]) == 0
+    stack.feed()
+    assert stack.run() == []
+    after = stack.announced()
+    assert len(after) > len(announced)
+    assert max(after.values()) == 1
+    assert set(after) == stack.updates()
