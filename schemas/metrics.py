@@ -352,6 +352,11 @@ GROUPS: Final = (
             _counter("stream_ended", "streams", "Streams that a peer ended or that broke."),
             _counter("stream_unreadable", "streams", "Streams on which the length of an RPC could not be read."),
             _counter("stream_broken_off", "streams", "Streams that ended in the middle of an RPC."),
+            _counter(
+                "unfinished_dropped",
+                "streams",
+                "Streams that the node ended because unfinished RPCs of all peers took too much memory.",
+            ),
             _counter("rpc_empty", "RPCs", "RPCs of no bytes. The node makes no frame of an empty RPC."),
             _counter("rpc_oversized", "RPCs", "RPCs over `bridge.max_rpc`. The frame keeps the first 64 KiB."),
             _counter("rpc_malformed", "RPCs", "RPCs that are no protobuf message. The frame keeps the bytes."),

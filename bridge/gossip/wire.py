@@ -66,6 +66,11 @@ class Splitter:
         """
         return self._shift // 7 + (self._length >= 0) + len(self._partial) + self._skip
 
+    @property
+    def held(self) -> int:
+        """Bytes that are held of an unfinished RPC."""
+        return len(self._partial)
+
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | Cut]:
         """The RPCs that end, or are cut, in this chunk, in order; b"" for an RPC of no bytes, which is legal.
 

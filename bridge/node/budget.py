@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from math import exp, inf
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 _HOUR: Final = 3600.0  # seconds
 _MINUTE: Final = 60.0  # seconds: over which use is averaged, and whose share a peer may leave unused and take later
@@ -93,6 +93,28 @@ class Budget:
         else:
             self._accounts.move_to_end(peer)
         return account
+
+
+_Peer = TypeVar("_Peer", bound=Hashable)
+
+
+class Unfinished(Generic[_Peer]):
+    """Bytes of RPCs that have begun and not ended. Each peer may have one of the longest under way, and hundreds of
+    silent peers with one each would fill the memory."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: of all together."""
+        self._most = most
+        self._held: dict[_Peer, int] = {}
+        self._sum = 0
+
+    def holds(self, peer: _Peer, size: int) -> _Peer | None:
+        """So many are of this peer now. Who holds most, where all together are over the bound: its are to go."""
+        before = self._held.pop(peer, 0)
+        if size:
+            self._held[peer] = size
+        self._sum += size - before
+        return max(self._held, key=self._held.__getitem__) if self._sum > self._most else None
 
 
 class Banned:

@@ -45,7 +45,7 @@ from bridge.gossip.signatures import verifier
 from bridge.gossip.table_side import TableSide
 from bridge.gossip.wire import Cut, Splitter, WireError, encode
 from bridge.node.addresses import BootstrapPeer, NodeError, bootstrap_peers, free_to_listen, socket_address, tcp_address
-from bridge.node.budget import Banned, Budget
+from bridge.node.budget import Banned, Budget, Unfinished
 from bridge.node.closing import hang_up, reset, shielded
 from bridge.node.inflow import READ_BYTES
 from bridge.node.keys import author_keys
@@ -124,6 +124,7 @@ class Node:
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
         self._budget = Budget(options.peer_bytes, options.all_bytes)
+        self._unfinished = Unfinished[Session](options.unfinished_bytes)
         self._banned = Banned(options.ban)
 
     # ------------------------------------------------------------------ the life of a node
@@ -575,6 +576,10 @@ class Node:
                     done += 1
                     if not done % _FRAMES_BETWEEN_CHECKPOINTS:
                         await trio.lowlevel.checkpoint()
+                greatest = self._unfinished.holds(session, splitter.held)
+                if greatest is not None:
+                    self.counters["unfinished_dropped"] += 1
+                    greatest.scope.cancel()
                 if self.router.unbearable(link.peer):
                     self._keep_out(link, session)
         except BROKEN:
@@ -582,6 +587,7 @@ class Node:
         except WireError:
             self.counters["stream_unreadable"] += 1
         finally:
+            self._unfinished.holds(session, 0)
             # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
             unread = stream.unread() if isinstance(stream, GossipStream) else b""
             if session.held_back:

@@ -24,6 +24,8 @@ class NodeOptions:
     agent: str = "kiln"
     max_connections: int = 300
     max_rpc: int = MAX_RPC  # longer ones are cut
+    # Of RPCs that have begun and not ended, of all peers together. The node hangs up on who holds most of them.
+    unfinished_bytes: int = 128 << 20
     # Bytes of frames captured in an hour of what peers send. The node reads a peer more slowly that is over.
     peer_bytes: int = 1 << 30
     all_bytes: int = 4 << 30

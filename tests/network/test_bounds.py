@@ -191,3 +191,24 @@ def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_pat
             assert [f.payload for f in a.tape.frames if f.remote_peer == peer and not f.direction][1:] == said
 
     in_town(tmp_path, test)
+
+
+def test_unfinished_rpcs_of_all_peers_together_have_a_bound(tmp_path: Path) -> None:
+    """Who holds most is hung up on, and the others are read."""
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, unfinished_bytes=5 * MIB))
+        begun = encode(message(1, new_key(), 4 * MIB - 1000))
+        async with raw_peer() as small, raw_peer() as great:
+            streams = [await call(host, a) for host in (small, great)]
+            await streams[0].write(begun[: 2 * MIB])
+            await streams[1].write(begun[: 3 * MIB + 1000])
+            await town.bell.until(lambda: counted(a, "unfinished_dropped") == 1)
+            await town.bell.until(lambda: peer_text(great.get_id().to_bytes()) not in names(a))
+            await streams[0].write(begun[2 * MIB :])
+            await town.bell.until(lambda: begun.endswith(a.tape.payloads(Frame.IN)[-1]))
+            assert peer_text(small.get_id().to_bytes()) in names(a)
+        b.node.publish(TOPIC, b"all the while")
+        await town.until_heard(a, b"all the while")
+
+    in_town(tmp_path, test)
