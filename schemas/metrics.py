@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from schemas.exposition import markdown as exposed
+
 Kind = Literal["counter", "gauge"]
 
 
@@ -522,13 +524,21 @@ def is_declared(path: str) -> bool:
     return path in METRICS or f"{path.rpartition('.')[0]}.*" in METRICS
 
 
-_HEAD: Final = """# Metrics
+_HEAD: Final = f"""# Metrics
+
+Kiln shows numbers in two ways. `/metrics` is for Prometheus. `status.json` has all that the bridge counts. This page is
+made from `schemas/exposition.py` and `schemas/metrics.py`.
+
+## /metrics
+
+`kiln run` serves these at `monitor.listen` (default: http://127.0.0.1:4814/metrics). A name that ends in `_seconds` or
+`_bytes` has that unit. A family with no value yet has its name and its sentence alone.
+{exposed()}
+## status.json
 
 The numbers in `STATE/bridge/status.json`, which the bridge writes each second. A name is a path in that file: `[]`
 stands for each entry of a list, `*` for any key. Counters count since the bridge started. A counter that is absent
 is 0.
-
-This page is made from `schemas/metrics.py`.
 """
 
 
@@ -538,7 +548,7 @@ def markdown() -> str:
     for group in GROUPS:
         note = f" ({group.note})" if group.note else ""
         path = f": `{group.path}…`" if group.path else ""
-        parts.append(f"\n## {group.title}\n\n" + (f"Path{path}{note}\n\n" if path else ""))
+        parts.append(f"\n### {group.title}\n\n" + (f"Path{path}{note}\n\n" if path else ""))
         parts.append("| name | kind | unit | what it says |\n| --- | --- | --- | --- |\n")
         parts += [f"| `{m.name}` | {m.kind} | {m.unit} | {m.says} |\n" for m in group.metrics]
     return "".join(parts)

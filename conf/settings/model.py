@@ -343,6 +343,20 @@ class Lake(Section):
     writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
 
 
+class Monitor(Section):
+    """Where a run serves its metrics and its status page."""
+
+    listen: Annotated[
+        str, _like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
+    ] = "127.0.0.1:4814"
+
+    @property
+    def host_and_port(self) -> tuple[str, int] | None:
+        """None: nowhere."""
+        host, _, port = self.listen.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.listen else None
+
+
 class Job(Section):
     """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
 
@@ -605,6 +619,7 @@ class Settings(Section):
     lake: Lake = Lake()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
+    monitor: Monitor = Monitor()
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
     discovery: Discovery = Discovery()

@@ -41,6 +41,14 @@ class QueryLine:
     process_rate: float | None = None
     restarts: int = 0
     error: str = ""
+    lag_seconds: float | None = None
+    """for how long the oldest record that the query has not read has been in Kafka"""
+    records: int = 0
+    """read in this run"""
+    state_rows: int = 0
+    state_bytes: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """ms of the last micro-batch, by Spark's names"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,14 @@ class BridgeInRun:
     """None: the bridge has said nothing yet, or nothing for long"""
     heard: Mapping[str, int] = field(default_factory=dict)
     """BATCH_UPDATEs that each node of the demo network has heard"""
+
+
+def by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """What went to quarantine by stage and reason, by reason alone."""
+    found: dict[str, int] = {}
+    for (_, reason), number in quarantined.items():
+        found[reason] = found.get(reason, 0) + number
+    return found
 
 
 @dataclass(frozen=True)
@@ -77,10 +93,17 @@ class Snapshot:
     late_p50: float | None = None
     """seconds later than T after the first update was heard, of live batches"""
     late_p99: float | None = None
-    quarantine: Mapping[str, int] = field(default_factory=dict)
-    """by reason"""
+    late_by_bucket: Sequence[int] = ()
+    """live batches by lateness: as many numbers as `schemas.exposition.LATENESS_BUCKETS` has bounds, and one"""
+    late_sum: float = 0.0
+    tips: int = 0
+    """in all batches"""
+    quarantine: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """by stage and reason"""
     queries: Sequence[QueryLine] = ()
     bridge: BridgeInRun | None = None
     """None: there is no bridge in this run"""
+    broker: str = ""
+    """what is wrong with the broker; empty: it answers"""
     errors: Sequence[str] = ()
     """in words, newest last"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from kafka.errors import KafkaError
 
 from deploy.observe.snapshot import BatchLine
 from schemas.batch import BlockError, read_block
+from schemas.exposition import LATENESS_BUCKETS
 from schemas.records import UNREADABLE, decode_batch, decode_quarantine
 
 _KEPT = 8  # batches to show
@@ -29,7 +31,12 @@ class Seen:
     batches: int = 0
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_KEPT))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
-    quarantine: Counter[str] = field(default_factory=Counter)
+    late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS) + 1))
+    """how many were as late as each of LATENESS_BUCKETS at most and later than the one before; at the end, the rest"""
+    late_sum: float = 0.0
+    tips: int = 0
+    quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """by stage and reason"""
 
     def take(self, value: bytes, stamp: int) -> None:
         """A record of `kiln.batches`; `stamp`: the broker's, in ms. UNREADABLE, BlockError: it cannot be read."""
@@ -39,8 +46,11 @@ class Seen:
         self.batches += 1
         if late is not None:
             self.late.append(late)
-        separator, streams = batch.separator, len(tips)
-        line = BatchLine(separator.key, separator.value, streams, sum(map(len, tips.values())), batch.cid, late)
+            self.late_by_bucket[bisect_left(LATENESS_BUCKETS, late)] += 1
+            self.late_sum += late
+        separator, streams, count = batch.separator, len(tips), sum(map(len, tips.values()))
+        self.tips += count
+        line = BatchLine(separator.key, separator.value, streams, count, batch.cid, late)
         self.newest.appendleft(line)
 
     def percentile(self, share: float) -> float | None:
@@ -129,6 +139,7 @@ class Watch:
                 self.seen.take(value or b"", stamp)
                 self.first_batch.set()
             else:
-                self.seen.quarantine[decode_quarantine(value or b"").reason] += 1
+                fault = decode_quarantine(value or b"")
+                self.seen.quarantine[fault.stage, fault.reason] += 1
         except (*UNREADABLE, BlockError):
-            self.seen.quarantine["record_malformed"] += 1
+            self.seen.quarantine["sink", "record_malformed"] += 1

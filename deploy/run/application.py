@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import metadata
 from types import FrameType
 
 from py4j.protocol import Py4JError
@@ -17,7 +18,9 @@ from pyspark.sql import SparkSession
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
 from deploy.kafka.broker import LaunchedBroker, launched_broker
+from deploy.monitor.server import Monitor
 from deploy.observe.ends import TopicEnds
+from deploy.observe.snapshot import by_reason
 from deploy.observe.snapshots import Snapshots
 from deploy.observe.watch import Watch
 from deploy.run.network import LiveNetwork, Source
@@ -83,9 +86,13 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.ready()
-        Lake(str(settings.lake_folder)).create(TABLES)
+        lake = Lake(str(settings.lake_folder))
+        lake.create(TABLES)
         live.start()
-        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, started)
+        monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
+        run = _Run(
+            settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, monitor, started
+        )
         return run.go(stop)
 
 
@@ -102,6 +109,7 @@ class _Run:
         catch_up: bool,
         broker: LaunchedBroker,
         live: LiveNetwork,
+        monitor: Monitor,
         started: float,
     ) -> None:
         self._view = view
@@ -109,6 +117,7 @@ class _Run:
         self._catch_up = catch_up
         self._broker = broker
         self._live = live
+        self._monitor = monitor
         self._started = started
         kafka = settings.broker
         open_for = settings.batch.window + settings.batch.grace
@@ -159,7 +168,7 @@ class _Run:
             batches=seen.batches,
             late_p50=seen.percentile(0.5),
             late_p99=seen.percentile(0.99),
-            quarantine=dict(seen.quarantine),
+            quarantine=by_reason(dict(seen.quarantine)),
             error=error,
         )
 
@@ -181,10 +190,13 @@ class _Run:
             ends = self._ends.read()
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return
-            self._view.show(self._snapshots.take(now, ends, self._queries, self._live.seen, self._errors()))
+            snapshot = self._snapshots.take(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error)
+            self._monitor.see(snapshot)
+            self._view.show(snapshot)
 
     def _errors(self) -> list[str]:
-        return [text for text in (self._broker.error, self._ends.error, *self._live.errors) if text]
+        found = (self._broker.error, self._ends.error, *self._live.errors, self._monitor.error)
+        return [text for text in found if text]
 
 
 @contextmanager

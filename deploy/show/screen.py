@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
-from deploy.observe.snapshot import BridgeInRun, QueryPhase, Snapshot
+from deploy.observe.snapshot import BridgeInRun, QueryPhase, Snapshot, by_reason
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 from schemas.printable import printable
 
@@ -195,7 +195,7 @@ def _counts(snapshot: Snapshot, width: int, rows: int) -> Table:
         _title("messages by type", half), "", _title("quarantine by reason", half, count(refused) if refused else "")
     )
     left = _bars(top(snapshot.messages, rows), half, "green", "none yet")
-    right = _bars(top(snapshot.quarantine, rows), half, "yellow", "empty")
+    right = _bars(top(by_reason(snapshot.quarantine), rows), half, "yellow", "empty")
     for number in range(rows):
         table.add_row(left[number] if number < len(left) else "", "", right[number] if number < len(right) else "")
     return table

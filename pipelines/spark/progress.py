@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -34,15 +35,21 @@ class QueryProgress:
     name: str
     read: Offsets
     batch_id: int = -1
-    batch_ms: int = 0
     input_rate: float = 0.0
     processed_rate: float = 0.0
     records: int = 0
     state_rows: int = 0
+    state_bytes: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """of the newest micro-batch that read something, by Spark's names"""
     watermark: int = 0
     """before this time every row would be late, µs; 0: the query forgets nothing by time"""
     idle: bool = False
     """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
+
+    @property
+    def batch_ms(self) -> int:
+        return self.phases.get("triggerExecution", 0)
 
     def lag(self, ends: log.Offsets) -> int:
         """Records that this query has not read yet; `ends`: the end offsets of the topics that the query reads."""
@@ -89,7 +96,7 @@ class ProgressListener(StreamingQueryListener):
                 self._names[event.runId] = event.name
                 before = self._queries.get(event.name, QueryProgress(event.name, {}))
                 self._queries[event.name] = replace(
-                    before, read={}, batch_ms=0, input_rate=0.0, processed_rate=0.0, idle=False
+                    before, read={}, phases={}, input_rate=0.0, processed_rate=0.0, idle=False
                 )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -115,11 +122,12 @@ class ProgressListener(StreamingQueryListener):
                 before,
                 read=_offsets([source.endOffset for source in progress.sources]) or before.read,
                 batch_id=progress.batchId,
-                batch_ms=progress.durationMs.get("triggerExecution", 0) if progress.numInputRows else before.batch_ms,
+                phases=dict(progress.durationMs) if progress.numInputRows else before.phases,
                 input_rate=_rate(progress.inputRowsPerSecond),
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
                 state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
+                state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
                 watermark=_micros(progress.eventTime.get("watermark")) or before.watermark,
                 idle=progress.numInputRows == 0,
             )

@@ -121,7 +121,7 @@ def snapshot() -> Snapshot:
         newest_batches=[BatchLine(EVIL, EVIL, 1, 1, EVIL, 0.5)],
         late_p50=None,
         late_p99=None,
-        quarantine={EVIL: 1},
+        quarantine={(EVIL, EVIL): 1},
         queries=[],
         errors=[EVIL],
         bridge=BridgeInRun(bridge_status(), {EVIL: 1}),

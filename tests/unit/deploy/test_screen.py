@@ -47,7 +47,7 @@ FULL = Snapshot(
     newest_batches=[BatchLine("model", VALUE, 3 + n, 9 + n, CID[:-1] + str(n), 0.3 + n / 10) for n in range(8)],
     late_p50=0.38,
     late_p99=0.81,
-    quarantine={f"reason_{n}": 90 - n for n in range(9)},
+    quarantine={("message", f"reason_{n}"): 90 - n for n in range(9)},
     queries=[QueryLine(name, phase, 31, 212, 0.84, 610, 5_200) for name, phase in zip(NAMES, PHASES, strict=True)],
     errors=["batch: the broker went away. " * 12, "sink: disk is full"],
 )

@@ -1,0 +1,193 @@
+"""Every family of metrics that `/metrics` shows (Prometheus text format): name, kind, labels, a sentence.
+
+Units are the base units that the names end in. A label takes few values, whatever comes from the network: what
+strangers name is counted under the most frequent names, the rest under `other`. docs/METRICS.md is made from this list
+too.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+
+class Family(NamedTuple):
+    """Metrics of one name."""
+
+    name: str
+    """without the `_total` that the format adds to counters"""
+    kind: Literal["counter", "gauge", "histogram"]
+    says: str
+    labels: tuple[str, ...] = ()
+    where: str = ""
+    """when there is the family at all; empty: always"""
+
+
+class Part(NamedTuple):
+    """Families of one part of Kiln."""
+
+    title: str
+    families: tuple[Family, ...]
+
+
+_RUN: Final = "since this run began"
+_BRIDGE: Final = "where the run has a bridge"
+_BEP50: Final = "where `bep50.enabled`"
+_FETCHES: Final = "where `ipfs.api` is set"
+
+LATENESS_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds, seconds."""
+
+MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
+"""Greatest number of peers, and the label; more: `over 12`. gossipsub keeps 6 to 12 (D_low is 4 or 5)."""
+
+SCORES: Final = ("graylisted", "negative", "zero", "positive")
+
+EXPOSED: Final = (
+    Part(
+        "The run",
+        (
+            Family("kiln_info", "gauge", "1. The labels say what runs.", ("version", "network", "mode")),
+            Family("kiln_run_seconds", "gauge", "How long the run has lasted."),
+            Family("kiln_problems", "gauge", "What is wrong now, as the screen and the status page say in words."),
+            Family("kiln_frames", "counter", f"Frames that came into Kafka {_RUN}."),
+            Family("kiln_messages", "counter", f"First good copies of messages {_RUN}.", ("type",)),
+            Family("kiln_copies", "counter", f"Copies of good messages {_RUN}."),
+            Family("kiln_quarantined", "counter", f"Records that went to quarantine {_RUN}.", ("stage", "reason")),
+        ),
+    ),
+    Part(
+        "Windows and batches",
+        (
+            Family("kiln_windows_open", "gauge", "Separators with an open window."),
+            Family("kiln_batches", "counter", f"Batches in `kiln.batches` {_RUN}."),
+            Family("kiln_batch_tips", "counter", f"Tips in these batches {_RUN}."),
+            Family(
+                "kiln_batch_lateness_seconds",
+                "histogram",
+                "How much later than T after its first update was heard the broker had a batch, of live batches "
+                f"{_RUN}.",
+            ),
+        ),
+    ),
+    Part(
+        "Queries",
+        (
+            Family("kiln_query_up", "gauge", "1: the query runs. 0: it starts, or has failed.", ("query",)),
+            Family("kiln_query_restarts", "counter", f"Starts of the query after a failure {_RUN}.", ("query",)),
+            Family("kiln_query_batch", "gauge", "Number of the newest micro-batch.", ("query",)),
+            Family("kiln_query_records", "counter", f"Records that the query read {_RUN}.", ("query",)),
+            Family("kiln_query_lag_records", "gauge", "Records that the query has not read yet.", ("query",)),
+            Family(
+                "kiln_query_lag_seconds",
+                "gauge",
+                "For how long the oldest record that the query has not read has been in Kafka, to about a second.",
+                ("query",),
+            ),
+            Family(
+                "kiln_query_phase_seconds",
+                "gauge",
+                "How long the phases of the newest micro-batch took, by Spark's names; triggerExecution is the whole.",
+                ("query", "phase"),
+            ),
+            Family("kiln_query_state_rows", "gauge", "Rows in the state of the query's operators.", ("query",)),
+            Family("kiln_query_state_bytes", "gauge", "Memory of the query's state.", ("query",)),
+        ),
+    ),
+    Part(
+        "The bridge",
+        (
+            Family("kiln_bridge_up", "gauge", "1: the bridge told of itself in the last seconds.", where=_BRIDGE),
+            Family(
+                "kiln_bridge_peers",
+                "gauge",
+                "Peers that speak pubsub, by the name of their agent and their protocol.",
+                ("agent", "protocol"),
+                _BRIDGE,
+            ),
+            Family(
+                "kiln_bridge_peer_scores",
+                "gauge",
+                "Peers by what the router thinks of them.",
+                ("score",),
+                _BRIDGE,
+            ),
+            Family("kiln_bridge_kept_out", "gauge", "Peers that the node keeps out for their conduct.", where=_BRIDGE),
+            Family("kiln_bridge_topics", "gauge", "Topics that the node has joined.", where=_BRIDGE),
+            Family("kiln_bridge_topics_refused", "gauge", "Topics of the interests that lack room.", where=_BRIDGE),
+            Family("kiln_bridge_meshes", "gauge", "Meshes by how many peers they have.", ("peers",), _BRIDGE),
+            Family("kiln_bridge_frames", "counter", "Frames captured.", ("direction",), _BRIDGE),
+            Family("kiln_bridge_bytes", "counter", "Bytes captured.", ("direction",), _BRIDGE),
+            Family(
+                "kiln_bridge_events",
+                "counter",
+                "What the node and the router counted: the names under Node and router below.",
+                ("event",),
+                _BRIDGE,
+            ),
+            Family("kiln_bridge_spool_frames", "gauge", "Frames that Kafka does not have yet.", where=_BRIDGE),
+            Family("kiln_bridge_spool_memory_bytes", "gauge", "Memory of waiting frames.", where=_BRIDGE),
+            Family("kiln_bridge_spool_disk_bytes", "gauge", "Size of the spool's files.", where=_BRIDGE),
+            Family("kiln_bridge_spool_free_bytes", "gauge", "Room on the disk of the spool.", where=_BRIDGE),
+            Family("kiln_bridge_spool_full", "gauge", "1: the spool is full, and peers wait.", where=_BRIDGE),
+        ),
+    ),
+    Part(
+        "Publishing and fetching",
+        (
+            Family(
+                "kiln_publications",
+                "counter",
+                "Batches that the bridge published, or could not publish, or that Kafka had let go.",
+                ("transport", "result"),
+                _BRIDGE,
+            ),
+            Family("kiln_fetcher_waiting", "gauge", "Records that wait for a block.", where=_FETCHES),
+            Family("kiln_fetcher_fetching", "gauge", "Blocks that the bridge asks for now.", where=_FETCHES),
+            Family("kiln_fetcher_claims", "gauge", "Geneses to be held against claims.", where=_FETCHES),
+            Family(
+                "kiln_fetcher_records",
+                "counter",
+                "What became of records: the names under What became of the fetcher's records below.",
+                ("outcome",),
+                _FETCHES,
+            ),
+            Family("kiln_ipfs_connections", "gauge", "Peers of the IPFS node.", where=_FETCHES),
+            Family("kiln_ipfs_provided", "counter", "Blocks that the routing was told of.", where=_FETCHES),
+        ),
+    ),
+    Part(
+        "BEP 50",
+        (
+            Family("kiln_bep50_topics", "gauge", "Topics of the overlay.", where=_BEP50),
+            Family("kiln_bep50_contacts", "gauge", "Contacts of all topics.", where=_BEP50),
+            Family("kiln_bep50_frames", "counter", "Datagrams captured.", ("direction",), _BEP50),
+            Family("kiln_bep50_gaps", "counter", "Batches of others that the overlay missed.", where=_BEP50),
+            Family("kiln_bep50_dropped", "counter", "Datagrams that changed nothing, by reason.", ("reason",), _BEP50),
+        ),
+    ),
+    Part(
+        "The lake",
+        (
+            Family("kiln_table_rows", "gauge", "Rows of a table.", ("table",)),
+            Family("kiln_table_files", "gauge", "Files of a table's newest version.", ("table",)),
+            Family("kiln_table_bytes", "gauge", "Size of these files.", ("table",)),
+            Family("kiln_table_version", "gauge", "Newest version of a table.", ("table",)),
+            Family("kiln_table_age_seconds", "gauge", "Time since the newest commit to a table.", ("table",)),
+        ),
+    ),
+)
+
+FAMILIES: Final[dict[str, Family]] = {family.name: family for part in EXPOSED for family in part.families}
+
+
+def markdown() -> str:
+    """The tables of families, for docs/METRICS.md."""
+    parts = []
+    for part in EXPOSED:
+        parts.append(f"\n### {part.title}\n\n| name | kind | labels | what it says |\n| --- | --- | --- | --- |\n")
+        for family in part.families:
+            name = f"{family.name}_total" if family.kind == "counter" else family.name
+            labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+            where = f" Only {family.where}." if family.where else ""
+            parts.append(f"| `{name}` | {family.kind} | {labels} | {family.says}{where} |\n")
+    return "".join(parts)

@@ -1,0 +1,223 @@
+"""deploy.monitor: metrics, readiness and the status page of a run, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from test_console import EVIL
+from test_screen import STATUS
+
+from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
+from deploy.monitor.facts import Facts
+from deploy.monitor.history import History, plot
+from deploy.monitor.page import render_page
+from deploy.monitor.server import Monitor, exposed
+from deploy.observe.snapshot import BridgeInRun, QueryLine, Snapshot
+from deploy.observe.snapshots import Waits
+from deploy.observe.status import lake_status
+from pipelines.lake.lake import Lake
+from schemas.exposition import FAMILIES, LATENESS_BUCKETS
+from schemas.faults import FAULTS
+from schemas.tables import TABLES
+
+LATE = [0] * (len(LATENESS_BUCKETS) + 1)
+LATE[3], LATE[-1] = 2, 1
+OVERLAY = OverlayStatus("k", "n", (), 3, 4, (), PublisherStatus("on", 5), 6, 7, 8, 9, {"token_unknown": 2}, {}, 1)
+
+
+def full(status: BridgeStatus = STATUS) -> BridgeStatus:
+    fetcher = FetcherStatus("on", 4, 3, {"blocks": 2}, 0, 1)
+    counters = {"rpc_malformed": 7, "of no list": 1}
+    return msgspec.structs.replace(status, bep50=OVERLAY, fetcher=fetcher, counters=counters, mesh={"a": 0, "b": 8})
+
+
+SNAPSHOT = Snapshot(
+    network="local-demo",
+    mode="demo network",
+    elapsed=timedelta(seconds=90),
+    frames=1_000,
+    frames_rate=12.5,
+    messages={"UPDATE": 40, "QUERY": 2},
+    copies=99,
+    open_separators=3,
+    batches=3,
+    late_p50=1.2,
+    late_p99=61.0,
+    late_by_bucket=LATE,
+    late_sum=64.0,
+    tips=17,
+    quarantine={("message", "invalid_json"): 5},
+    queries=[
+        QueryLine("archive", "running", 3, 10, 0.5, lag_seconds=2.5, records=77, phases={"addBatch": 400}),
+        QueryLine("batch", "restarting", error="it broke"),
+    ],
+    bridge=BridgeInRun(full()),
+)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake.create(["messages", "batches"])
+    return lake
+
+
+@pytest.fixture
+def monitor(lake: Lake) -> Iterator[Monitor]:
+    with Monitor(("127.0.0.1", 0), lake, "1.2.3") as monitor:
+        yield monitor
+
+
+def facts_of(snapshot: Snapshot, lake: Lake) -> Facts:
+    return Facts(snapshot, 100.0, 101.0, "1.2.3", lake_status(lake))
+
+
+def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_every_declared_family_is_there_and_no_other(lake: Lake) -> None:
+    found = text_string_to_metric_families(exposed(facts_of(SNAPSHOT, lake)).decode())
+    assert {family.name: family.type for family in found} == {name: each.kind for name, each in FAMILIES.items()}
+
+
+def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
+    seen = samples(exposed(facts_of(SNAPSHOT, lake)))
+    assert seen["kiln_messages_total", (("type", "UPDATE"),)] == 40
+    assert seen["kiln_quarantined_total", (("reason", "invalid_json"), ("stage", "message"))] == 5
+    assert seen["kiln_query_lag_seconds", (("query", "archive"),)] == 2.5
+    assert seen["kiln_query_up", (("query", "batch"),)] == 0
+    assert seen["kiln_query_phase_seconds", (("phase", "addBatch"), ("query", "archive"))] == 0.4
+    assert seen["kiln_batch_lateness_seconds_bucket", (("le", "1.5"),)] == 2
+    assert seen["kiln_batch_lateness_seconds_bucket", (("le", "60.0"),)] == 2
+    assert seen["kiln_batch_lateness_seconds_count", ()] == 3
+    assert seen["kiln_publications_total", (("result", "published"), ("transport", "bep50"))] == 5
+    assert seen["kiln_bridge_meshes", (("peers", "0"),)] == 1
+    assert seen["kiln_bridge_meshes", (("peers", "6-12"),)] == 1
+    assert seen["kiln_table_rows", (("table", "messages"),)] == 0
+    assert seen["kiln_bridge_events_total", (("event", "rpc_malformed"),)] == 7
+    assert ("kiln_bridge_events_total", (("event", "of no list"),)) not in seen
+
+
+def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separators(lake: Lake) -> None:
+    peers = [
+        PeerStatus(f"peer {n}", f"agent-{n}/1.{n}{EVIL}", f"/meshsub/9.{n}", "", False, float(n - 50), n, n, 0)
+        for n in range(10_000)
+    ]
+    status = msgspec.structs.replace(
+        full(), peers=tuple(peers), mesh={f"topic {n}": n % 20 for n in range(100_000)}, topics=("t",) * 100_000
+    )
+    reasons = {(fault.stage, fault.reason): 1 for fault in FAULTS}
+    crowded = replace(SNAPSHOT, bridge=BridgeInRun(status), quarantine=reasons)
+    text = exposed(facts_of(crowded, lake))
+    seen = samples(text)
+    assert len(seen) < 150 + len(reasons) + 5 * len(TABLES)
+    assert sum(value for (name, _), value in seen.items() if name == "kiln_bridge_peers") == 10_000
+    assert sum(value for (name, _), value in seen.items() if name == "kiln_bridge_meshes") == 100_000
+
+
+def test_what_is_served(monitor: Monitor) -> None:
+    url = f"http://{monitor.address}"
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/ready").json() == {"ok": False, "reasons": ["starting"]}
+    assert "starting" in httpx.get(url).text
+    monitor.see(SNAPSHOT)
+    metrics = httpx.get(f"{url}/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    assert samples(metrics.content)["kiln_frames_total", ()] == 1_000
+    ready = httpx.get(f"{url}/ready")
+    assert (ready.status_code, ready.json()["reasons"]) == (503, ["batch restarting"])
+    well = replace(SNAPSHOT, queries=[replace(line, phase="idle") for line in SNAPSHOT.queries])
+    monitor.see(well)
+    assert httpx.get(f"{url}/ready").json() == {"ok": True, "reasons": []}
+    page = httpx.get(url)
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "all is well" in page.text
+    assert httpx.get(f"{url}/secret").status_code == 404
+    assert httpx.post(url).status_code == 501
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (replace(SNAPSHOT, broker="the broker does not answer"), "the broker does not answer"),
+        (replace(SNAPSHOT, bridge=BridgeInRun(None)), "the bridge says nothing"),
+    ],
+)
+def test_why_a_run_is_not_ready(monitor: Monitor, changed: Snapshot, reason: str) -> None:
+    monitor.see(changed)
+    assert reason in httpx.get(f"http://{monitor.address}/ready").json()["reasons"]
+
+
+def test_a_run_that_hangs_is_not_alive(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor.see(SNAPSHOT)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 31)
+    answer = httpx.get(f"http://{monitor.address}/health")
+    assert (answer.status_code, json.loads(answer.text)["ok"]) == (503, False)
+
+
+def test_a_taken_port_is_said_and_nothing_else_fails(monitor: Monitor, tmp_path: Path) -> None:
+    host, _, port = monitor.address.rpartition(":")
+    with Monitor((host, int(port)), Lake(str(tmp_path)), "1") as second:
+        second.see(SNAPSHOT)
+        assert second.error == f"monitor.listen: nothing is served at {monitor.address}: Address already in use"
+    with Monitor(None, Lake(str(tmp_path)), "1") as nowhere:
+        assert (nowhere.address, nowhere.error) == ("", "")
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src")]
+
+
+def test_the_page_shows_what_strangers_say_and_obeys_nothing_of_it(lake: Lake) -> None:
+    evil = f"<script>alert(1)</script>{EVIL}"
+    peer = PeerStatus(evil, evil, evil, evil, False, 1.0, 1, 1, 0)
+    status = msgspec.structs.replace(full(), peers=(peer,))
+    page = render_page(
+        facts_of(replace(SNAPSHOT, bridge=BridgeInRun(status, {evil: 1}), errors=[evil]), lake), History().plots()
+    )
+    tags = _Tags()
+    tags.feed(page)
+    assert "script" not in tags.tags
+    assert "&lt;script&gt;alert(1)" in page
+    assert not set(page) & set(EVIL) - set("\n" + "".join(map(chr, range(32, 127))))
+    assert {link for link in tags.links if link} == {"/metrics", "/ready", "/health"}
+
+
+def test_how_long_the_oldest_unread_record_has_been_there() -> None:
+    waits = Waits()
+    assert waits.see(0.0, 100, 0) == 0
+    assert waits.see(10.0, 150, 50) == 0  # came since the last look
+    assert waits.see(14.0, 180, 60) == 4  # of those that were there at 10 s, 30 are left
+    assert waits.see(15.0, 180, 30) == 1
+    assert waits.see(16.0, 180, 0) == 0
+
+
+def test_a_plot_ends_at_the_right_edge_and_fits_its_height() -> None:
+    drawn = plot("Frames", "/s", [0.0, None, 5.0, 10.0])
+    points = [tuple(map(float, pair.split(","))) for pair in drawn.lines[0].split()]
+    assert (len(points), points[-1], drawn.now, drawn.most) == (3, (300.0, 0.0), 10.0, 10.0)
+    assert all(0 <= y <= 60 for _, y in points)
+    assert plot("Nothing", "s", []).now is None
