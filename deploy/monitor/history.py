@@ -11,6 +11,7 @@ from deploy.observe.snapshot import Snapshot
 
 _EVERY: Final = 5.0  # seconds between two points
 _POINTS: Final = 720  # an hour
+_LEAST: Final = 60  # points of the width of a plot
 _WIDTH, _HEIGHT = 300.0, 60.0  # of a plot, in its own units
 
 
@@ -28,13 +29,15 @@ class Point(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A plot of one or two lines. `lines`: points of SVG polylines; `now`, `most`: values of the first line."""
+    """A plot of one or two lines. `lines`: points of SVG polylines; `now`: of the first line; `most`: of all;
+    `minutes`: what its width is."""
 
     title: str
     unit: str
     lines: tuple[str, ...]
     now: float | None
     most: float
+    minutes: int
 
 
 class History:
@@ -74,15 +77,17 @@ class History:
 
 
 def plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
-    """Lines over one scale from 0 to the greatest value, the newest value at the right edge."""
+    """Lines over one scale from 0 to the greatest value, the newest value at the right edge. Values come at the pace of
+    the history."""
     most = max((value for values in series for value in values if value is not None), default=0.0)
-    lines = tuple(_line(values, most) for values in series)
+    steps = max(_LEAST, len(series[0]) - 1)
+    lines = tuple(_line(values, most, steps) for values in series)
     known = [value for value in series[0] if value is not None]
-    return Plot(title, unit, lines, known[-1] if known else None, most)
+    return Plot(title, unit, lines, known[-1] if known else None, most, round(steps * _EVERY / 60))
 
 
-def _line(values: Sequence[float | None], most: float) -> str:
-    step = _WIDTH / (_POINTS - 1)
+def _line(values: Sequence[float | None], most: float, steps: int) -> str:
+    step = _WIDTH / steps
     first = _WIDTH - step * (len(values) - 1)
     scale = _HEIGHT / most if most > 0 else 0.0
     return " ".join(
