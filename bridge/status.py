@@ -107,6 +107,10 @@ class FetcherStatus(Struct, frozen=True):
     """how often Kafka had lost the place of the fetcher"""
     claimed: int = 0
 
+    @property
+    def is_on(self) -> bool:
+        return not self.state.startswith("off")
+
 
 class IpfsStatus(Struct, frozen=True):
     """What the IPFS node is connected to, and which blocks of ours its routing was told of."""

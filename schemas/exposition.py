@@ -32,7 +32,7 @@ class Part(NamedTuple):
 _RUN: Final = "since this run began"
 _BRIDGE: Final = "where the run has a bridge"
 _BEP50: Final = "where `bep50.enabled`"
-_FETCHES: Final = "where `ipfs.api` is set"
+FETCHES: Final = "where `ipfs.api` is set"
 
 LATENESS_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, seconds."""
@@ -141,18 +141,18 @@ EXPOSED: Final = (
                 ("transport", "result"),
                 _BRIDGE,
             ),
-            Family("kiln_fetcher_waiting", "gauge", "Records that wait for a block.", where=_FETCHES),
-            Family("kiln_fetcher_fetching", "gauge", "Blocks that the bridge asks for now.", where=_FETCHES),
-            Family("kiln_fetcher_claims", "gauge", "Geneses to be held against claims.", where=_FETCHES),
+            Family("kiln_fetcher_waiting", "gauge", "Records that wait for a block.", where=FETCHES),
+            Family("kiln_fetcher_fetching", "gauge", "Blocks that the bridge asks for now.", where=FETCHES),
+            Family("kiln_fetcher_claims", "gauge", "Geneses to be held against claims.", where=FETCHES),
             Family(
                 "kiln_fetcher_records",
                 "counter",
                 "What became of records: the names under What became of the fetcher's records below.",
                 ("outcome",),
-                _FETCHES,
+                FETCHES,
             ),
-            Family("kiln_ipfs_connections", "gauge", "Peers of the IPFS node.", where=_FETCHES),
-            Family("kiln_ipfs_provided", "counter", "Blocks that the routing was told of.", where=_FETCHES),
+            Family("kiln_ipfs_connections", "gauge", "Peers of the IPFS node.", where=FETCHES),
+            Family("kiln_ipfs_provided", "counter", "Blocks that the routing was told of.", where=FETCHES),
         ),
     ),
     Part(

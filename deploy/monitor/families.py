@@ -113,7 +113,7 @@ def _bridge(status: BridgeStatus) -> Iterator[Metric]:
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
     yield _family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
     fetcher, node = status.fetcher, status.ipfs_node
-    if fetcher is not None:
+    if fetcher is not None and fetcher.is_on:
         yield _family("kiln_fetcher_waiting", [((), fetcher.waiting)])
         yield _family("kiln_fetcher_fetching", [((), fetcher.fetching)])
         yield _family("kiln_fetcher_claims", [((), fetcher.claimed)])

@@ -92,7 +92,7 @@ def _bridge_words(bridge: BridgeInRun | None) -> list[str]:
 
 def _fetcher(status: BridgeStatus) -> FetcherStatus | None:
     """The fetcher, where it is on."""
-    return None if status.fetcher is None or status.fetcher.state.startswith("off") else status.fetcher
+    return status.fetcher if status.fetcher is not None and status.fetcher.is_on else None
 
 
 # ---------------------------------------------------------------- the picture

@@ -5,16 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import os
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from conftest import free_ports
 from kit.kiln_process import Kiln
 from kit.log_model import expected_batches, read_batches, read_log
+from prometheus_client.parser import text_string_to_metric_families
 
 from conf.settings.model import Settings
 from deploy.kafka.broker import broker
+from schemas.exposition import FAMILIES, FETCHES
 from schemas.pubsub import write_batch_update
 from schemas.topics import parse_topic
 
@@ -25,18 +30,46 @@ RATE = os.environ.get("KILN_TEST_LIVE_RATE", "30")
 SEPARATORS = os.environ.get("KILN_TEST_LIVE_SEPARATORS", "10")
 
 
+SCRAPED: dict[str, httpx.Response] = {}
+"""The last answer for each path of the monitor while the run went on."""
+
+
 @pytest.fixture(scope="module")
 def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """A live run on the demo network, and what Kafka held at its end caught up."""
+    *ports, monitor = free_ports(3)
     environment = {
+        "KILN_MONITOR__LISTEN": f"127.0.0.1:{monitor}",
         "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_TRAFFIC__RATE": RATE,
         "KILN_TRAFFIC__SEPARATORS": SEPARATORS,
     }
-    kiln = Kiln(tmp_path_factory.mktemp("live"), free_ports(2), environment)
-    print(kiln.run("run", "--for", LENGTH, timeout=900).stdout)
+    kiln = Kiln(tmp_path_factory.mktemp("live"), ports, environment)
+    run = kiln.start("run", "--for", LENGTH)
+    while run.poll() is None:
+        for path in ("/metrics", "/ready", "/"):
+            with suppress(httpx.TransportError):
+                answer = httpx.get(f"http://127.0.0.1:{monitor}{path}")
+                if answer.status_code == 200:
+                    SCRAPED[path] = answer
+        time.sleep(1)  # the pace of a scrape
+    assert run.returncode == 0, kiln.log()
     kiln.run("run", "--catch-up")
     return kiln
+
+
+def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln) -> None:
+    assert SCRAPED["/ready"].json() == {"ok": True, "reasons": []}
+    families = {each.name: each for each in text_string_to_metric_families(SCRAPED["/metrics"].text)}
+    assert {name: each.type for name, each in families.items()} == {
+        name: each.kind for name, each in FAMILIES.items() if each.where != FETCHES
+    }
+    empty = {name for name, each in families.items() if not each.samples} - {"kiln_quarantined"}
+    assert not empty
+    values = {each.name: sum(sample.value for sample in each.samples) for each in families.values()}
+    for name in ("frames", "messages", "copies", "batches", "batch_tips", "table_rows", "bridge_peers", "publications"):
+        assert values[f"kiln_{name}"] > 0, name
+    assert "frames" in SCRAPED["/"].text
 
 
 def test_every_table_of_a_live_network_has_rows(kiln: Kiln) -> None:
