@@ -173,7 +173,8 @@ _ALL: Final = (
             _must(
                 "data",
                 "binary",
-                "The bytes of the message as published. Out of a log of js-ceramic: made anew from the fields in the log",
+                "The bytes of the message as published. Out of a log of js-ceramic: made anew from the fields in "
+                "the log",
             ),
             _must("verdict", "int", f"Verdict on the copy that was kept: {_VERDICT}"),
             _must(
