@@ -129,7 +129,7 @@ def received(at: int = 1_626_355_473, **fields: str | int | None) -> bytes:
     return ceramic_line(at, pairs + [(f"message.{key}", value) for key, value in fields.items()])
 
 
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\t\v\f\x1c\x1d\x1e\x1f\x85\xa0\u2028\u2029"))
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"))
 
 
 @given(
@@ -185,8 +185,15 @@ def test_what_js_ceramic_s_own_logger_writes_is_read() -> None:
 def test_what_a_node_published_is_heard_of_the_node() -> None:
     line = ceramic_line(
         1_626_355_473,
-        [("peer", NODE), ("event", "published"), ("topic", CLAY), ("message.typ", 0)]
-        + [("message.stream", STREAM), ("message.tip", TIP), ("message.model", None)],
+        [
+            ("peer", NODE),
+            ("event", "published"),
+            ("topic", CLAY),
+            ("message.typ", 0),
+            ("message.stream", STREAM),
+            ("message.tip", TIP),
+            ("message.model", None),
+        ],
     )
     (frame,) = only_frames(items("ceramic-log", line))
     assert peer_text(frame.local_peer) == peer_text(frame.remote_peer) == NODE
