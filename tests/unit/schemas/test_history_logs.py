@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from kit.history import HEARD_AT, ceramic_line, decoded, items, kubo_line, messa
 
 from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities
 from schemas.history import ceramic_log
-from schemas.history.items import LINE_MALFORMED, NO_MESSAGE, Unread
+from schemas.history.items import LINE_MALFORMED, NO_MESSAGE, Logged, Unread
 from schemas.identity import MAX_SEQNO, Verdict, message_id, peer_bytes, peer_text
 from schemas.proto.kiln.frame_pb2 import Frame
 
@@ -116,7 +117,7 @@ def test_messages_of_real_nodes_pass_through_kubo_s_form(name: str) -> None:
 # ---------------------------------------------------------------- js-ceramic
 
 
-def received(at: int = 1_626_355_473, **fields: str | int | None) -> bytes:
+def received(fields: Mapping[str, str | int], at: int = 1_626_355_473) -> bytes:
     pairs: list[tuple[str, str | int | None]] = [
         ("peer", NODE),
         ("event", "received"),
@@ -136,7 +137,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"))
     st.dictionaries(st.sampled_from(["stream", "tip", "model", "doc", "id", "ver", "other"]), texts), st.integers(0, 3)
 )
 def test_the_fields_of_a_line_are_the_fields_of_the_message(fields: dict[str, str], typ: int) -> None:
-    (frame,) = only_frames(items("ceramic-log", received(typ=typ, **fields)))
+    (frame,) = only_frames(items("ceramic-log", received({"typ": typ, **fields})))
     data = message_of(frame).data
     assert data == json.dumps({"typ": typ, **fields}, separators=(",", ":"), ensure_ascii=False).encode()
     assert message_of(frame).seqno.hex() == "2f188761af038ec4"
@@ -144,7 +145,7 @@ def test_the_fields_of_a_line_are_the_fields_of_the_message(fields: dict[str, st
 
 @given(st.integers(0, 4_102_444_799))
 def test_a_line_is_heard_in_its_second(at: int) -> None:
-    (frame,) = only_frames(items("ceramic-log", received(at, typ=3, ts=1)))
+    (frame,) = only_frames(items("ceramic-log", received({"typ": 3, "ts": 1}, at)))
     assert frame.observed_at == at * 10**9
 
 
@@ -214,8 +215,8 @@ def test_what_a_node_published_is_heard_of_the_node() -> None:
         (b"[Thu, 15 Jul 2021 13:24:33 GMT] service=pubsub event=received message.typ=3", LINE_MALFORMED),
         (b"[Thu, 15 Jul 2021 13:24:33 GMT] service=pubsub event=received topic=x", LINE_MALFORMED),
         (b"[Thu, 15 Jul 2021 13:24:33 GMT] service=pubsub event=received topic=\xff message.typ=3", LINE_MALFORMED),
-        (received(typ=3).replace(AUTHOR.encode(), b"nobody"), LINE_MALFORMED),
-        (received(typ=3, data="300,1"), LINE_MALFORMED),
+        (received({"typ": 3}).replace(AUTHOR.encode(), b"nobody"), LINE_MALFORMED),
+        (received({"typ": 3, "data": "300,1"}), LINE_MALFORMED),
     ],
 )
 def test_other_lines_of_a_node_are_kept_with_a_reason(line: bytes, reason: str) -> None:
@@ -226,8 +227,8 @@ def test_other_lines_of_a_node_are_kept_with_a_reason(line: bytes, reason: str) 
 
 def test_the_seqno_of_every_era() -> None:
     for text, bytes_ in (("2f18", b"\x2f\x18"), ("47,24", b"\x2f\x18"), ("\ufffd\x10", b"")):
-        logged = ceramic_log.read_line(received(typ=3).replace(b"2f188761af038ec4", text.encode()))
-        assert isinstance(logged, ceramic_log.Logged)
+        logged = ceramic_log.read_line(received({"typ": 3}).replace(b"2f188761af038ec4", text.encode()))
+        assert isinstance(logged, Logged)
         assert logged.seqno == bytes_
 
 
@@ -249,7 +250,7 @@ def test_what_a_log_tells_is_marked_and_stands_beside_the_verified_message() -> 
 
 def test_two_logs_of_one_message_are_one_message_however_far_apart() -> None:
     line = kubo_line(peer_bytes(AUTHOR), b'{"typ":3,"ts":1}', b"\x07", CLAY)
-    logged = received(typ=3, ts=1).replace(b"2f188761af038ec4", b"07")
+    logged = received({"typ": 3, "ts": 1}).replace(b"2f188761af038ec4", b"07")
     found = [good(frame) for frame in only_frames([*items("kubo-sub", line), *items("ceramic-log", logged)])]
     assert len({identities(each, "", 120_000_000) for each in found}) == 1
 

@@ -23,7 +23,7 @@ from schemas.history.formats import recognise
 from schemas.history.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, Unread
 from schemas.history.lines import MAX_LINE
 from schemas.identity import peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
 
@@ -189,7 +189,7 @@ def test_a_capture_gives_what_kiln_replay_sends(tmp_path: Path) -> None:
 
 
 def test_a_capture_that_is_cut_gives_its_whole_records_and_a_fault() -> None:
-    rpc = RPC(publish=[{"data": b"x", "topic": CLAY}]).SerializeToString()
+    rpc = RPC(publish=[Message(data=b"x", topic=CLAY)]).SerializeToString()
     records = [CaptureRecord("R", at, b"\x00\x01a", b"\x00\x01b", "/meshsub/1.1.0", rpc) for at in range(1, 4)]
     out = io.BytesIO()
     write_capture(out, records)
