@@ -231,11 +231,15 @@ def trace_pb(data: bytes) -> None:
     _history("pubsub-trace-pb", data)
 
 
+@target
+def history_format(data: bytes) -> None:
+    """The beginning of a file of which nobody has said the format."""
+    recognise(BytesIO(data))
+
+
 def _history(name: str, data: bytes) -> None:
-    """Every item is a Frame that the decoder takes, or has a reason; the sniffers take any bytes too."""
-    file = BytesIO(data)
-    recognise(file)
-    for item in FORMATS[name].read(file, Source(bytes(32), NETWORK, 0), WHOLE):
+    """Every item is a Frame that the decoder takes, or has a reason."""
+    for item in FORMATS[name].read(BytesIO(data), Source(bytes(32), NETWORK, 0), WHOLE):
         if isinstance(item, Unread):
             assert item.reason in HISTORY_REASONS
         else:

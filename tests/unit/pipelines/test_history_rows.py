@@ -1,4 +1,4 @@
-"""Files of others through the first stage of `archive`: each line is in a table or is a fault, and none is in neither."""
+"""Files of others through the first stage of `archive`: each line is in a table or is a fault."""
 
 from __future__ import annotations
 
