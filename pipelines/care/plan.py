@@ -29,7 +29,7 @@ _FULL = 0.5
 _ENTRIES_LEFT = 100
 """log entries, the newest, that stay however old they are: a start after a power cut looks at them (decision 19)"""
 _ENTRIES_MOST = 5_000
-"""log entries that stay, those of the last hour aside: each commit lists them all"""
+"""log entries that stay, those that `Rules.readers` need aside: each commit lists them all"""
 _ENTRIES_AT_ONCE = 25
 """log entries that are worth a look at the whole log"""
 
@@ -37,11 +37,13 @@ _ENTRIES_AT_ONCE = 25
 @dataclass(frozen=True)
 class Rules:
     """What a user may set. `target`: the size of a compacted file. `keep`: how long a version of a table can be read
-    after the next one came, µs. `unnamed`: how old a file is that no commit names before it counts as garbage, µs.
-    `retention`: how old a row may get, µs; None: rows stay."""
+    after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log. `unnamed`:
+    how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may get, µs; None:
+    rows stay."""
 
     target: int
     keep: int
+    readers: int = _HOUR
     unnamed: int = _DAY
     retention: int | None = None
 
@@ -78,7 +80,8 @@ class Stray:
 
 @dataclass(frozen=True)
 class Named:
-    """The files that log entries take out of the table: `past` those that are about to expire, `kept` the others."""
+    """The files that log entries take out of the table: `past` those that were out of it when the log is to begin,
+    `kept` the others."""
 
     past: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
@@ -146,7 +149,7 @@ def first_kept(entries: Sequence[Entry], checkpoints: Collection[int], rules: Ru
     """
     older = 0  # how many entries may go
     for each in entries[: max(0, len(entries) - _ENTRIES_LEFT)]:
-        beyond = len(entries) - older > _ENTRIES_MOST and each.at < now - _HOUR
+        beyond = len(entries) - older > _ENTRIES_MOST and each.at < now - rules.readers
         if each.at >= now - rules.keep and not beyond:
             break
         older += 1

@@ -102,12 +102,13 @@ def read_log(table: Path) -> tuple[list[Entry], set[int]]:
     return sorted(entries, key=lambda entry: entry.version), checkpoints
 
 
-def named_by(table: Path, entries: Iterable[Entry], first_kept: int | None) -> Named:
-    """The files that the entries take out of the table, those of entries before `first_kept` apart."""
+def named_by(table: Path, entries: Iterable[Entry], begins: int | None) -> Named:
+    """The files that the entries take out of the table. Those that are out of it at the version `begins` already are
+    apart."""
     past: set[str] = set()
     kept: set[str] = set()
     for entry in entries:
-        found = past if first_kept is not None and entry.version < first_kept else kept
+        found = past if begins is not None and entry.version <= begins else kept
         found |= removed_by(log_entry(table, entry.version))
     return Named(frozenset(past), frozenset(kept))
 

@@ -1,0 +1,188 @@
+"""A week of commits: what care for the tables does to a commit, to a look at a table, and to the log. Kiln's own writer
+and Kiln's own care, in one process: no Spark, no broker.
+
+Two lakes get the same commits in turn, one of each for every second of a time in which a commit takes a second. The one
+is cared for after each 600 commits, as `kiln run` does every ten minutes; nobody cares for the other.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import TypeVar
+
+from bench.report import Finding, Note, Ratio, Series
+from bench.runs import Extent, Say
+from deploy.sql.ask import ask
+from pipelines.care.plan import Rules
+from pipelines.care.steps import care_for
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+WEEK = 604_800
+"""commits"""
+SECONDS = 600
+_TABLES = ("messages", "tips")
+_ROWS = 50
+"""of a commit in each table"""
+_CARED_EVERY = 600  # commits
+_TURN = 100
+_HOUR = 3_600
+_TARGET = 128 << 20
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """CPU time, which what else the machine does disturbs least, at the beginning and at the end of the time."""
+    with tempfile.TemporaryDirectory(prefix="kiln-week-") as folder:
+        cared, left = _Arm(Path(folder) / "cared"), _Arm(Path(folder) / "left")
+        deadline = time.monotonic() + extent.of(SECONDS)
+        began = time.monotonic()
+        while time.monotonic() < deadline or len(cared.looks) < 2:
+            for arm in (cared, left):
+                arm.commit(_TURN)
+            if cared.commits % _CARED_EVERY == 0:
+                cared.look()
+                left.look()
+                cared.care((time.monotonic() - began) / cared.commits)
+                say(f"{cared.commits:,} commits: {cared.looks[-1]} cared for, {left.looks[-1]} left alone")
+        for arm in (cared, left):
+            arm.look()
+        return _finding(cared, left)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """At `messages` at one moment. Times in ms of CPU."""
+
+    commits: int
+    commit: float
+    opened: float
+    counted: float
+    files: int
+    entries: int
+    log: int
+    disk: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.files:,} files, log {self.log / 1e6:.1f} MB, commit {self.commit:.1f} ms, open {self.opened:.1f} ms, "
+            f"count {self.counted:.1f} ms"
+        )
+
+
+@dataclass
+class _Arm:
+    folder: Path
+    commits: int = 0
+    looks: list[_Look] = field(default_factory=list)
+    cared: list[float] = field(default_factory=list)
+    """ms of CPU of each time that somebody cared"""
+
+    def __post_init__(self) -> None:
+        self._lake = Lake(str(self.folder))
+        self._lake.create(_TABLES)
+        self._writer = DeltaRsCommits(self._lake)
+        self._chance = random.Random(1)
+        self._took: list[float] = []
+
+    def commit(self, times: int) -> None:
+        for _ in range(times):
+            for table in _TABLES:
+                out = TableFiles(self._lake, table)
+                for number in range(_ROWS):
+                    out.add(_row(table, self.commits, number, self._chance))
+                files = out.close()
+                started = time.process_time()
+                self._writer.commit(table, files, Write("week", self.commits))
+                self._took.append(_since(started))
+            self.commits += 1
+
+    def care(self, second: float) -> None:
+        """`second`: how long a commit to each table takes here, s, which stands for a second of the week."""
+        micros = second * 1e6
+        day = round(24 * _HOUR * micros)
+        rules = Rules(_TARGET, day // 2, day // 24, day)
+        started = time.process_time()
+        for table in _TABLES:
+            care_for(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
+        self.cared.append(_since(started))
+
+    def look(self) -> None:
+        log = self.folder / "messages" / "_delta_log"
+        started = time.process_time()
+        opened = self._lake.open("messages")
+        taken = _since(started)
+        started = time.process_time()
+        ((rows,),) = ask(self._lake, "SELECT count(*) FROM messages").rows()
+        counted = _since(started)
+        assert rows == self.commits * _ROWS, "a row was lost, or came twice"
+        took, self._took = self._took, []
+        entries = list(log.iterdir())
+        self.looks.append(
+            _Look(
+                self.commits,
+                fmean(took) if took else self.looks[-1].commit,
+                taken,
+                counted,
+                len(opened.file_uris()),
+                sum(each.suffix == ".json" for each in entries),
+                sum(each.stat().st_size for each in entries),
+                sum(each.stat().st_size for each in self.folder.rglob("*") if each.is_file()),
+            )
+        )
+
+
+def _row(table: str, commit: int, number: int, chance: random.Random) -> list[object]:
+    heard = (1_800_000_000 + commit) * 1_000_000 + number * 20_000
+    text = f"k2t6wyfsu4{chance.randrange(20_000):050}"
+    values: dict[str, object] = {"string": text, "binary": chance.randbytes(200), "timestamp": heard}
+    values |= {"int": number, "bigint": commit}
+    return [values.get(column.type) for column in TABLES[table].columns]
+
+
+def _finding(cared: _Arm, left: _Arm) -> Finding:
+    names = {"cared for": cared, "left alone": left}
+    series: list[Series] = []
+    for what, unit in (("commit", "ms CPU"), ("opened", "ms CPU"), ("counted", "ms CPU")):
+        for name, arm in names.items():
+            series.append(Series(f"{what}, {name}", unit, tuple(getattr(look, what) for look in _last(arm.looks))))
+    ratios = tuple(Ratio(f"{alone.name} over cared for", alone, own) for own, alone in zip(series[::2], series[1::2]))
+    notes: dict[str, Note] = {"commits to each table": cared.commits}
+    for name, arm in names.items():
+        for moment, look in (("at the start", arm.looks[0]), ("at the end", arm.looks[-1])):
+            notes[f"{name} {moment}"] = str(look)
+        notes[f"log entries, {name}"] = arm.looks[-1].entries
+        notes[f"most files, {name}"] = max(look.files for look in arm.looks)
+        notes[f"bytes on the disk, {name}"] = arm.looks[-1].disk
+    notes["care, ms CPU a time"] = round(fmean(_last(cared.cared)))
+    notes["care, cores"] = round(fmean(_last(cared.cared)) / 1_000 / _CARED_EVERY, 5)
+    for what in ("commit", "opened", "counted"):
+        notes[f"{what} after a week left alone, reckoned, s"] = round(_after_a_week(left.looks, what) / 1_000, 2)
+    return Finding("week", "a week of commits, one a second", tuple(series), ratios, notes)
+
+
+_T = TypeVar("_T")
+
+
+def _last(values: Sequence[_T]) -> Sequence[_T]:
+    """The last third."""
+    return values[-max(1, len(values) // 3) :]
+
+
+def _after_a_week(looks: Sequence[_Look], what: str) -> float:
+    """By a straight line through what was seen."""
+    slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
+    return least + slope * WEEK
+
+
+def _since(started: float) -> float:
+    """ms of CPU."""
+    return (time.process_time() - started) * 1_000
