@@ -73,8 +73,8 @@ class _Look:
 
     def __str__(self) -> str:
         return (
-            f"{self.files:,} files, log {self.log / 1e6:.1f} MB, commit {self.commit:.1f} ms, open {self.opened:.1f} ms, "
-            f"count {self.counted:.1f} ms"
+            f"{self.files:,} files, log {self.log / 1e6:.1f} MB, commit {self.commit:.1f} ms, "
+            f"open {self.opened:.1f} ms, count {self.counted:.1f} ms"
         )
 
 
@@ -154,7 +154,8 @@ def _finding(cared: _Arm, left: _Arm) -> Finding:
     for what, unit in (("commit", "ms CPU"), ("opened", "ms CPU"), ("counted", "ms CPU")):
         for name, arm in names.items():
             series.append(Series(f"{what}, {name}", unit, tuple(getattr(look, what) for look in _last(arm.looks))))
-    ratios = tuple(Ratio(f"{alone.name} over cared for", alone, own) for own, alone in zip(series[::2], series[1::2]))
+    pairs = zip(series[::2], series[1::2], strict=True)
+    ratios = tuple(Ratio(f"{alone.name} over cared for", alone, own) for own, alone in pairs)
     notes: dict[str, Note] = {"commits to each table": cared.commits}
     for name, arm in names.items():
         for moment, look in (("at the start", arm.looks[0]), ("at the end", arm.looks[-1])):

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
+from deploy.children.maintain import CareProcess
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.observe.ends import TopicEnds
 from deploy.observe.snapshots import Snapshots
@@ -62,11 +63,12 @@ def run_application(
     duration: timedelta | None = None,
     catch_up: bool = False,
     source: Source = "none",
+    maintain: bool = False,
 ) -> Outcome:
     """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
 
-    `names`: the queries, by default those of the settings. `source`: where frames come from. KilnError: something that
-    a user can mend.
+    `names`: the queries, by default those of the settings. `source`: where frames come from. `maintain`: also cares for
+    the tables, as the settings say. KilnError: something that a user can mend.
     """
     started = time.monotonic()
     stop = threading.Event()
@@ -85,7 +87,8 @@ def run_application(
         broker.ready()
         Lake(str(settings.lake_folder)).create(TABLES)
         live.start()
-        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, started)
+        care = CareProcess(settings) if maintain else None
+        run = _Run(settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, care, started)
         return run.go(stop)
 
 
@@ -102,6 +105,7 @@ class _Run:
         catch_up: bool,
         broker: LaunchedBroker,
         live: LiveNetwork,
+        care: CareProcess | None,
         started: float,
     ) -> None:
         self._view = view
@@ -109,6 +113,7 @@ class _Run:
         self._catch_up = catch_up
         self._broker = broker
         self._live = live
+        self._care = care
         self._started = started
         kafka = settings.broker
         open_for = settings.batch.window + settings.batch.grace
@@ -145,6 +150,8 @@ class _Run:
         finally:
             self._view.say("stopping")
             self._live.hush()
+            if self._care is not None:
+                self._care.stop()
             if jvm_end() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
@@ -172,6 +179,8 @@ class _Run:
             if not self._ends.error:  # else queries fail for no reason of their own, and would use up their restarts
                 self._queries.check()
             self._live.check()
+            if self._care is not None:
+                self._care.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:
@@ -184,7 +193,8 @@ class _Run:
             self._view.show(self._snapshots.take(now, ends, self._queries, self._live.seen, self._errors()))
 
     def _errors(self) -> list[str]:
-        return [text for text in (self._broker.error, self._ends.error, *self._live.errors) if text]
+        care = self._care.error if self._care is not None else ""
+        return [text for text in (self._broker.error, self._ends.error, *self._live.errors, care) if text]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Protocol
 from conf.errors import KilnError
 from pipelines.lake.files import DataFile
 
-
 CARE = "kiln maintain"
 """How the `userMetadata` of a commit of `pipelines.care` begins. Such a commit adds no row."""
 

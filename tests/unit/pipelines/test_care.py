@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.sql.ask import ask
 from pipelines.care import plan
 from pipelines.care.plan import Entry, Named, Rules, Stray, TableFile
-from pipelines.care.state import files_of, read_log, read_state
+from pipelines.care.state import read_log, read_state
 from pipelines.care.steps import Cared, care_for, foresee, replace_files
 from pipelines.lake.commits import SecondWriterError, Write
 from pipelines.lake.delta_rs import DeltaRsCommits
@@ -199,7 +198,9 @@ def test_nobody_who_appends_in_a_loop_loses_a_row_or_fails(lake: Lake) -> None:
     assert not failed
     assert sum(each.rewritten > 0 for each in done) > 3
     assert versions(lake)[0] > 0, "the log was shortened meanwhile"
-    expected = sorted(f"{query}-{batch}-{number}" for query, n in counts.items() for batch in range(n) for number in range(10))
+    expected = sorted(
+        f"{query}-{batch}-{number}" for query, n in counts.items() for batch in range(n) for number in range(10)
+    )
     assert sorted(row[NAMES.index("message")] for row in rows(lake)) == expected
     for query, batches in counts.items():  # known still, and so not written twice
         assert not DeltaRsCommits(lake).commit(TABLE, [], Write(query, batches - 1))
@@ -422,7 +423,9 @@ def file(size: int, at: int = 0, *, least: int | None = None) -> TableFile:
     return TableFile(f"{size}-{at}", size, 1, at, at if least is None else least, at)
 
 
-@given(st.lists(st.tuples(st.integers(1, 200 * MIB), st.integers(0, 40 * DAY)), max_size=60), st.sampled_from([None, DAY]))
+@given(
+    st.lists(st.tuples(st.integers(1, 200 * MIB), st.integers(0, 40 * DAY)), max_size=60), st.sampled_from([None, DAY])
+)
 def test_each_file_is_taken_once_and_comes_together_with_files_of_its_time(
     given_files: list[tuple[int, int]], retention: int | None
 ) -> None:
@@ -487,7 +490,9 @@ def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -
 def test_no_file_goes_that_the_log_tells_of_or_that_is_young(data: st.DataObject) -> None:
     names = [f"f{number}" for number in range(8)]
     strays = [Stray(name, 1, data.draw(st.integers(0, 10 * DAY))) for name in names]
-    named = Named(frozenset(data.draw(st.sets(st.sampled_from(names)))), frozenset(data.draw(st.sets(st.sampled_from(names)))))
+    named = Named(
+        frozenset(data.draw(st.sets(st.sampled_from(names)))), frozenset(data.draw(st.sets(st.sampled_from(names))))
+    )
     newest = data.draw(st.none() | st.integers(0, 10 * DAY))
     gone = plan.garbage(strays, named, RULES, newest, 10 * DAY)
     for stray in gone:
