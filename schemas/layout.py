@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 
 class Layout(NamedTuple):
-    """`order`: the columns by which rows are sorted within a file; none: rows stay as they came. `age`: the timestamp by
-    which a row is old; None: the table has none, and the file's time in the log counts. `expires`: whether rows may go
-    by age; what Kiln must know to work stays."""
+    """`order`: the columns by which rows are sorted within a file; none: rows stay as they came. `age`: the timestamp
+    by which a row is old; None: the table has none, and the file's time in the log counts. `expires`: whether rows may
+    go by age; what Kiln must know to work stays."""
 
     order: tuple[str, ...] = ()
     age: str | None = None

@@ -349,9 +349,7 @@ class Lake(Section):
     def _of_tables(cls, value: dict[str, timedelta]) -> dict[str, timedelta]:
         for table, kept in value.items():
             if table not in EXPIRING:
-                raise ValueError(
-                    f"{table}: there is no such table whose rows go by age; there are {', '.join(EXPIRING)}"
-                )
+                raise ValueError(f"{table}: rows go by age in {', '.join(EXPIRING)}")
             if kept < timedelta(days=1):
                 raise ValueError(f"{table}: at least 1d")
         return value

@@ -1,5 +1,5 @@
-"""The care of the tables as a child process now and then, so that care takes no memory in between, and never the time of
-a query: the child has the lowest priority, and its commits wait for nobody (docs/design/24-table-care.md)."""
+"""The care of the tables as a child process now and then: it takes no memory in between, and has the lowest priority,
+so that no query waits for it (docs/design/24-table-care.md)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class CareProcess:
             keep_small(self._log)
         if self._every and self._process is None and self._now() >= self._at:
             self._start()
+
+    @property
+    def running(self) -> bool:
+        """Whether a child is at work, as far as `check` knows."""
+        return self._process is not None
 
     def stop(self, patience: float = 5.0) -> None:
         """Ends a child. What it was about to do, a later one does."""

@@ -26,8 +26,8 @@ def maintain(
 ) -> None:
     """Make few files of many, shorten the logs of the tables, remove what nobody needs, and rows that are too old.
 
-    The command works while Kiln runs, and `kiln run` does the same every ten minutes. Rows go only where the settings say
-    so (lake.retention). The exit code is 1 when a table could not be cared for. --json prints an object for each
+    The command works while Kiln runs, and `kiln run` does the same every ten minutes. Rows go only where the settings
+    say so (lake.retention). The exit code is 1 when a table could not be cared for. --json prints an object for each
     table, and with --watch a line for each table each time.
     """
     if dry_run and watch:

@@ -1,5 +1,5 @@
-"""`python -m deploy.maintain.background`: cares for the tables once, beside the queries of `kiln run`, and says in a line
-of JSON for each table what was done. The settings come from the environment."""
+"""`python -m deploy.maintain.background`: cares for the tables once, beside the queries of `kiln run`, and says in a
+line of JSON for each table what was done. The settings come from the environment."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ _ENTRIES_AT_ONCE = 25
 
 @dataclass(frozen=True)
 class Rules:
-    """What a user may set. `target`: the size of a compacted file. `keep`: how long a version of a table can be read
-    after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log. `unnamed`:
-    how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may get, µs; None:
-    rows stay."""
+    """What holds for one table. `target`: the size of a compacted file. `keep`: how long a version of the table can be
+    read after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log.
+    `unnamed`: how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may
+    get, µs; None: rows stay."""
 
     target: int
     keep: int
@@ -97,7 +97,7 @@ class Expire:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Files that become new ones, in one commit. `before`: rows older than this stay behind; None: all rows go along."""
+    """Files that become new ones, in one commit. `before`: older rows stay behind; None: all rows go along."""
 
     files: tuple[TableFile, ...]
     before: int | None = None

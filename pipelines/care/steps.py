@@ -146,13 +146,13 @@ class _Table:
         changed = False
         rewritten = expired = 0
         if steps.expire is not None:
-            self._say(f"{name}: {len(steps.expire.files)} files of old rows")
-            if self._commit(steps.expire.files, (), f"{len(steps.expire.files)} files of old rows", rows_go=True):
+            self._say(f"{name}: {_count(steps.expire.files)} of old rows")
+            if self._commit(steps.expire.files, (), f"{_count(steps.expire.files)} of old rows", rows_go=True):
                 changed = True
                 expired = sum(file.rows for file in steps.expire.files)
         for number, step in enumerate(steps.rewrites, 1):
             size = plan.size_of(step.files)
-            self._say(f"{name}: {number} of {len(steps.rewrites)}, {len(step.files)} files of {size:,} bytes")
+            self._say(f"{name}: {number} of {len(steps.rewrites)}, {_count(step.files)} of {size:,} bytes")
             rows_gone = self._rewrite(step)
             if rows_gone is not None:
                 changed = True
@@ -187,7 +187,7 @@ class _Table:
         except FileNotFoundError:
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
-        what = f"{len(step.files)} files into {len(files)}"
+        what = f"{_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, what, rows_go=step.before is not None):
             return rows
         discard(self._lake, files)
@@ -300,11 +300,15 @@ def _by_version(log: Path) -> Iterator[tuple[int, Path]]:
 
 def _words(steps: Steps) -> Iterator[str]:
     if steps.expire is not None:
-        yield f"take out {len(steps.expire.files)} files of rows that are all too old"
+        yield f"take out {_count(steps.expire.files)} of rows that are all too old"
     for step in steps.rewrites:
         what = "write without rows that are too old" if step.before is not None else "make one"
-        yield f"{what}: {len(step.files)} files, {plan.size_of(step.files):,} bytes"
+        yield f"{what}: {_count(step.files)}, {plan.size_of(step.files):,} bytes"
     if steps.garbage:
-        yield f"remove {len(steps.garbage)} files that no version needs, {plan.size_of(steps.garbage):,} bytes"
+        yield f"remove {_count(steps.garbage)} that no version needs, {plan.size_of(steps.garbage):,} bytes"
     if steps.begins is not None:
         yield f"let the log begin at the version {steps.begins}"
+
+
+def _count(files: Sequence[TableFile | Stray]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files):,} files"
