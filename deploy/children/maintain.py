@@ -14,6 +14,9 @@ from deploy.children.bridge import child_environment
 from deploy.children.logs import keep_small
 from deploy.children.spawn import dies_with_parent, end
 
+_SMALL = {"TOKIO_WORKER_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""One thread for delta-rs, and memory of Arrow that goes back at once."""
+
 
 class CareProcess:
     """`check()` now and then, then `stop()`. What each child says is in `logs/maintain.log`."""
@@ -54,7 +57,7 @@ class CareProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 dies_with_parent([sys.executable, "-m", "deploy.maintain.background"]),
-                env={**child_environment(self._settings), "TOKIO_WORKER_THREADS": "1"},  # delta-rs: one core is enough
+                env={**child_environment(self._settings), **_SMALL},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ from pipelines.spark.rows import arrow_schema
 from schemas.layout import LAYOUTS, Layout
 from schemas.tables import TABLES
 
-_SORTED_AT_ONCE = 64 << 20
+_SORTED_AT_ONCE = 32 << 20
 """bytes of rows in memory"""
 _GROUP_ROWS = 20_000
 """rows of a row group: what a reader can skip"""
@@ -38,6 +38,7 @@ def write_anew(lake: Lake, table: str, names: Sequence[str], before: int | None,
             ordered = stretch.sort_by([(column, "ascending") for column in layout.order]) if layout.order else stretch
             for batch in ordered.combine_chunks().to_batches(max_chunksize=_group_rows(ordered)):
                 out.add_batch(batch)
+            del stretch, ordered, batch  # before the next stretch is read
     except BaseException:
         discard(lake, out.close())
         raise
@@ -75,8 +76,11 @@ def _gathered(batches: Iterable[pa.RecordBatch], size: int, rows: int | None) ->
         size_of += batch.nbytes
         rows_of += batch.num_rows
         if size_of >= size or (rows is not None and rows_of >= rows):
-            yield pa.Table.from_batches(waiting)
+            gathered = pa.Table.from_batches(waiting)
             waiting, size_of, rows_of = [], 0, 0
+            del batch
+            yield gathered
+            del gathered
     if rows_of:
         yield pa.Table.from_batches(waiting)
 
