@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy.cli.exits import FAILED, OK, UsageError
 from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
+
+if TYPE_CHECKING:
+    from deploy.maintain.maintain import TableCare
 
 commands = typer.Typer()
 
@@ -36,20 +41,22 @@ def maintain(
     from deploy.maintain.maintain import Maintenance, foreseen
     from deploy.show.maintain import cared_json, cared_line, render_cared
 
-    out = notes()
+    def show(cared: Sequence[TableCare], *, done: bool = True) -> None:
+        if as_json:
+            print(cared_json(cared, as_lines=watch), flush=True)
+        elif watch:
+            answers().print(cared_line(cared), highlight=False)
+        else:
+            answers().print(render_cared(cared, done=done))
+
     if dry_run:
-        cared = foreseen(settings)
-        print(cared_json(cared, as_lines=False)) if as_json else answers().print(render_cared(cared, done=False))
-        raise typer.Exit(FAILED if any(each.error for each in cared) else OK)
-    with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:
-        while True:
-            cared = maintenance.once()
-            if as_json:
-                print(cared_json(cared, as_lines=watch), flush=True)
-            elif watch:
-                answers().print(cared_line(cared), highlight=False)
-            else:
-                answers().print(render_cared(cared, done=True))
-            if not watch:
-                raise typer.Exit(FAILED if any(each.error for each in cared) else OK)
-            maintenance.wait()
+        show(cared := foreseen(settings), done=False)
+    else:
+        out = notes()
+        with Maintenance(settings, lambda words: out.print(words, style="dim", highlight=False)) as maintenance:
+            show(cared := maintenance.once())
+            with suppress(KeyboardInterrupt):  # who watches is done when the user says so
+                while watch:
+                    maintenance.wait()
+                    show(cared := maintenance.once())
+    raise typer.Exit(FAILED if any(each.error for each in cared) else OK)

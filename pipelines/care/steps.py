@@ -161,7 +161,9 @@ class _Table:
         if changed:
             opened.update_incremental()
             opened.create_checkpoint()  # else every reader goes through what the steps took out
-        removed = self._remove(steps.garbage)
+        if steps.begins is not None:
+            self._secure(steps.begins)
+        removed = self._remove(steps.garbage)  # before the entries go that name these files
         if steps.begins is not None:
             self._say(f"{name}: {len(self._state.entries)} log entries")
             self._shorten(steps.begins)
@@ -187,9 +189,12 @@ class _Table:
         except FileNotFoundError:
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
+        if rows and step.before is None and all(file.rows for file in step.files):
+            discard(self._lake, files)
+            raise CareError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
         what = f"{_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, what, rows_go=step.before is not None):
-            return rows
+            return rows if step.before is not None else 0
         discard(self._lake, files)
         return None
 
@@ -213,14 +218,17 @@ class _Table:
             count, size = count + 1, size + stray.size
         return count, size
 
-    def _shorten(self, begins: int) -> None:
-        """Removes what the log has before a checkpoint, the oldest first."""
+    def _secure(self, begins: int) -> None:
+        """Returns when a checkpoint is on the disk, and whole. ArrowInvalid: it is not whole."""
         log = self._folder / "_delta_log"
         checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
-        pq.read_metadata(checkpoint)  # ArrowInvalid: it is torn, and the log must stay
+        pq.read_metadata(checkpoint)
         to_disk(checkpoint)
         to_disk(log)
-        for version, path in sorted(_by_version(log)):
+
+    def _shorten(self, begins: int) -> None:
+        """Removes what the log has before a checkpoint, the oldest first."""
+        for version, path in sorted(_by_version(self._folder / "_delta_log")):
             if version < begins:
                 path.unlink(missing_ok=True)
 
