@@ -93,10 +93,10 @@ def look(lake: Lake, table: str, rules: Rules, now: int) -> tuple[TableState, St
 
 def foresee(lake: Lake, table: str, rules: Rules, now: int) -> Cared:
     """What care would do. LakeError."""
-    state, steps = look(lake, table, rules, now)
-    why = left_alone(lake, table, state.opened)
+    why = left_alone(lake, table, lake.open(table))
     if why is not None:
         return Cared(table, left_alone=why)
+    state, steps = look(lake, table, rules, now)
     gone = steps.expire.files if steps.expire else ()
     merged = [file for step in steps.rewrites for file in step.files]
     files, size = len(state.files), plan.size_of(state.files)
@@ -119,13 +119,12 @@ def care_for(lake: Lake, table: str, rules: Rules, now: int, say: Say, *, durabl
 
     LakeError: the table cannot be read. CareError: a step cannot be done.
     """
-    state, steps = look(lake, table, rules, now)
-    why = left_alone(lake, table, state.opened)
+    why = left_alone(lake, table, lake.open(table))
     if why is not None:
         return Cared(table, left_alone=why)
-    done = _Table(lake, state, rules, say, durable)
+    state, steps = look(lake, table, rules, now)
     try:
-        return done.all_of(steps)
+        return _Table(lake, state, rules, say, durable).all_of(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
         raise CareError(f"{table}: {str(error).splitlines()[0]}") from error
 
@@ -186,7 +185,12 @@ class _Table:
         paths = [file.path for file in step.files]
         try:
             files = write_anew(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            self._state.opened.update_incremental()
+            active = set(self._state.opened.get_add_actions()["path"].to_pylist())
+            if active.issuperset(paths):
+                gone = next((path for path in paths if not (self._folder / path).exists()), "")
+                raise CareError(f"{self._state.name} names a file that is not there: {self._folder / gone}") from error
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
         if rows and step.before is None and all(file.rows for file in step.files):

@@ -28,7 +28,7 @@ from deploy.sql.ask import ask
 from pipelines.care import plan
 from pipelines.care.plan import Entry, Named, Rules, Stray, TableFile
 from pipelines.care.state import read_log, read_state
-from pipelines.care.steps import Cared, care_for, foresee, replace_files
+from pipelines.care.steps import Cared, CareError, care_for, foresee, replace_files
 from pipelines.lake.commits import SecondWriterError, Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
@@ -337,6 +337,16 @@ def test_a_table_of_somebody_else_is_left_alone(lake: Lake) -> None:
     write_deltalake(lake.table("tips"), pa.table({"stream": ["s"], "tip": ["t"]}), partition_by=["stream"])
     done = care_for(lake, "tips", RULES, now(), lambda _: None)
     assert done.left_alone == "it has partition columns"
+
+
+def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake: Lake) -> None:
+    Appender(lake).append(10)
+    gone = folder(lake) / read_state(lake, TABLE).files[3].path
+    gone.unlink()
+    with pytest.raises(CareError, match=f"updates names a file that is not there: .*{gone.name}"):
+        cared(lake)
+    assert number_of_files(lake) == 10
+    assert len(list(folder(lake).glob("*.parquet"))) == 9, "what was begun is taken away"
 
 
 _KILLED = """
