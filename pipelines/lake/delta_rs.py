@@ -75,7 +75,8 @@ class DeltaRsCommits:
             return opened
         fresh = self._tables[table] = self._lake.open(table)
         app_id = write.app_id(table)
-        if app_id in self._newest and fresh.transaction_version(app_id) != self._newest[app_id]:
+        stood_still = opened is not None and app_id in self._newest
+        if stood_still and fresh.transaction_version(app_id) != self._newest[app_id]:
             del self._tables[table]
             raise second_writer(table, write)
         return fresh
