@@ -165,7 +165,13 @@ def _finding(cared: _Arm, left: _Arm) -> Finding:
     series: list[Series] = []
     for what, unit in (("commit", "ms CPU"), ("opened", "ms CPU"), ("counted", "ms CPU")):
         for name, arm in names.items():
-            series.append(Series(f"{what}, {name}", unit, tuple(getattr(look, what) for look in _last(arm.looks))))
+            series.append(
+                Series(
+                    f"{what}, {name} ({arm.commits:,} commits)",
+                    unit,
+                    tuple(getattr(look, what) for look in _last(arm.looks)),
+                )
+            )
     notes: dict[str, Note] = {}
     for name, arm in names.items():
         for moment, look in (("at the start", arm.looks[0]), ("at the end", arm.looks[-1])):
