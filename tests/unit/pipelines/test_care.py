@@ -314,6 +314,16 @@ def test_rows_go_by_age_as_whole_files_and_a_file_is_written_anew_only_where_it_
     assert len({file.path for file in read_state(lake, TABLE).files} & within) == 3, "young files stay as they are"
 
 
+def test_rows_that_go_by_age_do_not_make_an_append_fail(lake: Lake) -> None:
+    old, driver = Appender(lake, "old", at=now() - 40 * DAY), Appender(lake)
+    driver.append()
+    old.append(3)
+    driver.append()  # and so knows the old files
+    assert cared(lake, Rules(128 * MIB, 12 * HOUR, retention=30 * DAY)).expired_rows == 30
+    driver.append()
+    assert len(rows(lake)) == 30
+
+
 def test_a_look_alone_changes_nothing(lake: Lake) -> None:
     Appender(lake).append(20)
     before = sorted(path.name for path in folder(lake).rglob("*"))
