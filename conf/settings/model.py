@@ -40,6 +40,7 @@ from conf.settings.addresses import (
 )
 from conf.settings.durations import Duration
 from conf.settings.secrets import without_secrets
+from schemas.layout import EXPIRING
 from schemas.log import MAX_OTHER_PARTITIONS, Partitions
 from schemas.queries import QUERIES
 
@@ -338,9 +339,28 @@ class Spark(Section):
 
 
 class Lake(Section):
-    """The Delta tables."""
+    """The Delta tables. `retention`: by table, after what time a row goes; a table that is not named keeps its rows."""
 
     writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
+    retention: dict[str, Duration] = {}
+
+    @field_validator("retention")
+    @classmethod
+    def _of_tables(cls, value: dict[str, timedelta]) -> dict[str, timedelta]:
+        for table, kept in value.items():
+            if table not in EXPIRING:
+                raise ValueError(f"{table}: rows go by age in {', '.join(EXPIRING)}")
+            if kept < timedelta(days=1):
+                raise ValueError(f"{table}: at least 1d")
+        return value
+
+
+class Maintain(Section):
+    """The care of the Delta tables."""
+
+    every: Duration = Field(default=timedelta(minutes=10), ge=timedelta())
+    keep: Duration = Field(default=timedelta(hours=12), ge=timedelta(hours=1))
+    file_bytes: int = Field(default=128 << 20, ge=1 << 20, le=1 << 30)
 
 
 class Monitor(Section):
@@ -617,6 +637,7 @@ class Settings(Section):
     topic_table: TopicTable = TopicTable()
     spark: Spark = Spark()
     lake: Lake = Lake()
+    maintain: Maintain = Maintain()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()

@@ -64,10 +64,19 @@ def run(
     # made-up traffic must not go where others listen
     elsewhere = settings.bridge.bootstrap or settings.bep50.enabled
     source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
-    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, "none" if no_network or catch_up else source))
+    source = "none" if no_network or catch_up else source
+    raise typer.Exit(_run(settings, settings.jobs.run, length, catch_up, source, maintain=True))
 
 
-def _run(settings: Settings, names: Sequence[JobName], length: timedelta | None, catch_up: bool, source: Source) -> int:
+def _run(
+    settings: Settings,
+    names: Sequence[JobName],
+    length: timedelta | None,
+    catch_up: bool,
+    source: Source,
+    *,
+    maintain: bool = False,
+) -> int:
     from deploy.observe.summary import read_summary, row_counts
     from deploy.run.application import run_application
     from deploy.show.summary import render_summary
@@ -76,7 +85,9 @@ def _run(settings: Settings, names: Sequence[JobName], length: timedelta | None,
     console = answers()
     before = row_counts(lake_of(settings))
     with open_view(console) as view:
-        outcome = run_application(settings, view, names=names, duration=length, catch_up=catch_up, source=source)
+        outcome = run_application(
+            settings, view, names=names, duration=length, catch_up=catch_up, source=source, maintain=maintain
+        )
     summary = read_summary(
         lake_of(settings),
         elapsed=timedelta(seconds=outcome.seconds),

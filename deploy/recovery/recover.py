@@ -14,6 +14,7 @@ from conf.errors import PrerequisiteError
 from conf.locks import locked
 from conf.settings.model import Settings
 from deploy.kafka.broker import Say, broker
+from deploy.maintain.maintain import LOCK as MAINTAIN
 from deploy.observe.status import BrokerStatus, broker_status
 from pipelines.recovery import Damage, DamageError, examine, go_back, go_on, set_aside
 from pipelines.supervisor import has_told, place_of, told_by
@@ -22,7 +23,8 @@ from schemas.queries import QUERIES
 
 
 class Recovery:
-    """A context manager that keeps every query of the state folder from running. StateInUseError: one runs."""
+    """A context manager that keeps every query of the state folder from running, and the care of its tables.
+    StateInUseError: one runs."""
 
     def __init__(self, settings: Settings, say: Say) -> None:
         """`say` hears what is waited for."""
@@ -34,7 +36,7 @@ class Recovery:
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
-            for name in QUERIES:
+            for name in (*QUERIES, MAINTAIN):
                 locks.enter_context(locked(self._settings.state, name))
             self._locks = locks.pop_all()
         return self

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
+from deploy.children.maintain import CareProcess
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.monitor.server import Monitor
 from deploy.observe.ends import TopicEnds
@@ -65,11 +66,12 @@ def run_application(
     duration: timedelta | None = None,
     catch_up: bool = False,
     source: Source = "none",
+    maintain: bool = False,
 ) -> Outcome:
     """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
 
-    `names`: the queries, by default those of the settings. `source`: where frames come from. KilnError: something that
-    a user can mend.
+    `names`: the queries, by default those of the settings. `source`: where frames come from. `maintain`: also cares for
+    the tables, as the settings say. KilnError: something that a user can mend.
     """
     started = time.monotonic()
     stop = threading.Event()
@@ -90,10 +92,27 @@ def run_application(
         lake.create(TABLES)
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
-        run = _Run(
-            settings, view, spark, names or settings.jobs.run, duration, catch_up, broker, live, monitor, started
-        )
+        care = CareProcess(settings) if maintain else None
+        names = names or settings.jobs.run
+        beside = _Beside(broker, live, monitor, care)
+        run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
         return run.go(stop)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What runs beside the queries."""
+
+    broker: LaunchedBroker
+    live: LiveNetwork
+    monitor: Monitor
+    care: CareProcess | None
+
+    @property
+    def errors(self) -> list[str]:
+        """In words."""
+        care = self.care.error if self.care is not None else ""
+        return [text for text in (self.broker.error, *self.live.errors, care, self.monitor.error) if text]
 
 
 class _Run:
@@ -107,17 +126,14 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
-        broker: LaunchedBroker,
-        live: LiveNetwork,
-        monitor: Monitor,
+        beside: _Beside,
         started: float,
     ) -> None:
         self._view = view
         self._duration = duration
         self._catch_up = catch_up
-        self._broker = broker
-        self._live = live
-        self._monitor = monitor
+        self._beside = beside
+        self._live = beside.live
         self._started = started
         kafka = settings.broker
         open_for = settings.batch.window + settings.batch.grace
@@ -128,7 +144,7 @@ class _Run:
             self._watch,
             kafka.topic,
             network=settings.network,
-            mode="catching up" if catch_up else _MODES[live.source],
+            mode="catching up" if catch_up else _MODES[beside.live.source],
             window=settings.batch.window,
             duration=duration,
             started=started,
@@ -154,6 +170,8 @@ class _Run:
         finally:
             self._view.say("stopping")
             self._live.hush()
+            if self._beside.care is not None:
+                self._beside.care.stop()
             if jvm_end() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
@@ -181,6 +199,8 @@ class _Run:
             if not self._ends.error:  # else queries fail for no reason of their own, and would use up their restarts
                 self._queries.check()
             self._live.check()
+            if self._beside.care is not None:
+                self._beside.care.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:
@@ -191,12 +211,11 @@ class _Run:
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return
             snapshot = self._snapshots.take(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error)
-            self._monitor.see(snapshot)
+            self._beside.monitor.see(snapshot)
             self._view.show(snapshot)
 
     def _errors(self) -> list[str]:
-        found = (self._broker.error, self._ends.error, *self._live.errors, self._monitor.error)
-        return [text for text in found if text]
+        return [*self._beside.errors, *([self._ends.error] if self._ends.error else [])]
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from typing import Protocol
 from conf.errors import KilnError
 from pipelines.lake.files import DataFile
 
+CARE = "kiln maintain"
+"""How the `userMetadata` of a commit of `pipelines.care` begins. Such a commit adds no row."""
+
 
 class SecondWriterError(KilnError):
     """Somebody else committed under the same application id: another driver runs the same query."""

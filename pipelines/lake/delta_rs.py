@@ -6,17 +6,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from conf.disk import to_disk
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
-from pipelines.lake.lake import Lake
+from pipelines.lake.lake import Lake, log_entry
 
 _CONCURRENT = "Concurrent transaction"
 """How delta-rs says that a commit under the same application id came in between."""
+
+_FILES_GONE = "deleted data this operation read"
+"""How delta-rs says that a commit in between took files out of the table."""
+
+AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""delta-rs looks at the whole log after each commit for entries to remove, which costs more than the commit.
+`pipelines.care` removes them."""
 
 
 class DeltaRsCommits:
@@ -27,14 +34,14 @@ class DeltaRsCommits:
         self._lake = lake
         self._durable = durable
         self._tables: dict[str, DeltaTable] = {}
+        self._newest: dict[str, int | None] = {}
+        """by application id: the newest transaction that this driver has seen or made"""
 
     def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
         """As `Commits.commit`."""
-        opened = self._tables.get(table)
-        if opened is None:
-            opened = self._tables[table] = self._lake.open(table)
         app_id = write.app_id(table)
-        newest = opened.transaction_version(app_id)
+        opened = self._opened(table, write)
+        newest = self._newest[app_id] = opened.transaction_version(app_id)
         if newest is not None and newest >= write.batch_id:
             return False
         if self._durable:
@@ -43,20 +50,43 @@ class DeltaRsCommits:
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
         ]
-        try:
-            opened.create_write_transaction(
-                adds,
-                mode="append",
-                schema=opened.schema(),
-                commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
-            )
-        except CommitFailedError as error:
-            del self._tables[table]
-            if _CONCURRENT in str(error):
-                raise second_writer(table, write) from error
-            raise
+        while True:
+            try:
+                opened.create_write_transaction(
+                    adds,
+                    mode="append",
+                    schema=opened.schema(),
+                    commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
+                    post_commithook_properties=AFTER_COMMIT,
+                )
+                break
+            except CommitFailedError as error:
+                if _FILES_GONE in str(error):  # an append has read none of them
+                    opened.update_incremental()
+                    if opened.transaction_version(app_id) == newest:
+                        continue
+                    raise second_writer(table, write) from error
+                del self._tables[table]
+                if _CONCURRENT in str(error):
+                    raise second_writer(table, write) from error
+                raise
         known = opened.version()
         opened.update_incremental()
+        self._newest[app_id] = write.batch_id
         if self._durable:
             self._lake.keep(table, known, opened.version())
         return True
+
+    def _opened(self, table: str, write: Write) -> DeltaTable:
+        """The table as this driver has followed it. Where the log no longer tells what came since (`pipelines.care`),
+        the table is read anew. SecondWriterError: somebody else has committed under the same query meanwhile."""
+        opened = self._tables.get(table)
+        if opened is not None and log_entry(Path(self._lake.table(table)), opened.version()).exists():
+            return opened
+        fresh = self._tables[table] = self._lake.open(table)
+        app_id = write.app_id(table)
+        stood_still = opened is not None and app_id in self._newest
+        if stood_still and fresh.transaction_version(app_id) != self._newest[app_id]:
+            del self._tables[table]
+            raise second_writer(table, write)
+        return fresh

@@ -39,8 +39,9 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 class TableFiles:
     """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
 
-    def __init__(self, lake: Lake, table: str) -> None:
-        """Nothing is made before the first row comes."""
+    def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None) -> None:
+        """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table."""
+        self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = Path(lake.table(table))
         self._table = table
         self._schema = arrow_schema(TABLES[table].columns, strict=True)
@@ -70,7 +71,7 @@ class TableFiles:
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._file is None:
             self._file = _OpenFile(self._folder, self._table, self._schema)
-        if self._file.write(batch) >= FILE_BYTES:
+        if self._file.write(batch) >= self._file_bytes:
             self._close()
 
     def _close(self) -> None:

@@ -79,6 +79,7 @@ class Lake:
                 configuration={
                     "delta.checkpointInterval": "50",
                     "delta.dataSkippingStatsColumns": ",".join(skipped_by(table)),
+                    "delta.deletedFileRetentionDuration": "interval 1 days",
                     _VERSION: str(TABLES_VERSION),
                 },
                 raise_if_key_not_exists=False,
@@ -140,6 +141,11 @@ def skipped_by(table: Table) -> list[str]:
     """
     filtered = {"network", "type", "stream", "cid", "separator_value"}
     return [each.name for each in table.columns if each.name in filtered or each.type in ("timestamp", "int", "bigint")]
+
+
+def delta_fields(table: Table) -> list[tuple[str, object]]:
+    """The columns of a table as names and types of the Delta protocol."""
+    return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
 
 
 def _field(column: Column) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.lake.commits import Write
+from pipelines.lake.commits import CARE, Write
 from pipelines.lake.lake import Lake, log_entry
 
 _LOOKED_AT = 50
@@ -90,21 +90,23 @@ def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None
     or somebody else has committed in between."""
     folder, newest = Path(lake.table(table)), lake.open(table).version()
     later: list[int] = []  # commits of these micro-batches, the newest first
-    apart: list[int] = []  # other commits
+    apart: list[int] = []  # other commits of rows
+    oldest = newest + 1
     for version in range(newest, -1, -1):
         actions = read_commit(folder, version)
         if not actions:
-            break  # Delta has cleaned up what is older
+            break  # `pipelines.care` or Delta has cleaned up what is older
+        oldest = version
         if any(wrote >= batch for wrote in _batches(actions, query_id, table)):
             later.append(version)
-        elif _operation(actions) == "SET TBLPROPERTIES":
-            continue  # changes no row
+        elif _operation(actions) == "SET TBLPROPERTIES" or _is_care(actions):
+            continue  # adds no row
         elif later or _operation(actions) != "RESTORE":  # such a one at the end is of a recovery that was cut short
             apart.append(version)
     if not later:
         return newest
     base = later[-1] - 1
-    return base if base in apart and not any(version > base for version in apart) else None
+    return base if base >= oldest and not any(version > base for version in apart) else None
 
 
 def take_back(lake: Lake, table: str, version: int) -> None:
@@ -132,16 +134,21 @@ def _operation(actions: list[dict[str, dict[str, object]]]) -> object:
     return next((info.get("operation") for info in _of(actions, "commitInfo")), None)
 
 
+def _is_care(actions: list[dict[str, dict[str, object]]]) -> bool:
+    return any(str(info.get("userMetadata", "")).startswith(CARE) for info in _of(actions, "commitInfo"))
+
+
 def _is_there(folder: Path, add: dict[str, object]) -> bool:
     path = folder / str(add["path"])
     return path.is_file() and path.stat().st_size == add["size"]
 
 
 def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
-    """Summaries that cannot be read, where the commits from the first on are there."""
-    if versions != list(range(len(versions))):
-        return []
+    """Summaries that cannot be read, where the log tells all without them: from the first commit on, or from an older
+    summary on that can be read."""
     found = [path for path in log.glob("*.checkpoint*.parquet") if not _opens(path)]
+    if not _tells_all(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in found]):
+        return []
     last = log / "_last_checkpoint"
     try:
         said = json.loads(last.read_bytes())
@@ -151,6 +158,12 @@ def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
     except ValueError:
         named = False
     return found if named else [*found, last]
+
+
+def _tells_all(versions: list[int], summaries: list[Path]) -> bool:
+    if not versions or versions[-1] - versions[0] >= len(versions):
+        return False
+    return versions[0] == 0 or any(int(path.name.partition(".")[0]) >= versions[0] - 1 for path in summaries)
 
 
 def _opens(path: Path) -> bool:

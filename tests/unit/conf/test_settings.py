@@ -133,6 +133,8 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
             monkeypatch.setenv("KILN_TRANSITION__AT", values["at"])
     if keys[0] == "batch":
         values |= {"authors": peer.rpartition("/")[2], "only_verified": "true"}
+    if keys[0] in ("lake", "maintain"):
+        values |= {"retention": '{"frames": "30d"}', "keep": "2h"}
     values["durability"] = "process"
     values["implied_separator"] = "model"
     values["check_genesis"] = "false"

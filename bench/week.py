@@ -1,0 +1,205 @@
+"""A week of commits: what care for the tables does to a commit, to a look at a table, and to the log. Kiln's own writer
+and Kiln's own care, in one process: no Spark, no broker.
+
+Time is told by commits: one to each table stands for ten seconds, as queries commit by default. One lake is cared for
+after each sixty, as `kiln run` does every ten minutes. Nobody cares for another lake, which gets the same commits in
+the first quarter of the time.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import TypeVar
+
+from msgspec import structs
+
+from bench.report import Finding, Note, Series
+from bench.runs import Extent, Say
+from deploy.sql.ask import ask
+from pipelines.care.plan import Rules
+from pipelines.care.steps import care_for
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+WEEK = 60_480
+"""commits to each table"""
+SECONDS = 600
+_TABLES = ("messages", "tips")
+_ROWS = 50
+"""of a commit in each table"""
+_HOUR, _CARED_EVERY, _LOOKED_EVERY = 360, 60, 600  # commits
+_TARGET = 128 << 20
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """CPU time, which what else the machine does disturbs least, at the beginning and at the end of the time."""
+    with tempfile.TemporaryDirectory(prefix="kiln-week-") as folder:
+        cared, left = _Arm(Path(folder) / "cared"), _Arm(Path(folder) / "left")
+        began, lasts = time.monotonic(), extent.of(SECONDS)
+        while (spent := time.monotonic() - began) < lasts or len(left.looks) < 2:
+            arms = [cared, left] if spent < lasts / 4 or len(left.looks) < 2 else [cared]
+            for arm in arms:
+                arm.commit(_CARED_EVERY)
+            if cared.commits == _CARED_EVERY or cared.commits % _LOOKED_EVERY == 0:
+                for arm in arms:
+                    arm.look()
+                    say(f"{arm.folder.name}: {arm.looks[-1]}")
+            cared.care()
+        for arm in (cared, left):
+            arm.look()
+        return _finding(cared, left)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """At `messages` at one moment. Times in ms of CPU."""
+
+    commits: int
+    commit: float
+    opened: float
+    counted: float
+    files: int
+    entries: int
+    log: int
+    disk: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.commits:,} commits, {self.files:,} files, {self.entries:,} log entries, log "
+            f"{self.log / 1e6:.1f} MB, commit {self.commit:.1f} ms, open {self.opened:.1f} ms, "
+            f"count {self.counted:.1f} ms"
+        )
+
+
+@dataclass
+class _Arm:
+    folder: Path
+    commits: int = 0
+    looks: list[_Look] = field(default_factory=list)
+    cared: list[float] = field(default_factory=list)
+    """ms of CPU of each time that somebody cared"""
+
+    def __post_init__(self) -> None:
+        self._lake = Lake(str(self.folder))
+        self._lake.create(_TABLES)
+        self._writer = DeltaRsCommits(self._lake)
+        list(ask(self._lake, "SELECT count(*) FROM messages").rows())  # which imports what it needs
+        self._took: list[float] = []
+        self._at: list[int] = []
+        chance = random.Random(1)
+        self._files = [_file(self._lake, table, chance) for table in _TABLES]  # as each commit appends them
+
+    def commit(self, times: int) -> None:
+        for _ in range(times):
+            for file in self._files:
+                named = structs.replace(file, name=f"part-{self.commits:08}.snappy.parquet")
+                folder = self.folder / file.table
+                (folder / named.name).write_bytes((folder / file.name).read_bytes())
+                started = time.process_time()
+                self._writer.commit(file.table, [named], Write("week", self.commits))
+                self._took.append(_since(started))
+            self.commits += 1
+            self._at.append(time.time_ns() // 1_000)
+
+    def care(self) -> None:
+        rules = Rules(_TARGET, self._since(12 * _HOUR), self._since(_HOUR), self._since(24 * _HOUR))
+        started = time.process_time()
+        for table in _TABLES:
+            care_for(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
+        self.cared.append(_since(started))
+
+    def _since(self, commits: int) -> int:
+        """How long it took to make so many commits, µs; longer than all, where there were fewer."""
+        now = time.time_ns() // 1_000
+        return now - self._at[-commits] if commits <= len(self._at) else now
+
+    def look(self) -> None:
+        log = self.folder / "messages" / "_delta_log"
+        started = time.process_time()
+        opened = self._lake.open("messages")
+        taken = _since(started)
+        started = time.process_time()
+        ((rows,),) = ask(self._lake, "SELECT count(*) FROM messages").rows()
+        counted = _since(started)
+        assert rows == self.commits * _ROWS, "a row was lost, or came twice"
+        took, self._took = self._took, []
+        entries = list(log.iterdir())
+        self.looks.append(
+            _Look(
+                self.commits,
+                fmean(took) if took else self.looks[-1].commit,
+                taken,
+                counted,
+                len(opened.file_uris()),
+                sum(each.suffix == ".json" for each in entries),
+                sum(each.stat().st_size for each in entries),
+                sum(each.stat().st_size for each in self.folder.rglob("*") if each.is_file()),
+            )
+        )
+
+
+def _file(lake: Lake, table: str, chance: random.Random) -> DataFile:
+    """A file that no commit names."""
+    out = TableFiles(lake, table)
+    heard = time.time_ns() // 1_000
+    for number in range(_ROWS):
+        text = f"k2t6wyfsu4{chance.randrange(20_000):050}"
+        values: dict[str, object] = {"string": text, "binary": chance.randbytes(200), "timestamp": heard + number}
+        values |= {"int": number, "bigint": number}
+        out.add([values.get(column.type) for column in TABLES[table].columns])
+    (file,) = out.close()
+    return file
+
+
+def _finding(cared: _Arm, left: _Arm) -> Finding:
+    names = {"cared for": cared, "left alone": left}
+    series: list[Series] = []
+    for what, unit in (("commit", "ms CPU"), ("opened", "ms CPU"), ("counted", "ms CPU")):
+        for name, arm in names.items():
+            series.append(
+                Series(
+                    f"{what}, {name} ({arm.commits:,} commits)",
+                    unit,
+                    tuple(getattr(look, what) for look in _last(arm.looks)),
+                )
+            )
+    notes: dict[str, Note] = {}
+    for name, arm in names.items():
+        for moment, look in (("at the start", arm.looks[0]), ("at the end", arm.looks[-1])):
+            notes[f"{name} {moment}"] = str(look)
+        notes[f"most log entries, {name}"] = max(look.entries for look in arm.looks)
+        notes[f"most files, {name}"] = max(look.files for look in arm.looks)
+        notes[f"bytes on the disk, {name}"] = arm.looks[-1].disk
+    notes["care, ms CPU a time"] = round(fmean(_last(cared.cared)))
+    notes["care, cores"] = round(fmean(_last(cared.cared)) / 1_000 / 600, 5)
+    for what in ("commit", "opened", "counted"):
+        notes[f"{what} after a week left alone, reckoned, s"] = round(_after_a_week(left.looks, what) / 1_000, 2)
+    return Finding("week", "a week of commits, one to each table every ten seconds", tuple(series), notes=notes)
+
+
+_T = TypeVar("_T")
+
+
+def _last(values: Sequence[_T]) -> Sequence[_T]:
+    """The last third."""
+    return values[-max(1, len(values) // 3) :]
+
+
+def _after_a_week(looks: Sequence[_Look], what: str) -> float:
+    """By a straight line through what was seen."""
+    slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
+    return least + slope * WEEK
+
+
+def _since(started: float) -> float:
+    """ms of CPU."""
+    return (time.process_time() - started) * 1_000

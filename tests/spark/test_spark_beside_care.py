@@ -1,0 +1,86 @@
+"""Spark beside the care of tables: Spark reads the same rows before and after, and each writer goes on over a log that
+was shortened under it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from deploy.sql.ask import ask
+from pipelines.care.plan import Rules
+from pipelines.care.state import read_log
+from pipelines.care.steps import Cared, care_for
+from pipelines.lake.commits import Commits, Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.delta_spark import DeltaSparkCommits
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from pipelines.lake.tables import read_table
+from schemas.tables import TABLES
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+TABLE = "tips"
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+def file_of(lake: Lake, name: str) -> list[DataFile]:
+    out = TableFiles(lake, TABLE)
+    at = time.time_ns() // 1_000
+    for number in range(3):
+        out.add(
+            tuple(at if each.type == "timestamp" else f"{name}-{number}" for each in TABLES[TABLE].columns),
+        )
+    return out.close()
+
+
+def cared(lake: Lake) -> Cared:
+    """With nothing kept but the newest hundred commits."""
+    return care_for(lake, TABLE, Rules(128 << 20, keep=0), time.time_ns() // 1_000 + 86_400_000_000, lambda _: None)
+
+
+def rows(spark: SparkSession, lake: Lake) -> list[str]:
+    """As Spark, deltalake and DuckDB read them, which is the same."""
+    of_spark = sorted(row.tip for row in read_table(spark, lake, TABLE).collect())
+    assert sorted(lake.open(TABLE).to_pyarrow_table()["tip"].to_pylist()) == of_spark
+    assert [row[0] for row in ask(lake, f"SELECT tip FROM {TABLE} ORDER BY tip").rows()] == of_spark
+    return of_spark
+
+
+def test_spark_reads_the_same_and_every_writer_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create([TABLE])
+    writers: dict[str, Commits] = {"delta-spark": DeltaSparkCommits(lake, spark), "delta-rs": DeltaRsCommits(lake)}
+    for name, writer in writers.items():
+        assert writer.commit(TABLE, file_of(lake, f"{name} 0"), Write(name, 0))
+    others = DeltaRsCommits(lake)
+    for number in range(160):  # of which Spark and the first delta-rs know nothing yet
+        assert others.commit(TABLE, file_of(lake, f"others {number}"), Write("others", number))
+    before = rows(spark, lake)
+    assert cared(lake).files[1] == 1
+    done = cared(lake)
+    assert read_log(Path(lake.table(TABLE)))[0][0].version > 2, done
+    assert rows(spark, lake) == before
+    for name, writer in writers.items():
+        assert not writer.commit(TABLE, [], Write(name, 0)), "what a query wrote stays known"
+        assert writer.commit(TABLE, file_of(lake, f"{name} 1"), Write(name, 1))
+    after = rows(spark, lake)
+    assert set(before) < set(after)
+    assert len(after) == len(before) + 6
+    told = spark.sql(f"DESCRIBE HISTORY delta.`{lake.table(TABLE)}`").collect()
+    assert any(row.userMetadata and row.userMetadata.startswith("kiln maintain: ") for row in told)
+    (recent,) = spark.sql(
+        f"SELECT count(*) FROM delta.`{lake.table(TABLE)}` WHERE observed_at > '2020-01-01'"
+    ).collect()
+    assert recent[0] == len(after), "Spark skips by what the files state"

@@ -1,0 +1,154 @@
+"""`kiln maintain`, and the care that `kiln run` lets a child process take: what a user sees of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from conf.locks import locked
+from conf.settings.model import Maintain, Settings
+from deploy.children.maintain import CareProcess
+from deploy.cli.app import run_command
+from deploy.recovery.recover import Recovery
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+Capture = pytest.CaptureFixture[str]
+TABLE = "tips"
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in list(os.environ):
+        if name.startswith("KILN_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KILN_STATE", str(tmp_path))
+    return tmp_path
+
+
+def fill(state: Path, times: int = 10, *, days_ago: int = 0) -> Lake:
+    lake = Lake(str(state / "lake"))
+    lake.create([TABLE])
+    commits = DeltaRsCommits(lake)
+    at = time.time_ns() // 1_000 - days_ago * 86_400_000_000
+    for number in range(times):
+        out = TableFiles(lake, TABLE)
+        out.add(tuple(at + number if column.type == "timestamp" else "x" for column in TABLES[TABLE].columns))
+        assert commits.commit(TABLE, out.close(), Write(f"{days_ago} days ago", number))
+    return lake
+
+
+def files(lake: Lake) -> int:
+    return len(lake.open(TABLE).file_uris())
+
+
+def count(lake: Lake) -> int:
+    return len(lake.open(TABLE).to_pyarrow_table()["tip"].to_pylist())
+
+
+def test_a_dry_run_says_what_would_be_done_and_the_command_does_it(state: Path, capsys: Capture) -> None:
+    lake = fill(state)
+    assert run_command(["maintain", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "10 → 1" in said
+    assert "tips: make one: 10 files" in said
+    assert files(lake) == 10
+    assert run_command(["maintain"]) == 0
+    assert "10 → 1" in capsys.readouterr().out
+    assert (files(lake), count(lake)) == (1, 10)
+
+
+def test_json_has_an_object_for_each_table(state: Path, capsys: Capture) -> None:
+    fill(state)
+    assert run_command(["maintain", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["table"], told["files_before"], told["files_after"], told["error"]) == (TABLE, 10, 1, "")
+    assert told["rewritten_bytes"] > 0
+
+
+def test_rows_go_by_age_only_where_the_settings_say_so(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    lake = fill(state, days_ago=40)
+    fill(state)
+    assert run_command(["maintain"]) == 0
+    assert count(lake) == 20
+    monkeypatch.setenv("KILN_LAKE__RETENTION", json.dumps({TABLE: "30d"}))
+    assert run_command(["maintain"]) == 0
+    assert count(lake) == 10
+    for wrong, words in (
+        ({"streams": "30d"}, "streams: rows go by age in frames"),
+        ({TABLE: "1h"}, "tips: at least 1d"),
+    ):
+        monkeypatch.setenv("KILN_LAKE__RETENTION", json.dumps(wrong))
+        assert run_command(["maintain"]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:
+    lake = fill(state)
+    with locked(state, "maintain"):
+        assert run_command(["maintain"]) == 1
+        said = capsys.readouterr().err
+        assert f"maintain of {state} runs in another Kiln (process {os.getpid()})" in said
+        assert run_command(["maintain", "--dry-run"]) == 0, "which changes nothing"
+        assert run_command(["recover"]) == 1, "tables do not go back while they are cared for"
+    assert files(lake) == 10
+    with Recovery(Settings(state=state), lambda _: None):
+        assert run_command(["maintain"]) == 1
+
+
+def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_care(state: Path, capsys: Capture) -> None:
+    lake = fill(state)
+    torn = state / "lake" / "frames" / "_delta_log"
+    torn.mkdir(parents=True)
+    (torn / f"{0:020}.json").write_text("{")
+    assert run_command(["maintain"]) == 1
+    assert "table frames in" in capsys.readouterr().out
+    assert files(lake) == 1
+
+
+def ended(care: CareProcess) -> None:
+    deadline = time.monotonic() + 60
+    while care.running:
+        assert time.monotonic() < deadline
+        care.check()
+        time.sleep(0.01)
+
+
+def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
+    lake = fill(state)
+    clock = [0.0]
+    care = CareProcess(Settings(state=state), lambda: clock[0])
+    care.check()
+    assert not care.running, "not before its time"
+    clock[0] += 600
+    care.check()
+    ended(care)
+    assert (care.error, files(lake), count(lake)) == ("", 1, 10)
+    with locked(state, "maintain"):
+        clock[0] += 600
+        care.check()
+        ended(care)
+    assert "runs in another Kiln" in care.error
+    clock[0] += 600
+    care.check()
+    care.stop()
+    assert not care.running
+
+
+def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
+    fill(state)
+    clock = [0.0]
+    care = CareProcess(Settings(state=state, maintain=Maintain(every=timedelta())), lambda: clock[0])
+    clock[0] += 1e9
+    care.check()
+    assert not care.running
