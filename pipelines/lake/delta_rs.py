@@ -18,6 +18,9 @@ from pipelines.lake.lake import Lake
 _CONCURRENT = "Concurrent transaction"
 """How delta-rs says that a commit under the same application id came in between."""
 
+_FILES_GONE = "deleted data this operation read"
+"""How delta-rs says that a commit in between took files out of the table: a compaction, or the swap of a run."""
+
 
 class DeltaRsCommits:
     """`Commits` by delta-rs. Each table is read once, and from then on its log is followed."""
@@ -43,18 +46,25 @@ class DeltaRsCommits:
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
         ]
-        try:
-            opened.create_write_transaction(
-                adds,
-                mode="append",
-                schema=opened.schema(),
-                commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
-            )
-        except CommitFailedError as error:
-            del self._tables[table]
-            if _CONCURRENT in str(error):
-                raise second_writer(table, write) from error
-            raise
+        while True:
+            try:
+                opened.create_write_transaction(
+                    adds,
+                    mode="append",
+                    schema=opened.schema(),
+                    commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
+                )
+                break
+            except CommitFailedError as error:
+                if _FILES_GONE in str(error):  # an append has read none of them
+                    opened.update_incremental()
+                    if opened.transaction_version(app_id) == newest:
+                        continue
+                    raise second_writer(table, write) from error
+                del self._tables[table]
+                if _CONCURRENT in str(error):
+                    raise second_writer(table, write) from error
+                raise
         known = opened.version()
         opened.update_incremental()
         if self._durable:
