@@ -10,7 +10,9 @@ import typer
 from deploy.cli.exits import FAILED, OK
 from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, notes, settings_of
 
-commands = typer.Typer(name="backfill", no_args_is_help=True, help="Make history anew, compare it with live, swap it in.")
+commands = typer.Typer(
+    name="backfill", no_args_is_help=True, help="Make history anew, compare it with live, swap it in."
+)
 
 RunArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the run.")]
 
@@ -26,7 +28,7 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
     if as_json:
         print(runs_json(found))
     else:
-        answers().print(render_runs(found))
+        answers().print(render_runs(found), soft_wrap=True)
 
 
 @commands.command("diff")
@@ -83,9 +85,10 @@ def backfill_swap(name: RunArgument, state: StateOption = None, config: ConfigOp
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
     """Remove the tables of a run. What was swapped in stays. The account keeps that there was a run."""
     settings = settings_of(config, state)
-    from deploy.history.runs import drop, held, the_run
+    from deploy.history.runs import drop, held, the_run_if_left
 
     lake, out = lake_of(settings), notes()
+    the_run_if_left(lake, name)
     with held(settings.state, name):
         dropped = drop(lake, name, _now)
     out.print(f"run {name} is dropped" if dropped else f"run {name} was dropped before: nothing to do")

@@ -86,20 +86,19 @@ def diff(lake: Lake, run: Run, say: Callable[[str], None]) -> list[TableDiff]:
 def _compare(sides: Sides, extent: Extent) -> TableDiff:
     table = extent.table
     counted = list(_counted(sides, extent))
-    same, only_live, only_run = (sum(each[number] for each in counted) for number in (2, 3, 4))
+    same = sum(each.same for each in counted)
+    only_live, only_run = sum(each.only_live for each in counted), sum(each.only_run for each in counted)
     if not only_live and not only_run:
         return TableDiff(table, same)
     sides.connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE unequal AS
         SELECT {_keys(extent)}, content, heard, greatest(live - run, 0) AS only_live, greatest(run - live, 0) AS only_run
         FROM ({_paired(extent)}) WHERE live <> run""")
-    differ = _number(
-        sides,
-        f"SELECT coalesce(sum(least(live, run)), 0)::BIGINT FROM "
-        f"(SELECT sum(only_live) AS live, sum(only_run) AS run FROM unequal GROUP BY {_keys(extent)})",
-    )
+    (differ,) = sides.connection.execute(f"""
+        SELECT coalesce(sum(least(live, run)), 0)::BIGINT
+        FROM (SELECT sum(only_live) AS live, sum(only_run) AS run FROM unequal GROUP BY {_keys(extent)})""").fetchall()
     places = tuple(each for each in counted if each.only_live or each.only_run)
-    return TableDiff(table, same, only_live, only_run, differ, places, tuple(_first(sides, extent)))
+    return TableDiff(table, same, only_live, only_run, differ[0], places, tuple(_first(sides, extent)))
 
 
 def _counted(sides: Sides, extent: Extent) -> Iterator[Place]:
@@ -114,7 +113,8 @@ def _counted(sides: Sides, extent: Extent) -> Iterator[Place]:
 def _paired(extent: Extent) -> str:
     """For each key and content how often each side has it."""
     return f"""
-        SELECT {_keys(extent)}, content, min(heard) AS heard, min(separator) AS separator, sum(live) AS live, sum(run) AS run
+        SELECT {_keys(extent)}, content, min(heard) AS heard, min(separator) AS separator,
+               sum(live) AS live, sum(run) AS run
         FROM (SELECT {_terms(extent)}, 1 AS live, 0 AS run FROM live_{extent.table}
               UNION ALL SELECT {_terms(extent)}, 0 AS live, 1 AS run FROM run_{extent.table})
         GROUP BY {_keys(extent)}, content"""
@@ -135,7 +135,7 @@ def _digest(extent: Extent) -> str:
 
 def _first(sides: Sides, extent: Extent) -> Iterator[Difference]:
     keys = sides.connection.execute(
-        f"SELECT {_keys(extent)} FROM unequal GROUP BY {_keys(extent)} ORDER BY min(heard), {_keys(extent)} LIMIT {FIRST}"
+        f"SELECT {_keys(extent)} FROM unequal GROUP BY ALL ORDER BY min(heard), {_keys(extent)} LIMIT {FIRST}"
     ).fetchall()
     shown = [name for name in extent.columns if name in extent.key or name in extent.content]
     terms = ", ".join(f"{extent.term(name)} AS {name}" for name in shown)
@@ -151,7 +151,8 @@ def _first(sides: Sides, extent: Extent) -> Iterator[Difference]:
                     FROM (SELECT {terms}, {_digest(extent)} AS content,
                                  row_number() OVER (PARTITION BY {_digest(extent)}) AS number
                           FROM {side}_{extent.table} WHERE {where}) AS r
-                    JOIN (SELECT content, {only} AS many FROM unequal WHERE {matches} AND {only} > 0) AS u USING (content)
+                    JOIN (SELECT content, {only} AS many FROM unequal
+                          WHERE {matches} AND {only} > 0) AS u USING (content)
                     WHERE r.number <= u.many LIMIT {_AT_MOST}""",
                 [*key, *key],
             ).fetchall()
@@ -167,8 +168,3 @@ def _first(sides: Sides, extent: Extent) -> Iterator[Difference]:
 
 def _content(row: dict[str, object] | None, extent: Extent) -> dict[str, object] | None:
     return None if row is None else {name: row[name] for name in row if name in extent.content}
-
-
-def _number(sides: Sides, sql: str) -> int:
-    row = sides.connection.execute(sql).fetchone()
-    return int(row[0]) if row else 0

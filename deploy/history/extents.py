@@ -1,5 +1,5 @@
-"""Which rows of a table a run stands for, and what of a row counts when the run is compared with live (docs/backfill.md,
-"Compare, swap, drop"; docs/design, decision 22). SQL for DuckDB."""
+"""Which rows of a table a run stands for, and what of a row counts when the run is compared with live
+(docs/backfill.md, "Compare, swap, drop"; docs/design, decision 22). SQL for DuckDB."""
 
 from __future__ import annotations
 
@@ -102,9 +102,7 @@ def extents(run: Run) -> dict[str, Extent]:
             separator=named,
         ),
         Extent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=named),
-        Extent(
-            "tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"
-        ),
+        Extent("tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"),
         Extent(
             "quarantine",
             ("observed_at",),

@@ -63,13 +63,20 @@ def listed(lake: Lake, state: Path) -> list[Listed]:
 
 
 def the_run(lake: Lake, name: str) -> Run:
-    """The run of this name. NoRunError names those that there are."""
-    run = find_run(lake, check_name(name))
+    """The run of this name. NoRunError: there was never one, or it is dropped."""
+    run = the_run_if_left(lake, name)
     if run is None:
-        events = [each for each in told(lake)]
-        if any(each.run == name for each in events):
-            raise NoRunError(f"run {name} was dropped: its tables are gone. kiln backfill list shows what is there")
-        raise NoRunError(f"there is no run {name} in {lake.path}: kiln backfill list shows what is there")
+        raise NoRunError(
+            f"run {name} was dropped, and its tables are gone. To see what is there, type kiln backfill list"
+        )
+    return run
+
+
+def the_run_if_left(lake: Lake, name: str) -> Run | None:
+    """The run of this name; None: it is dropped. NoRunError: there was never one."""
+    run = find_run(lake, check_name(name))
+    if run is None and not any(each.run == name for each in told(lake)):
+        raise NoRunError(f"there is no run {name} in {lake.path}. To see what is there, type kiln backfill list")
     return run
 
 
@@ -97,19 +104,17 @@ def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
 
     NoRunError: there was no such run. KilnError: a swap of it was cut short. To be called under the run's lock.
     """
-    run = find_run(lake, check_name(name))
+    run = the_run_if_left(lake, name)
     folder = Path(lake.run(name).path)
     leaving = folder.with_name(name + _DROPPED)
     if run is None:
-        if not any(each.run == name for each in told(lake)):
-            the_run(lake, name)
         _remove(leaving)
         return False
     events = {each.event for each in run.events}
     if "swapping" in events and "swapped" not in events:
         raise KilnError(
-            f"a swap of run {name} was cut short: live's tables need the rest of the run. Type kiln backfill swap {name} "
-            "first"
+            f"a swap of run {name} was cut short: live's tables need the rest of the run. Type kiln backfill swap "
+            f"{name} first"
         )
     _remove(leaving)
     with suppress(FileNotFoundError):

@@ -1,27 +1,29 @@
 """The rows of a run's range, on both sides: views `live_TABLE` and `run_TABLE` of a DuckDB connection.
 
-DuckDB reads the Parquet files themselves, and only those whose statistics say that they may have rows of the range. What
-does not fit into memory goes to a temporary folder.
+DuckDB reads the Parquet files themselves, and only those whose statistics say that they may have rows of the range.
+What does not fit into memory goes to a temporary folder.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from deploy.history.extents import Extent, extents, network_of
+from deploy.history.extents import extents, network_of
 from deploy.sql.tables import select_files
 from pipelines.history.account import Run
-from pipelines.lake.lake import Lake
+from pipelines.lake.lake import Lake, LakeError
 from pipelines.spark.rows import arrow_schema
 from schemas.tables import TABLES
 
@@ -43,10 +45,13 @@ class Side:
     files: tuple[str, ...]
     """those of them that may have rows of the range"""
 
-    def select(self, files: Sequence[str] | None = None) -> str:
+    def paths(self, files: Iterable[str] | None = None) -> list[str]:
+        """Where these files are, or `files`."""
+        return [f"{self.folder}/{unquote(path)}" for path in (self.files if files is None else files)]
+
+    def select(self, files: Iterable[str] | None = None) -> str:
         """All rows of these files, or of `files`."""
-        chosen = self.files if files is None else files
-        return select_files(self.table, [f"{self.folder}/{unquote(path)}" for path in chosen])
+        return select_files(self.table, self.paths(files))
 
     @property
     def rows(self) -> str:
@@ -65,17 +70,32 @@ class Sides:
         self.of_run = lake.run(run.name)
         self.extents = extents(run)
         self._range = _literal(run.range_from), _literal(run.range_to)
-        self._bounds = _time(run.range_from), _time(run.range_to)
+        self._bounds = time_of(run.range_from), time_of(run.range_to)
         self._network = network_of(run)
 
-    def open(self, lake: Lake, table: str, version: int | None = None) -> Side | None:
-        """A table; None: it is not there. LakeError, DeltaError: it, or that version, cannot be read."""
-        if not lake.has(table):
+    def open(self, lake: Lake, table: str) -> Side | None:
+        """The newest version of a table; None: it is not there. LakeError: it cannot be read."""
+        return self._side(lake, table, lake.open(table)) if lake.has(table) else None
+
+    def then(self, table: str, when: int | datetime | None) -> Side | None:
+        """A table of live as it was at a version, or at a time; None: its log, or its folder, has forgotten that."""
+        opened = self.lake.open(table)
+        if when is None:
             return None
-        opened = lake.open(table)
-        if version is not None and version != opened.version():
-            opened.load_as_version(version)
+        try:
+            opened.load_as_version(when)
+        except DeltaError:
+            return None
+        side = self._side(self.lake, table, opened)
+        return side if all(Path(path).is_file() for path in side.paths()) else None
+
+    def _side(self, lake: Lake, table: str, opened: DeltaTable) -> Side:
         return _side(lake.table(table), opened, self.extents[table].times, *self._bounds)
+
+    def count(self, rows: str) -> int:
+        """How many rows there are: `rows` is what comes after FROM."""
+        counted = self.connection.execute(f"SELECT count(*) FROM {rows}").fetchone()
+        return int(counted[0]) if counted else 0
 
     def inside(self, table: str) -> str:
         """The condition for a row of a live table to be of the range."""
@@ -129,7 +149,11 @@ def both_sides(lake: Lake, run: Run) -> Iterator[Sides]:
         connection.execute("SET preserve_insertion_order = false")
         quoted = folder.replace("'", "''")
         connection.execute(f"SET temp_directory = '{quoted}'")
-        yield Sides(connection, lake, run)
+        try:
+            yield Sides(connection, lake, run)
+        except duckdb.Error as error:
+            said = str(error).split("\n")[0]
+            raise LakeError(f"the tables in {lake.path}, or those of run {run.name}, cannot be read: {said}") from error
 
 
 def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, high: datetime) -> Side:
@@ -147,7 +171,7 @@ def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, h
     return Side(folder, table, frozenset(paths), tuple(inside))
 
 
-def _stated(actions: pa.Table, column: str) -> list[datetime]:
+def _stated(actions: pa.Table, column: str) -> list[datetime | None]:
     return actions[column].to_pylist() if column in actions.column_names else [None] * actions.num_rows
 
 
@@ -156,9 +180,10 @@ def _nothing(connection: duckdb.DuckDBPyConnection, table: str) -> str:
     return f"FROM no_{table}"
 
 
-def _time(micros: int) -> datetime:
+def time_of(micros: int) -> datetime:
+    """µs as a time in UTC."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def _literal(micros: int) -> str:
-    return f"TIMESTAMPTZ '{_time(micros).isoformat()}'"
+    return f"TIMESTAMPTZ '{time_of(micros).isoformat()}'"

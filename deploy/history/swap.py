@@ -1,7 +1,7 @@
 """Puts a run's rows in the place of live's, over the run's range (docs/design, decision 22).
 
-Each step is one commit of one table. Between any two of them, and wherever a swap is cut short, readers find the tips of
-each batch, and the update of each tip.
+Each step is one commit of one table. Between any two of them, and wherever a swap is cut short, readers find the tips
+of each batch, and the update of each tip.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deltalake.exceptions import DeltaError
-
 from conf.disk import to_disk
 from conf.errors import KilnError
-from deploy.history.sides import Side, Sides, both_sides
+from deploy.history.sides import Side, Sides, both_sides, time_of
 from pipelines.history.account import Run, tell
 from pipelines.history.swap import Exchange, Mark, OvertakenError
 from pipelines.lake.files import DataFile, TableFiles, discard
-from pipelines.lake.lake import Lake, LakeError
+from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema
 from schemas.tables import TABLES
 
@@ -85,6 +83,8 @@ def swap(
     tables = [table for table in TABLES if table in STEPS]
     lake.create(tables)
     if "swapping" not in events:
+        with both_sides(lake, run) as sides:
+            _check_late(sides, run)
         before = {table: lake.open(table).version() for table in tables}
         tell(lake, run.name, "swapping", now(), range_from=run.range_from, range_to=run.range_to, details=before)
     else:
@@ -102,6 +102,23 @@ def swap(
     after = {table: lake.open(table).version() for table in tables}
     tell(lake, run.name, "swapped", now(), range_from=run.range_from, range_to=run.range_to, details=after)
     return after
+
+
+def _check_late(sides: Sides, run: Run) -> None:
+    """SwapError: frames of the range came into the table when the run had begun. The run may not have read them, and
+    what live made of them would go."""
+    now, then = (
+        sides.then("frames", when) for when in (sides.lake.open("frames").version(), time_of(run.events[0].happened_at))
+    )
+    if run.details.get("source") != "frames" or now is None or then is None:
+        return
+    inside = sides.inside("frames")
+    late = sides.count(f"({now.select()}) WHERE {inside}") - sides.count(f"({then.select()}) WHERE {inside}")
+    if late > 0:
+        raise SwapError(
+            f"{late:,} frames of the range came into the table frames after run {run.name} had begun, and the run may "
+            f"lack them. Drop the run, and begin it anew when Kiln has caught up"
+        )
 
 
 def _table(step: str) -> str:
@@ -157,7 +174,11 @@ class _Swapping:
     def _missing(self, table: str, read: Side) -> Step | None:
         """Adds what the run has and live has not, and takes out nothing."""
         key = ", ".join(TABLES[table].key)
-        return self._step(table, (), f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({read.rows}) AS l USING ({key})")
+        return self._step(
+            table,
+            (),
+            f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({read.rows}) AS l USING ({key})",
+        )
 
     def _updates(self, table: str, read: Side) -> Step | None:
         """As `_replace`, but an update whose tip the run has no update of stays until `_updates_rest`."""
@@ -181,9 +202,11 @@ class _Swapping:
         quoted = str(self._rest).replace("'", "''")
         rest = f"SELECT ({_key(table)}) FROM read_parquet('{quoted}')"
         condition = f"({_key(table)}) IN ({rest})"
-        files = [
-            file for file in read.files if self._has_rows(f"FROM ({read.select([file])}) WHERE {condition}")
-        ] if self._has_rows(rest) else []
+        files = (
+            [file for file in read.files if self._has_rows(f"FROM ({read.select([file])}) WHERE {condition}")]
+            if self._has_rows(rest)
+            else []
+        )
         if not files:
             return None
         return self._step(table, files, self._but(read, _Going(tuple(files), condition)))
@@ -192,10 +215,16 @@ class _Swapping:
         """As `_replace`; and claims that a genesis contradicts, where nobody has told of them."""
         going = self._going(table, read)
         of_run = self._sides.open(self._sides.of_run, table)
-        claims = [] if of_run is None else [f"""
+        claims = (
+            []
+            if of_run is None
+            else [
+                f"""
             FROM ({of_run.select()}) AS r ANTI JOIN ({read.rows}) AS l
             ON {" AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)}
-            WHERE r.stage = '{_CLAIM_STAGE}'"""]
+            WHERE r.stage = '{_CLAIM_STAGE}'"""
+            ]
+        )
         return self._step(table, going.files, self._but(read, going), f"FROM run_{table}", *claims)
 
     # -------- their parts
@@ -207,10 +236,7 @@ class _Swapping:
     def _going(self, table: str, read: Side) -> _Going:
         """Which rows of the newest version were of the range when the swap began."""
         inside = self._sides.inside(table)
-        try:
-            then = self._sides.open(self._sides.lake, table, self._before.get(table))
-        except (DeltaError, LakeError):
-            then = None  # the log has forgotten the version
+        then = self._sides.then(table, self._before.get(table))
         if then is None or read.all_files.issuperset(then.files):
             return _Going((then or read).files, inside)
         # files of then were made anew since, with rows that came later among those of then

@@ -54,25 +54,20 @@ def runs_json(runs: Sequence[Listed]) -> str:
     )
 
 
-def render_runs(runs: Sequence[Listed]) -> RenderableType:
+def render_runs(runs: Sequence[Listed]) -> Text:
     """For the screen."""
     if not runs:
         return Text("no run yet. To begin one, type kiln backfill run --from T --to T --run NAME")
-    table = Table(header_style="bold", pad_edge=False, show_edge=False)
-    for name in ("run", "from", "to", "source", "state", "begun", "last"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("rows")
+    text = Text()
     for run in runs:
-        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count) or "-"
-        table.add_row(
-            run.name,
-            *(_screen_time(at) for at in (run.range_from, run.range_to)),
-            run.source,
-            Text(run.state, _COLORS[run.state]),
-            *(_screen_time(at) for at in (run.begun_at, run.last_at)),
-            rows,
-        )
-    return table
+        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
+        text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
+        text.append(f"  {_screen_time(run.range_from)} to {_screen_time(run.range_to)}, from {run.source}\n")
+        text.append(f"  begun {_screen_time(run.begun_at)}, last told of {_screen_time(run.last_at)}\n", "dim")
+        if run.state != "dropped":
+            text.append(f"  {rows or 'no rows'}\n", "dim")
+    text.rstrip()
+    return text
 
 
 # ---------------------------------------------------------------- diff
@@ -87,7 +82,9 @@ def diff_json(found: Sequence[TableDiff]) -> str:
                 "only_live": each.only_live,
                 "only_run": each.only_run,
                 "differ": each.differ,
-                "places": [{name: json_value(value) for name, value in place._asdict().items()} for place in each.places],
+                "places": [
+                    {name: json_value(value) for name, value in place._asdict().items()} for place in each.places
+                ],
                 "first": [
                     {"key": _json_row(one.key), "live": _json_row(one.live), "run": _json_row(one.run)}
                     for one in each.first
@@ -121,7 +118,9 @@ def _where(found: TableDiff) -> RenderableType:
     for place in found.places[:_PLACES]:
         name = "" if place.separator is None else f" {printable(place.separator)}"
         lines.append(
-            Text(f"  {place.day}{name}: {place.only_live:,} only live, {place.only_run:,} only run, {place.same:,} same")
+            Text(
+                f"  {place.day}{name}: {place.only_live:,} only live, {place.only_run:,} only run, {place.same:,} same"
+            )
         )
     if len(found.places) > _PLACES:
         lines.append(Text(f"  and {len(found.places) - _PLACES:,} more; --json has all", "dim"))

@@ -1,12 +1,11 @@
-"""Tables of live and of a run, as tests make them: real Delta tables, from rows of which a test names what it is about."""
+"""Tables of live and of a run: real Delta tables, from rows of which a test names what it is about."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import count
 
-from pipelines.history.account import find_run, tell
-from pipelines.history.account import Run as Run
+from pipelines.history.account import Run, find_run, tell
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
