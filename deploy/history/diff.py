@@ -78,13 +78,14 @@ def diff(lake: Lake, run: Run, say: Callable[[str], None]) -> list[TableDiff]:
             if table == "frames" and not sides.of_run.has_rows(table):
                 continue  # the run read live's own
             say(f"{table}: comparing")
-            sides.view(table)
-            found.append(_compare(sides, extent))
+            found.append(compare(sides, extent))
         return found
 
 
-def _compare(sides: Sides, extent: Extent) -> TableDiff:
+def compare(sides: Sides, extent: Extent) -> TableDiff:
+    """Compares one table."""
     table = extent.table
+    sides.view(table)
     counted = list(_counted(sides, extent))
     same = sum(each.same for each in counted)
     only_live, only_run = sum(each.only_live for each in counted), sum(each.only_run for each in counted)

@@ -16,6 +16,9 @@ from conf.errors import KilnError
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
 
+_TRIES = 100
+"""commits by others while this one tries"""
+
 
 class OvertakenError(KilnError):
     """Somebody else took files out of the table meanwhile: the step is to be planned anew. Nothing was committed."""
@@ -57,16 +60,30 @@ class Exchange:
         now = int(time.time() * 1000)  # a vacuum counts from here for how long a reader may still need what is gone
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in gone]
         actions += [AddAction(each.name, each.size, {}, now, True, each.stats) for each in files]
-        known = read.version()
-        try:
-            read.create_write_transaction(
-                actions,
-                mode="append",
-                schema=read.schema(),
-                commit_properties=CommitProperties(app_transactions=[Transaction(mark.app_id, mark.begun, now)]),
-            )
-        except CommitFailedError as error:
-            raise OvertakenError(f"table {table} in {self._lake.path} changed while {mark.app_id} went on") from error
+        # delta-rs takes it for no conflict that a compaction has removed the same files. So delta-rs is to give up where
+        # anybody has committed, and this looks for itself.
+        properties = CommitProperties(
+            app_transactions=[Transaction(mark.app_id, mark.begun, now)], max_commit_retries=0
+        )
+        for _ in range(_TRIES):
+            known = read.version()
+            try:
+                read.create_write_transaction(
+                    actions, mode="append", schema=read.schema(), commit_properties=properties
+                )
+                break
+            except CommitFailedError:
+                read.update_incremental()
+                if not _paths(read).issuperset(gone):
+                    raise OvertakenError(
+                        f"table {table} in {self._lake.path} has other files than a moment ago"
+                    ) from None
+        else:
+            raise OvertakenError(f"somebody commits to table {table} in {self._lake.path} all the time")
         read.update_incremental()
         if self._durable:
             self._lake.keep(table, known + 1, read.version())
+
+
+def _paths(table: DeltaTable) -> set[str]:
+    return set(map(str, table.get_add_actions()["path"].to_pylist()))
