@@ -56,8 +56,12 @@ def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
     assert tuple(found) == RUN_TABLES
     assert all(each.equal and each.same for each in found.values())
     assert json.loads(diff_json(list(found.values())))["batches"] == {
-        **{"same": 3, "only_live": 0, "only_run": 0, "differ": 0},
-        **{"places": [], "first": []},
+        "same": 3,
+        "only_live": 0,
+        "only_run": 0,
+        "differ": 0,
+        "places": [],
+        "first": [],
     }
 
 

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, batch, begin, fill, history, message, row, tip, update
+from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
 
 from deploy.history.diff import diff
 from deploy.history.swap import SwapError, swap
