@@ -93,7 +93,8 @@ def compare(sides: Sides, extent: Extent) -> TableDiff:
         return TableDiff(table, same)
     sides.connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE unequal AS
-        SELECT {_keys(extent)}, content, heard, greatest(live - run, 0) AS only_live, greatest(run - live, 0) AS only_run
+        SELECT {_keys(extent)}, content, heard, greatest(live - run, 0) AS only_live,
+               greatest(run - live, 0) AS only_run
         FROM ({_paired(extent)}) WHERE live <> run""")
     (differ,) = sides.connection.execute(f"""
         SELECT coalesce(sum(least(live, run)), 0)::BIGINT

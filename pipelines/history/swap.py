@@ -60,8 +60,8 @@ class Exchange:
         now = int(time.time() * 1000)  # a vacuum counts from here for how long a reader may still need what is gone
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in gone]
         actions += [AddAction(each.name, each.size, {}, now, True, each.stats) for each in files]
-        # delta-rs takes it for no conflict that a compaction has removed the same files. So delta-rs is to give up where
-        # anybody has committed, and this looks for itself.
+        # delta-rs takes it for no conflict that a compaction has removed the same files. So delta-rs is to give up
+        # where anybody has committed, and this method looks for itself.
         properties = CommitProperties(
             app_transactions=[Transaction(mark.app_id, mark.begun, now)], max_commit_retries=0
         )
