@@ -161,18 +161,22 @@ def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, h
     paths = [str(path) for path in actions["path"].to_pylist()]
     if not paths:
         return Side(folder, table, frozenset(), ())
-    least, greatest = ([_stated(actions, f"{what}.{name}") for name in times] for what in ("min", "max"))
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC) - _CUT
+    least = [_stated(actions, f"min.{name}", first) for name in times]
+    greatest = [_stated(actions, f"max.{name}", last) for name in times]
     inside = [
         path
         for number, path in enumerate(paths)
-        if any(each[number] is None or each[number] < high for each in least)
-        and all(each[number] is None or each[number] + _CUT >= low for each in greatest)
+        if any(each[number] < high for each in least) and all(each[number] + _CUT >= low for each in greatest)
     ]
     return Side(folder, table, frozenset(paths), tuple(inside))
 
 
-def _stated(actions: pa.Table, column: str) -> list[datetime | None]:
-    return actions[column].to_pylist() if column in actions.column_names else [None] * actions.num_rows
+def _stated(actions: pa.Table, column: str, unknown: datetime) -> list[datetime]:
+    """What each file states; `unknown` where a file states nothing."""
+    if column not in actions.column_names:
+        return [unknown] * actions.num_rows
+    return [unknown if at is None else at for at in actions[column].to_pylist()]
 
 
 def _nothing(connection: duckdb.DuckDBPyConnection, table: str) -> str:

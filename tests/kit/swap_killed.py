@@ -39,4 +39,5 @@ if __name__ == "__main__":
     lake = Lake(sys.argv[1])
     run = find_run(lake, sys.argv[2])
     assert run is not None
-    swap(lake, run, Killing(lake, int(sys.argv[3])), lambda: run.events[-1].happened_at + 1, lambda words: None)
+    then = run.events[-1].happened_at + 1
+    swap(lake, run, Killing(lake, int(sys.argv[3])), lambda: then, lambda words: None)

@@ -125,7 +125,8 @@ KINDS: list[tuple[str, Row, Row, str]] = [
     ),
     (
         "batches",
-        *(batch(cid, FROM, [1])["batches"][0] for cid in ("c1", "c2")),
+        batch("c1", FROM, [1])["batches"][0],
+        batch("c2", FROM, [1])["batches"][0],
         "cid: live c1, run c2; block: live 6331, run 6332",
     ),
     ("copies", copy(1, FROM), copy(1, FROM, verdict=2), "verdict: live 0, run 2"),
