@@ -161,13 +161,13 @@ def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, h
     paths = [str(path) for path in actions["path"].to_pylist()]
     if not paths:
         return Side(folder, table, frozenset(), ())
-    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC) - _CUT
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     least = [_stated(actions, f"min.{name}", first) for name in times]
     greatest = [_stated(actions, f"max.{name}", last) for name in times]
     inside = [
         path
         for number, path in enumerate(paths)
-        if any(each[number] < high for each in least) and all(each[number] + _CUT >= low for each in greatest)
+        if any(each[number] < high for each in least) and all(each[number] >= low - _CUT for each in greatest)
     ]
     return Side(folder, table, frozenset(paths), tuple(inside))
 

@@ -1,5 +1,5 @@
 """`python swap_killed.py LAKE RUN N`: swaps a run, and dies by SIGKILL right before (N even) or right after (N odd) the
-commit N // 2. The commits are counted from 0. Without dying, prints how many there were."""
+commit N // 2. The commits are counted from 0."""
 
 from __future__ import annotations
 

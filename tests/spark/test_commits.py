@@ -159,7 +159,7 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
     assert Exchange(lake).has(TABLE, Mark("run", TABLE, 1))
     assert held(lake) == ["b", "c", "new"]
     assert sorted(row.stream for row in read_table(spark, lake, TABLE).collect()) == ["b", "c", "new"]
-    assert sorted(stream for (stream,) in ask(lake, f"SELECT stream FROM {TABLE}").rows()) == ["b", "c", "new"]
+    assert set(ask(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
 
 
 def test_either_goes_on_where_the_other_stopped(lake: Lake, writer: Opened, other: Opened) -> None:
