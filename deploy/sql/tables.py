@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import duckdb
 from deltalake import DeltaTable
 
-from pipelines.lake.lake import Lake
+from pipelines.lake.lake import Lake, LakeError
 
 # Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
 _TYPES: Final = {
@@ -57,6 +57,14 @@ def open_tables(
         connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {_select(columns, paths, union_by_name=reads_rows)}")
         files += paths
     return files
+
+
+def select_files(table: DeltaTable, paths: Sequence[str]) -> str:
+    """A SELECT of a table's columns over these of its files. LakeError: the table takes more than reading its files."""
+    columns = _columns(table)
+    if columns is None:
+        raise LakeError(f"the table at {table.table_uri} was not made by Kiln: its files do not say all of its rows")
+    return _select(columns, paths, union_by_name=True)
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ _CONCURRENT = "Concurrent transaction"
 """How delta-rs says that a commit under the same application id came in between."""
 
 _FILES_GONE = "deleted data this operation read"
-"""How delta-rs says that a commit in between took files out of the table."""
+"""How delta-rs says that a commit in between took files out of the table: a compaction, or the swap of a run."""
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """delta-rs looks at the whole log after each commit for entries to remove, which costs more than the commit.

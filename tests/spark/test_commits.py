@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from conf.settings.model import Settings
 from deploy.run.spark import spark_session
 from deploy.sql.ask import ask
+from pipelines.history.swap import Exchange, Mark
 from pipelines.lake.commits import Commits, SecondWriterError, Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.delta_spark import DeltaSparkCommits
@@ -138,6 +139,27 @@ def test_another_query_and_another_write_are_others(lake: Lake, writer: Opened) 
     for number, write in enumerate((Write("one", 5), Write("two", 5), Write("one", 5, "more"))):
         assert commits.commit(TABLE, files(lake, f"{number}"), write)
     assert held(lake) == ["0", "1", "2"]
+
+
+def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
+    lake: Lake, writer: Opened, other: Opened, spark: SparkSession
+) -> None:
+    """Between the append's look at the log and its commit. Spark then reads what DuckDB reads."""
+    commits = writer(lake)
+    assert commits.commit(TABLE, files(lake, "a"), Write("query", 0))
+
+    def take() -> None:
+        read = lake.open(TABLE)
+        gone = [str(path) for path in read.get_add_actions()["path"].to_pylist()]
+        Exchange(lake).commit(TABLE, read, gone, files(lake, "new"), Mark("run", TABLE, 1))
+
+    assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), Write("query", 1))
+    assert commits.commit(TABLE, files(lake, "c"), Write("query", 2))
+    assert not other(lake).commit(TABLE, files(lake, "twice"), Write("query", 2))
+    assert Exchange(lake).has(TABLE, Mark("run", TABLE, 1))
+    assert held(lake) == ["b", "c", "new"]
+    assert sorted(row.stream for row in read_table(spark, lake, TABLE).collect()) == ["b", "c", "new"]
+    assert set(ask(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
 
 
 def test_either_goes_on_where_the_other_stopped(lake: Lake, writer: Opened, other: Opened) -> None:

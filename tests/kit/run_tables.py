@@ -1,0 +1,161 @@
+"""Tables of live and of a run: real Delta tables, from rows of which a test names what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from pipelines.history.account import Run, find_run, tell
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+Row = Mapping[str, object]
+
+FROM, TO = 1_767_225_600_000_000, 1_767_312_000_000_000
+"""µs: the range of the runs, which is the first day of 2026"""
+
+RUN_TABLES = ("copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine")
+
+_NOTHING: Mapping[str, object] = {
+    "string": "a",
+    "binary": b"",
+    "timestamp": FROM,
+    "int": 0,
+    "bigint": 0,
+    "boolean": False,
+}
+_numbers = count()
+
+
+def row(table: str, **named: object) -> Row:
+    """A row of which `named` columns matter."""
+    columns = TABLES[table].columns
+    assert set(named) <= {column.name for column in columns}
+    plain = {column.name: None if column.nullable else _NOTHING[column.type] for column in columns}
+    return {**plain, **named}
+
+
+def append(lake: Lake, table: str, rows: Iterable[Row], *, query: str | None = None) -> None:
+    """Adds rows to a table in one file and one commit, as a micro-batch does."""
+    lake.create([table])
+    files = TableFiles(lake, table)
+    for each in rows:
+        files.add(tuple(each[column.name] for column in TABLES[table].columns))
+    number = next(_numbers)
+    assert DeltaRsCommits(lake).commit(table, files.close(), Write(query or f"query{number}", number))
+
+
+def update(number: int, at: int, *, separator: str = "model/k1", **named: object) -> Row:
+    """An update, heard at `at`."""
+    key, value = separator.split("/")
+    said: dict[str, object] = {
+        "network": "n",
+        "origin": "LIVE",
+        "message": f"m{number}",
+        "from_peer": "p",
+        "separator_key": key,
+        "separator_value": value,
+        "separator_source": "topic",
+        "stream": f"s{number}",
+        "tip": f"t{number}",
+        "observed_at": at,
+        "updated_at": at + 1_000,
+        "log_offset": number,
+    }
+    return row("updates", **{**said, **named})
+
+
+def tip(number: int, at: int, **named: object) -> Row:
+    """The tip of that update."""
+    said: dict[str, object] = {"network": "n", "stream": f"s{number}", "tip": f"t{number}", "observed_at": at}
+    return row("tips", **{**said, "source": "update", **named})
+
+
+def message(number: int, at: int, **named: object) -> Row:
+    """The message of that update."""
+    said: dict[str, object] = {
+        "message": f"m{number}",
+        "network": "n",
+        "origin": "LIVE",
+        "topic": "/ceramic/n/sep/model/k1",
+        "type": "UPDATE",
+        "from_peer": "p",
+        "stream": f"s{number}",
+        "tip": f"t{number}",
+        "data": b"%d" % number,
+        "observed_at": at,
+        "kafka_offset": number,
+    }
+    return row("messages", **{**said, **named})
+
+
+def copy(number: int, at: int, **named: object) -> Row:
+    """A copy of that message."""
+    said: dict[str, object] = {"network": "n", "message": f"m{number}", "observed_at": at, "kafka_offset": number}
+    return row("copies", **{**said, **named})
+
+
+def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/k1") -> dict[str, list[Row]]:
+    """A batch of the tips of these updates, and its rows of `batch_tips`."""
+    key, value = separator.split("/")
+    held = list(numbers)
+    of_batch = row(
+        "batches",
+        cid=cid,
+        network="n",
+        origin="LIVE",
+        separator_key=key,
+        separator_value=value,
+        opened_at=at,
+        closed_at=at + 1_000_000,
+        emitted_at=at + 1_500_000,
+        streams=len(held),
+        tips=len(held),
+        block=cid.encode(),
+    )
+    tips = [row("batch_tips", cid=cid, stream=f"s{number}", tip=f"t{number}") for number in held]
+    return {"batches": [of_batch], "batch_tips": tips}
+
+
+def history(numbers: Iterable[int], *, name: str = "b", at: int = FROM) -> dict[str, list[Row]]:
+    """All tables of these updates, a second apart, ten to a batch."""
+    held = list(numbers)
+    times = {number: at + number * 1_000_000 for number in held}
+    tables: dict[str, list[Row]] = {
+        "copies": [copy(each, times[each]) for each in held],
+        "messages": [message(each, times[each]) for each in held],
+        "updates": [update(each, times[each]) for each in held],
+        "tips": [tip(each, times[each]) for each in held],
+        "batches": [],
+        "batch_tips": [],
+        "quarantine": [
+            row("quarantine", stage="message", reason="bad_tip", data=b"x%d" % each, observed_at=times[each])
+            for each in held[::10]
+        ],
+    }
+    for first in range(0, len(held), 10):
+        ten = held[first : first + 10]
+        for table, rows in batch(f"{name}{ten[0]}-{ten[-1]}-{len(ten)}", times[ten[0]], ten).items():
+            tables[table] += rows
+    return tables
+
+
+def fill(lake: Lake, tables: Mapping[str, Iterable[Row]]) -> None:
+    """Adds rows to several tables."""
+    for table, rows in tables.items():
+        append(lake, table, rows)
+
+
+def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> Run:
+    """A run in the account, whose tables are there and empty, and of the source `frames`."""
+    lake.run(name).create(RUN_TABLES)
+    said = {"source": "frames", "network": None, **details}
+    tell(lake, name, "begun", at, range_from=FROM, range_to=TO, details=said)
+    if done:
+        tell(lake, name, "done", at + 1, range_from=FROM, range_to=TO)
+    run = find_run(lake, name)
+    assert run is not None
+    return run

@@ -1,0 +1,43 @@
+"""`python swap_killed.py LAKE RUN N`: swaps a run, and dies by SIGKILL right before (N even) or right after (N odd) the
+commit N // 2. The commits are counted from 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from deltalake import DeltaTable
+
+from deploy.history.swap import swap
+from pipelines.history.account import find_run
+from pipelines.history.swap import Exchange, Mark
+from pipelines.lake.files import DataFile
+from pipelines.lake.lake import Lake
+
+
+class Killing(Exchange):
+    """Commits, one of which is the last thing that this process does."""
+
+    def __init__(self, lake: Lake, moment: int) -> None:
+        super().__init__(lake)
+        self.left = moment
+
+    def commit(self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Mark) -> None:
+        self._die()
+        super().commit(table, read, gone, files, mark)
+        self._die()
+
+    def _die(self) -> None:
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+
+
+if __name__ == "__main__":
+    lake = Lake(sys.argv[1])
+    run = find_run(lake, sys.argv[2])
+    assert run is not None
+    then = run.events[-1].happened_at + 1
+    swap(lake, run, Killing(lake, int(sys.argv[3])), lambda: then, lambda words: None)

@@ -1,0 +1,138 @@
+"""`kiln backfill list`, `diff`, `swap` and `drop`: what they print, their exit codes, and whom they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kit.run_tables import FROM, TO, begin, fill, history
+
+from conf.locks import locked
+from deploy.cli.app import run_command
+from deploy.history.runs import listed, lock_of
+from pipelines.history.account import tell, told
+from pipelines.lake.lake import Lake
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def lake(state: Path) -> Lake:
+    """Live and a run `r` that lacks its last ten updates."""
+    lake = Lake(str(state / "lake"))
+    fill(lake, history(range(30)))
+    begin(lake)
+    fill(lake.run("r"), history(range(20)))
+    return lake
+
+
+def states(lake: Lake, state: Path) -> dict[str, str]:
+    return {each.name: each.state for each in listed(lake, state)}
+
+
+def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["backfill", "diff", "r", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [found["batches"][name] for name in ("same", "only_live", "only_run")] == [2, 1, 0]
+    assert run_command(["backfill", "diff", "r"]) == 1
+    assert "2026-01-01 model/k1: 10 only live, 0 only run, 20 same" in capsys.readouterr().out
+    assert run_command(["backfill", "swap", "r"]) == 0
+    assert run_command(["backfill", "diff", "r"]) == 0
+    assert "the run equals live" in capsys.readouterr().out
+    assert run_command(["backfill", "swap", "r"]) == 0
+    assert "swapped in already: nothing to do" in capsys.readouterr().err
+
+
+def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("half", "going", "cut", "in", "gone"):
+        begin(lake, name, done=name not in ("half", "going"))
+    tell(lake, "cut", "swapping", TO + 5)
+    for number, event in enumerate(("swapping", "swapped")):
+        tell(lake, "in", event, TO + 5 + number)  # type: ignore[arg-type]  # both are events
+    tell(lake, "gone", "dropped", TO + 5)
+    with locked(state, lock_of("going")):
+        assert run_command(["backfill", "list", "--json"]) == 0
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert {name: each["state"] for name, each in found.items()} == {
+        "r": "done",
+        "half": "interrupted",
+        "going": "running",
+        "cut": "swap interrupted",
+        "in": "swapped",
+        "gone": "dropped",
+    }
+    assert found["r"]["rows"]["updates"] == 20
+    assert (found["r"]["from"], found["r"]["to"]) == ("2026-01-01T00:00:00.000000Z", "2026-01-02T00:00:00.000000Z")
+    assert run_command(["backfill", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "r  done  2026-01-01 00:00:00 to 2026-01-02 00:00:00, from frames" in shown
+    assert "updates 20" in shown
+
+
+def test_drop_removes_the_tables_and_keeps_the_account(
+    lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = lake.open("messages").version()
+    assert run_command(["backfill", "drop", "r"]) == 0
+    assert list(Path(lake.path, "backfill").iterdir()) == []
+    assert [each.event for each in told(lake)] == ["begun", "done", "dropped"]
+    assert lake.open("messages").version() == before
+    assert run_command(["backfill", "drop", "r"]) == 0
+    assert "was dropped before: nothing to do" in capsys.readouterr().err
+    assert run_command(["backfill", "diff", "r"]) == 1
+    assert "run r was dropped, and its tables are gone" in capsys.readouterr().err
+    begin(lake, at=TO + 10**15)  # a run of the same name is another
+    assert states(lake, state) == {"r": "done"}
+    assert [each.state for each in listed(lake, state)] == ["dropped", "done"]
+
+
+def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
+    lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(state, lock_of("r")):
+        for command in ("drop", "swap"):
+            assert run_command(["backfill", command, "r"]) == 1
+            assert "backfill-r" in capsys.readouterr().err
+    with locked(state, "swap"):
+        assert run_command(["backfill", "swap", "r"]) == 1
+    tell(lake, "r", "swapping", TO + 5)
+    capsys.readouterr()
+    assert run_command(["backfill", "drop", "r"]) == 1
+    assert "Type kiln backfill swap r first" in " ".join(capsys.readouterr().err.split())
+    assert lake.run("r").has("messages")
+
+
+def test_mistakes_are_told_in_words(state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("diff", "swap", "drop"):
+        assert run_command(["backfill", command, "other"]) == 1
+        assert "there is no run other in" in capsys.readouterr().err
+        assert run_command(["backfill", command, "../x"]) == 2
+    begin(lake, "half", done=False)
+    assert run_command(["backfill", "swap", "half"]) == 1
+    assert "run half is not done" in capsys.readouterr().err
+    assert run_command(["backfill", "diff", "half"]) == 1
+    assert "run half is not done: what it has not reached counts as only live" in capsys.readouterr().err
+
+
+def test_a_lake_that_is_not_there_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["backfill", "list"]) == 1
+    assert "there is no lake at" in capsys.readouterr().err
+    assert run_command(["backfill", "diff", "r"]) == 1
+    assert not state.exists()
+
+
+def test_a_table_that_cannot_be_read_is_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in Path(lake.run("r").table("updates")).glob("*.parquet"):
+        path.write_bytes(b"no table")
+    assert run_command(["backfill", "diff", "r"]) == 1
+    assert "or those of run r, cannot be read" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_range_is_of_the_run(lake: Lake, state: Path) -> None:
+    (only,) = listed(lake, state)
+    assert (only.range_from, only.range_to, only.source) == (FROM, TO, "frames")

@@ -1,0 +1,316 @@
+"""A run swapped in: live has the run's rows, whoever is killed and whoever appends meanwhile, and readers never see a
+batch without its tips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event, Thread
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
+
+from deploy.history.diff import diff
+from deploy.history.swap import SwapError, swap
+from deploy.sql.ask import ask
+from pipelines.history.account import Run, find_run, tell, told
+from pipelines.history.swap import Exchange, Mark
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[3]
+OUTSIDE = range(500, 510)
+"""Updates after the range."""
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+def swapped(lake: Lake, exchange: Exchange | None = None, name: str = "r") -> dict[str, int] | None:
+    run = find_run(lake, name)
+    assert run is not None
+    return swap(lake, run, exchange or Exchange(lake), lambda: TO + 10, lambda words: None)
+
+
+def equal(lake: Lake) -> bool:
+    run = find_run(lake, "r")
+    assert run is not None
+    return all(each.equal for each in diff(lake, run, lambda words: None))
+
+
+def column(lake: Lake, table: str, name: str) -> list[object]:
+    values: list[object] = lake.open(table).to_pyarrow_table(columns=[name])[name].to_pylist()
+    return values
+
+
+def check_reader(lake: Lake) -> None:
+    """Each batch has its tips, each tip of a batch and each tip has its update, and no row is there twice."""
+    bad = ask(
+        lake,
+        """
+        SELECT 'tips of a batch', cid FROM batches LEFT JOIN batch_tips AS t USING (cid)
+        GROUP BY cid, batches.tips HAVING count(t.tip) <> batches.tips
+        UNION ALL SELECT 'update of a batch', tip FROM batches JOIN batch_tips USING (cid)
+                  ANTI JOIN updates USING (stream, tip)
+        UNION ALL SELECT 'update of a tip', tip FROM tips ANTI JOIN updates USING (network, stream, tip)
+                  WHERE source = 'update'
+        UNION ALL SELECT 'twice', message FROM messages GROUP BY network, message HAVING count(*) > 1
+        UNION ALL SELECT 'twice', message FROM updates GROUP BY network, origin, message HAVING count(*) > 1
+        UNION ALL SELECT 'twice', cid FROM batches
+                  GROUP BY network, origin, separator_key, separator_value, opened_at, cid HAVING count(*) > 1
+        UNION ALL SELECT 'twice', cid FROM batch_tips GROUP BY cid, stream, tip HAVING count(*) > 1""",
+    )
+    assert list(bad.rows()) == []
+
+
+def other_history(lake: Lake) -> Run:
+    """Live and a run that differ in every table: the run lacks some updates and has others, in other batches."""
+    fill(lake, history(range(40)))
+    fill(lake, history(OUTSIDE, at=TO - 500_000_000, name="out"))
+    run = begin(lake)
+    tables = history(range(5, 50), name="b")
+    tables["updates"][3] = update(8, FROM + 8_000_000, separator="model/k9")
+    fill(lake.run("r"), tables)
+    return run
+
+
+# ---------------------------------------------------------------- what a swap does
+
+
+def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> None:
+    other_history(lake)
+    append(lake, "tips", [tip(900, FROM, source="batch", cid="c")])
+    theirs = [
+        row("quarantine", stage=stage, reason="r", data=stage.encode()) for stage in ("fetch", "separator", "frame")
+    ]
+    append(lake, "quarantine", theirs)
+    append(lake, "publications", [row("publications", cid="b0-9-10")])
+    assert not equal(lake)
+    after = swapped(lake)
+    assert equal(lake)
+    assert after == {table: lake.open(table).version() for table in after or ()}
+    check_reader(lake)
+    messages = {f"m{number}" for number in (*range(5, 50), *OUTSIDE)}
+    for table in ("copies", "messages", "updates"):
+        assert sorted(map(str, column(lake, table, "message"))) == sorted(messages), table
+    assert "t900" in column(lake, "tips", "tip")
+    assert {"fetch", "separator", "frame"} <= set(column(lake, "quarantine", "stage"))
+    assert column(lake, "publications", "cid") == ["b0-9-10"]
+    # what a batch of old held stays known: the batch may have been published
+    assert "b0-9-10" in column(lake, "batch_tips", "cid")
+    assert "b0-9-10" not in column(lake, "batches", "cid")
+
+
+def test_each_table_changes_by_one_commit_and_updates_by_two(lake: Lake) -> None:
+    other_history(lake)
+    lake.create(["frames"])
+    before = {table: lake.open(table).version() for table in RUN_TABLES}
+    swapped(lake)
+    commits = {table: lake.open(table).version() - before[table] for table in RUN_TABLES}
+    assert commits == {table: 2 if table == "updates" else 1 for table in RUN_TABLES}
+    assert lake.open("frames").version() == 0
+
+
+def test_a_second_swap_changes_nothing_and_says_so(lake: Lake) -> None:
+    other_history(lake)
+    assert swapped(lake)
+    before = {table: lake.open(table).version() for table in lake.tables()}
+    assert swapped(lake) is None
+    assert {table: lake.open(table).version() for table in lake.tables()} == before
+
+
+def test_a_later_run_of_the_same_name_is_another(lake: Lake) -> None:
+    other_history(lake)
+    swapped(lake)
+    tell(lake, "r", "dropped", TO + 20)
+    shutil.rmtree(lake.run("r").path)
+    begin(lake, at=TO + 30)
+    fill(lake.run("r"), history(range(3)))
+    assert swapped(lake)
+    assert equal(lake)
+
+
+def test_frames_that_live_has_not_are_added_and_none_is_removed(lake: Lake) -> None:
+    frames = [
+        row("frames", connection=b"%16d" % number, direction="IN", sequence=1, payload=b"%d" % number)
+        for number in range(4)
+    ]
+    append(lake, "frames", frames[:3])
+    begin(lake, source="files")
+    append(lake.run("r"), "frames", frames[2:])
+    swapped(lake)
+    assert set(column(lake, "frames", "payload")) == {b"0", b"1", b"2", b"3"}
+    assert len(column(lake, "frames", "payload")) == 4
+
+
+def test_a_claim_that_a_genesis_contradicts_is_told_once(lake: Lake) -> None:
+    begin(lake)
+
+    def claim(offset: int, data: bytes) -> Row:
+        place = {"kafka_partition": 0, "kafka_offset": offset, "message_index": 0}
+        return row("quarantine", stage="separator", reason="contradicts_genesis", data=data, **place)
+
+    append(lake, "quarantine", [claim(1, b"the bridge's words")])
+    append(lake.run("r"), "quarantine", [claim(1, b"the run's words"), claim(2, b"new")])
+    swapped(lake)
+    assert set(column(lake, "quarantine", "data")) == {b"new", b"the bridge's words"}
+    assert len(column(lake, "quarantine", "data")) == 2
+
+
+def test_a_run_that_is_not_done_is_refused(lake: Lake) -> None:
+    begin(lake, done=False)
+    with pytest.raises(SwapError, match="run r is not done"):
+        swapped(lake)
+
+
+def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: Lake) -> None:
+    lake.create(["frames"])
+    begin(lake)
+    append(lake, "frames", [row("frames")])
+    with pytest.raises(SwapError, match="1 frames of the range came into the table frames after run r had begun"):
+        swapped(lake)
+    assert [each.event for each in told(lake)] == ["begun", "done"]
+
+
+def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
+    other_history(lake)
+    swapped(lake)
+    for table in RUN_TABLES:
+        opened = DeltaTable(lake.table(table))
+        assert opened.protocol().min_reader_version == 1
+        by_deltalake = opened.to_pyarrow_table()
+        counted = list(ask(lake, f"SELECT count(*), count(DISTINCT COLUMNS(*)::VARCHAR) FROM {table}").rows())
+        assert counted[0][0] == by_deltalake.num_rows
+        assert by_deltalake.column_names == [column.name for column in TABLES[table].columns]
+        stated = pa.table(opened.get_add_actions(flatten=True))["num_records"].to_pylist()
+        assert sum(stated) == by_deltalake.num_rows
+
+
+# ---------------------------------------------------------------- cut short
+
+
+def killed(lake: Lake, moment: int) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = [sys.executable, str(ROOT / "tests/kit/swap_killed.py"), lake.path, "r", str(moment)]
+    return subprocess.run(script, cwd=ROOT, env=environment, check=False, timeout=120).returncode
+
+
+def test_a_swap_killed_at_any_commit_leaves_a_consistent_lake_and_goes_on(lake: Lake) -> None:
+    """Killed before and after each commit in turn, each time by the same swap that goes on."""
+    other_history(lake)
+    deaths = 0
+    while killed(lake, 1) == -signal.SIGKILL:  # right after the first commit of what is left
+        deaths += 1
+        check_reader(lake)
+        if deaths == 4:
+            assert killed(lake, 0) == -signal.SIGKILL  # its files are written, and nothing names them
+            check_reader(lake)
+    assert deaths == len(RUN_TABLES) + 1
+    check_reader(lake)
+    assert [each.event for each in told(lake)] == ["begun", "done", "swapping", "swapped"]
+    assert equal(lake)
+
+
+# ---------------------------------------------------------------- beside others
+
+
+class Meanwhile(Exchange):
+    """Something happens right before each commit, when its files are written."""
+
+    def __init__(self, lake: Lake, happens: dict[str, list[object]]) -> None:
+        super().__init__(lake)
+        self.happens = happens
+        self.seen: list[str] = []
+        self.lake = lake
+
+    def commit(self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Mark) -> None:
+        for each in self.happens.pop(table, []):
+            assert callable(each)
+            each()
+        super().commit(table, read, gone, files, mark)
+        check_reader(self.lake)
+        self.seen.append(table)
+
+
+def test_readers_are_right_after_each_commit(lake: Lake) -> None:
+    other_history(lake)
+    exchange = Meanwhile(lake, {})
+    swapped(lake, exchange)
+    assert exchange.seen.index("batch_tips") < exchange.seen.index("batches")
+
+
+def test_rows_that_come_into_the_range_while_a_swap_goes_on_stay(lake: Lake) -> None:
+    other_history(lake)
+    late = [message(number, FROM + number) for number in (700, 701)]
+    compact = [lambda: lake.open("messages").optimize.compact()]
+    exchange = Meanwhile(
+        lake,
+        {
+            "copies": [lambda: append(lake, "messages", late[:1])],  # before the step of messages is planned
+            "messages": [lambda: append(lake, "messages", late[1:]), *compact],  # when it is, and its files are gone
+        },
+    )
+    swapped(lake, exchange)
+    messages = column(lake, "messages", "message")
+    assert sorted(map(str, messages)) == sorted(f"m{number}" for number in (*range(5, 50), *OUTSIDE, 700, 701))
+    assert not list(_orphans(lake, "messages"))
+
+
+def _orphans(lake: Lake, table: str) -> set[str]:
+    """Files that no version of the table names."""
+    named = {
+        Path(path).name
+        for version in range(lake.open(table).version() + 1)
+        for path in DeltaTable(lake.table(table), version=version).file_uris()
+    }
+    return {path.name for path in Path(lake.table(table)).glob("*.parquet")} - named
+
+
+def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:
+    """One stream with one `DeltaRsCommits`, as the queries have it; five runs are swapped in meanwhile."""
+    lake.create(TABLES)
+    fill(lake, history(range(40)))
+    stop, failed, wrote = Event(), [], []
+
+    def stream() -> None:
+        commits = DeltaRsCommits(lake)
+        number = 0
+        try:
+            while not stop.is_set() or number < 20:
+                for table, made in (("messages", message), ("updates", update)):
+                    files = TableFiles(lake, table)
+                    rowed = made(1_000 + number, TO + number)
+                    files.add(tuple(rowed[column.name] for column in TABLES[table].columns))
+                    assert commits.commit(table, files.close(), Write("live", number))
+                wrote.append(f"m{1_000 + number}")
+                number += 1
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = Thread(target=stream)
+    thread.start()
+    try:
+        for number in range(4):
+            begin(lake, f"r{number}")
+            fill(lake.run(f"r{number}"), history(range(number, 40 + number)))
+            assert swapped(lake, name=f"r{number}")
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed
+    expected = sorted([*wrote, *(f"m{number}" for number in range(3, 43))])
+    for table in ("messages", "updates"):
+        assert sorted(map(str, column(lake, table, "message"))) == expected, table
