@@ -354,6 +354,30 @@ _ALL: Final = (
         ),
         ("run_id", "table_name", "expectation", "column_name"),
     ),
+    Table(
+        "runs",
+        "What became of each backfill run: one row for each event. Nothing is ever changed or removed here, also where "
+        "a run is",
+        (
+            _must("run", "string", "Name of the run. The run's tables are in the folder backfill/NAME of the lake"),
+            _must(
+                "event",
+                "string",
+                "begun, chunk (a part of the run is in the run's tables), done, swapping, swapped or dropped",
+            ),
+            _must("happened_at", "timestamp", "When, by the clock of the machine that the run ran on (UTC)"),
+            _may("range_from", "timestamp", "Beginning of the range of the run, or of the chunk (UTC)"),
+            _may("range_to", "timestamp", "End of the range of the run, or of the chunk; not in the range (UTC)"),
+            _may("rows", "bigint", "Rows that the chunk wrote, all tables together"),
+            _must(
+                "details",
+                "string",
+                "JSON. begun: where the run reads, and all settings that its results depend on. chunk: rows by table. "
+                "swapping and swapped: tables and their versions",
+            ),
+        ),
+        ("run", "event", "happened_at"),
+    ),
 )
 
 TABLES_VERSION: Final = 1

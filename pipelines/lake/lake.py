@@ -38,6 +38,10 @@ class Lake:
         """Where a table is, or would be."""
         return f"{self.path}/{name}"
 
+    def run(self, name: str) -> Lake:
+        """The lake of a backfill run: a folder in this one, with tables of the same names."""
+        return Lake(f"{self.path}/backfill/{name}", self.options)
+
     def tables(self) -> tuple[str, ...]:
         """The names of the tables that are there, sorted; none where the folder does not exist."""
         return tuple(sorted(path.parent.name for path in Path(self.path).glob("*/_delta_log")))

@@ -28,6 +28,7 @@ PROMISED = {
     "quarantine": "kafka_partition kafka_offset message_index stage reason detail data observed_at cid",
     "quality_results": "run_id run_at table_name expectation column_name success observed_value unexpected_count "
     "details",
+    "runs": "run event happened_at range_from range_to rows details",
 }
 KEYS = {
     "frames": "connection direction sequence",

@@ -1,0 +1,147 @@
+"""The account of backfill runs: the table `runs` of the live lake, a row for each event of a run. By delta-rs alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from conf.disk import to_disk
+from conf.errors import KilnError
+from pipelines.lake.lake import Lake
+from pipelines.spark.rows import arrow_schema, columns_of
+from schemas.tables import TABLES
+
+Event = Literal["begun", "chunk", "done", "swapping", "swapped", "dropped"]
+
+RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "batches", "tips", "quarantine")
+"""Tables of a run, beside the live ones. `frames` has rows only where the run did not read the live table."""
+
+_RUNS = columns_of(TABLES["runs"])
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunNameError(KilnError):
+    """A name that no run can have."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event of a run. Times are µs."""
+
+    run: str
+    event: Event
+    happened_at: int
+    range_from: int | None
+    range_to: int | None
+    rows: int | None
+    details: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was begun and not dropped. Times are µs; `details`: those of `begun`."""
+
+    name: str
+    range_from: int
+    range_to: int
+    details: Mapping[str, object]
+    events: tuple[Told, ...] = field(default=(), repr=False)
+    """all since `begun`, in order"""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's tables hold all of its range."""
+        return any(each.event == "done" for each in self.events)
+
+    @property
+    def chunks(self) -> list[Told]:
+        """The parts that are in the run's tables."""
+        return [each for each in self.events if each.event == "chunk"]
+
+
+def check_name(name: str) -> str:
+    """The name. RunNameError: no run can have it."""
+    if not _NAME.fullmatch(name):
+        raise RunNameError(f"{name!r} names no run: take a to z, 0 to 9 and -, at most 63, and not - first")
+    return name
+
+
+def told(lake: Lake) -> list[Told]:
+    """All events of all runs, in order."""
+    if not lake.has("runs"):
+        return []
+    rows = lake.open("runs").to_pyarrow_table().sort_by([("happened_at", "ascending")]).to_pylist()
+    return [
+        Told(
+            row["run"],
+            row["event"],
+            _micros(row["happened_at"]),
+            None if row["range_from"] is None else _micros(row["range_from"]),
+            None if row["range_to"] is None else _micros(row["range_to"]),
+            row["rows"],
+            json.loads(row["details"]),
+        )
+        for row in rows
+    ]
+
+
+def runs(lake: Lake) -> list[Run]:
+    """The runs that were begun and not dropped, in the order in which they were begun."""
+    events: dict[str, list[Told]] = {}
+    for each in told(lake):
+        if each.event == "dropped":
+            events.pop(each.run, None)
+        else:
+            events.setdefault(each.run, []).append(each)
+    found = []
+    for name, of_run in events.items():
+        begun = next((each for each in of_run if each.event == "begun"), None)
+        if begun is not None and begun.range_from is not None and begun.range_to is not None:
+            found.append(Run(name, begun.range_from, begun.range_to, begun.details, tuple(of_run)))
+    return found
+
+
+def find_run(lake: Lake, name: str) -> Run | None:
+    """The run of this name; None: it was never begun, or is dropped."""
+    return next((each for each in runs(lake) if each.name == name), None)
+
+
+def tell(
+    lake: Lake,
+    run: str,
+    event: Event,
+    happened_at: int,
+    *,
+    range_from: int | None = None,
+    range_to: int | None = None,
+    rows: int | None = None,
+    details: Mapping[str, object] | None = None,
+) -> None:
+    """Adds an event to the account; it is on the disk when this returns. Times are µs."""
+    lake.create(("runs",))
+    schema = arrow_schema(_RUNS)
+    row = (run, event, happened_at, range_from, range_to, rows, json.dumps(details or {}, sort_keys=True))
+    columns = [pa.array([value], each.type) for value, each in zip(row, schema, strict=True)]
+    before = lake.open("runs").version()
+    write_deltalake(
+        lake.table("runs"), pa.table(columns, schema=schema), mode="append", storage_options=lake.storage_options
+    )
+    folder = Path(lake.table("runs"))
+    for path in folder.glob("*.parquet"):
+        to_disk(path)
+    lake.keep("runs", before + 1, lake.open("runs").version())
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,110 @@
+"""Which copy of a message is kept, and which UPDATE is a new update, in history: pure, group by group (decision 21).
+
+Live, the order of processing decides both (decision 5). Here live's choice counts where there is one, and else the
+order of hearing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+NOWHERE: Final = -1
+"""`log_partition` of an update that was never in `kiln.updates`."""
+
+
+class Place(NamedTuple):
+    """Where a copy stands in the log of frames."""
+
+    partition: int
+    offset: int
+    position: int
+
+
+class CopiesOfMessage(Generic[T]):
+    """Chooses among the copies of one message (network and message id) within a chunk of time.
+
+    To be told first what is known of the message, then its copies, in the order of hearing; then `rest` says what
+    `keep` still owes. Times are µs.
+    """
+
+    def __init__(self, same: Callable[[int, int], bool]) -> None:
+        """`same`: whether copies that were heard at these two times are copies of one message."""
+        self._same = same
+        self._kept: list[int] = []
+        self._chosen: dict[Place, int] = {}  # by live, and still to come
+        self._instead: dict[Place, T] = {}
+
+    def known_elsewhere(self, at: int) -> None:
+        """A copy is kept that was heard at a time outside the chunk."""
+        self._kept.append(at)
+
+    def chosen_by_live(self, at: int, place: Place) -> None:
+        """Live keeps the copy at a place in the chunk."""
+        self._chosen[place] = at
+
+    def keep(self, at: int, place: Place, copy: T) -> bool:
+        """Whether the next copy is kept."""
+        if self._chosen.pop(place, None) is not None:
+            self._instead.pop(place, None)
+        elif any(self._same(at, other) for other in self._kept):
+            return False
+        else:
+            awaited = [each for each, other in self._chosen.items() if self._same(at, other)]
+            if awaited:
+                self._instead.setdefault(awaited[0], copy)
+                return False
+        self._kept.append(at)
+        return True
+
+    def rest(self) -> Iterable[T]:
+        """The first copy of each message whose copy of live's choice did not come: by what is known today it is no
+        good copy."""
+        return self._instead.values()
+
+
+def same_signed(remembered: int) -> Callable[[int, int], bool]:
+    """Copies of a signed message within `remembered` are one message (decision 5). µs."""
+    return lambda one, other: abs(one - other) < remembered
+
+
+def same_unsigned(horizon: int) -> Callable[[int, int], bool]:
+    """An unsigned message is one within spans of `horizon`, cut in two ways, as in `identities` of
+    `pipelines.logic.decode`. µs."""
+    half = horizon // 2
+    return lambda one, other: (
+        one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
+    )
+
+
+class Announced(NamedTuple):
+    """An UPDATE message, as far as it matters whether it is new. `heard`: µs. `claim`: origin and separator; the rest
+    of what makes an update one (stream, tip) is the group's."""
+
+    heard: int
+    claim: Hashable
+    stamped: bool
+    """whether live has it in the table `updates`"""
+
+
+def new_updates(
+    known: Iterable[tuple[int, Hashable]], announced: Iterable[tuple[Announced, T]], remembered: int
+) -> Iterator[T]:
+    """Those UPDATEs of one stream and tip that are new, in order: what live stamped, and of the others what nobody
+    announced within `remembered` µs before, and live did not stamp within `remembered` either way.
+
+    `known`: (heard, claim) of updates that are new, in the run's earlier chunks and in live. `announced`: in the order
+    of hearing.
+    """
+    taken: dict[Hashable, list[int]] = {}
+    for heard, claim in known:
+        taken.setdefault(claim, []).append(heard)
+    for each, what in announced:
+        times = taken.setdefault(each.claim, [])
+        if not each.stamped:
+            if any(abs(each.heard - at) < remembered for at in times):
+                continue
+            times.append(each.heard)
+        yield what
