@@ -259,6 +259,46 @@ FAULTS: Final = (
         "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` shows "
         "the batches that hold such updates.",
     ),
+    # ---- files of history
+    Fault(
+        "history",
+        "line_malformed",
+        "A line, or a record, of a file is not of the file's format. `detail` has the file and the line.",
+        "Nothing if other programs write into the same file. If all lines are refused, name the right format.",
+    ),
+    Fault(
+        "history",
+        "line_too_long",
+        "A line of a file is over 16 MiB, or the message in the line is over 4 MiB. Of a line over 16 MiB, `data` has "
+        "the first 64 KiB; the file has the rest.",
+        "Look at the line in the file. No gossip message is as long.",
+    ),
+    Fault(
+        "history",
+        "no_message",
+        "A line of a service log is of another service, or of an event that carries no message.",
+        "Nothing. The line is as it should be.",
+    ),
+    Fault(
+        "history",
+        "metadata_only",
+        "An event of a go-libp2p-pubsub trace. A trace never has the data of messages. Where the event is of a "
+        "received copy, the copy is in the table `copies`, and `data` is the author, the seqno and the topic as a "
+        "gossipsub message. Else `data` is the event.",
+        "Nothing. For messages with their data, read a capture file of Kiln or the output of `pubsub/sub` of Kubo.",
+    ),
+    Fault(
+        "history",
+        "file_ends_early",
+        "A file ends inside a line, an event or its compressed stream. What came before is read.",
+        "If the file is still written, or was not copied to its end, read the whole file later.",
+    ),
+    Fault(
+        "history",
+        "file_damaged",
+        "A file cannot be read beyond this place: its compression or its lengths are wrong. What came before is read.",
+        "Find a whole copy of the file, and read that copy.",
+    ),
     # ---- BEP 50
     Fault("bep50", "not_krpc", "A datagram with an item is no message of the DHT.", _DHT_SENDER),
     Fault("bep50", "no_item", "The datagram's message holds no whole mutable item.", _DHT_SENDER),

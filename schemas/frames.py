@@ -22,6 +22,9 @@ RPC_OVERSIZED: Final = "rpc_oversized"
 RPC_TOO_MANY: Final = "rpc_too_many_messages"
 TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
+METADATA_ONLY: Final = "metadata_only"
+HISTORY: Final = "history"
+"""The stage in quarantine of what is wrong with a file of history, or is missing from the file."""
 REASONS: Final = (
     FRAME_MALFORMED,
     FRAME_INVALID,
@@ -30,6 +33,7 @@ REASONS: Final = (
     RPC_TOO_MANY,
     TOPIC_NOT_UTF8,
     TOPIC_TOO_LONG,
+    METADATA_ONLY,
 )
 
 CONNECTION_BYTES: Final = 16

@@ -72,6 +72,11 @@ class Verdict(IntEnum):
     BAD = 2
     UNSIGNED = 3
     AGAINST_POLICY = 4
+    UNVERIFIABLE = 5
+
+
+UNVERIFIED: Final = "unverified/"
+"""How the id of a message begins that the log of another node tells of, without a signature that could be checked."""
 
 
 class PeerIdError(ValueError):
@@ -128,6 +133,15 @@ def message_id(message: rpc_pb2.Message) -> str:
     if message.HasField("signature"):
         return f"{peer_text(_author(message))}/{message.seqno.hex()}"
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
+
+
+def unverified_id(message: rpc_pb2.Message) -> str:
+    """The id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as message_id.
+
+    Never the id of a verified message: a line that anybody could write must not stand for what Kiln has checked.
+    """
+    author = _author(message)
+    return f"{UNVERIFIED}{peer_text(author)}/{message.seqno.hex()}" if author and message.seqno else message_id(message)
 
 
 def author_of(message: str) -> str | None:
@@ -242,6 +256,14 @@ def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
         if byte < 0x80:
             return None if byte == 0 and i > start else (value, i + 1)
     return None
+
+
+def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
+    """A peer id at the beginning of bytes, and the bytes after it; None: no peer id is there."""
+    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+        return None
+    end = size[1] + size[0]
+    return (raw[:end], raw[end:]) if _multihash(raw[:end]) is not None else None
 
 
 def _multihash(raw: bytes) -> tuple[int, bytes] | None:

@@ -62,7 +62,7 @@ _MESSAGE: Final = _must(
     "message",
     "string",
     "Message id. Signed: author/seqno in hex. Unsigned: sha256/hash of the data in hex. "
-    "Over BEP 50: bep50/target/sequence in hex",
+    "Over BEP 50: bep50/target/sequence in hex. Told by the log of another node: unverified/author/seqno in hex",
 )
 _OBSERVED: Final = _must(
     "observed_at", "timestamp", "When the frame was on the wire, by the clock of the node that captured the frame (UTC)"
@@ -73,7 +73,8 @@ _PARTITION: Final = _must("kafka_partition", "int", "Partition of the frame in k
 _OFFSET: Final = _must("kafka_offset", "bigint", "Offset of the frame in kiln.frames")
 _INDEX: Final = _must("message_index", "int", "Position of the message in the RPC of the frame, from 0")
 _VERDICT: Final = (
-    "0 not checked, 1 good signature, 2 bad signature, 3 unsigned and allowed, 4 against the policy of the network"
+    "0 not checked, 1 good signature, 2 bad signature, 3 unsigned and allowed, 4 against the policy of the network, "
+    "5 told by the log of another node, without a signature that could be checked"
 )
 
 _ALL: Final = (
@@ -169,7 +170,11 @@ _ALL: Final = (
             _may("ts", "bigint", "Time of the sender, ms since the epoch (KEEPALIVE)"),
             _may("ver", "string", "Version of the sender's node (KEEPALIVE)"),
             _may("ipfs_ver", "string", "Version of the sender's IPFS node (KEEPALIVE)"),
-            _must("data", "binary", "The bytes of the message as published"),
+            _must(
+                "data",
+                "binary",
+                "The bytes of the message as published. Out of a log of js-ceramic: made anew from the fields in the log",
+            ),
             _must("verdict", "int", f"Verdict on the copy that was kept: {_VERDICT}"),
             _must(
                 "remote_peer",

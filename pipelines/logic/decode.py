@@ -13,8 +13,17 @@ from typing import NamedTuple
 
 from schemas.cid import cid_text
 from schemas.dht.announcement import read_datagram
-from schemas.frames import BEP50, MAX_MESSAGES, RPC_TOO_MANY, gossip_messages, read_frame
-from schemas.identity import Policy, Verdict, judge, message_id, peer_of_ed25519, peer_text
+from schemas.frames import BEP50, HISTORY, MAX_MESSAGES, METADATA_ONLY, RPC_TOO_MANY, gossip_messages, read_frame
+from schemas.identity import (
+    UNVERIFIED,
+    Policy,
+    Verdict,
+    judge,
+    message_id,
+    peer_of_ed25519,
+    peer_text,
+    unverified_id,
+)
 from schemas.proto.gossipsub.rpc_pb2 import Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import PubsubMessage, read_message
@@ -169,7 +178,8 @@ class Decoder:
             place = Place(partition, offset, index)
             if judged.stage:
                 stage, reason, detail, author, copy = judged[:5]
-                yield Faulty(place, stage, reason, detail, message.data, observed_at, _known_by(frame), author, copy)
+                data = message.SerializeToString() if reason == METADATA_ONLY else message.data
+                yield Faulty(place, stage, reason, detail, data, observed_at, _known_by(frame), author, copy)
             else:
                 yield Decoded(
                     place,
@@ -226,16 +236,23 @@ class _Judged(NamedTuple):
 def _judge(message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: Decoding) -> _Judged:
     """`given`: the bridge's verdict; `network`: the frame's."""
     name = message_topic(message, table)
-    known_as = message_id(message)
+    # a bridge never says so, and a window whose batches are published must not hold what nobody could check
+    unverifiable = given == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
+    known_as = unverified_id(message) if unverifiable else message_id(message)
     if isinstance(name, Rejected):
         return _Judged("topic", name.reason, name.detail, "", Copy(network, known_as, given))
     topic = parse_topic(name)
     if topic is not None:
         network = topic.network
     copy = Copy(network, known_as, given)
-    verdict, reason = _verdict(message, name, given, how.policy(network, origin))
+    if unverifiable:
+        verdict, reason = Verdict.UNVERIFIABLE, ""
+    else:
+        verdict, reason = _verdict(message, name, given, how.policy(network, origin))
     if reason:
         return _Judged("signature", reason, "", "", copy)
+    if unverifiable and not message.HasField("data"):
+        return _Judged(HISTORY, METADATA_ONLY, "a copy of a message, of which the log has no data", "", copy)
     content = read_message(message.data, how.batch_typ)
     if isinstance(content, Rejected):
         return _Judged("message", content.reason, content.detail, _author(message, verdict) or "", copy)
@@ -310,7 +327,8 @@ def _author(message: Message, verdict: Verdict) -> str | None:
 def identities(decoded: Decoded, scope: str, horizon: int) -> tuple[bytes, bytes]:
     """Two digests by which copies of a message are known; copies agree in at least one of them.
 
-    A signed message is one for as long as the digests are remembered. An unsigned one is its bytes, which may rightly
+    A signed message is one for as long as the digests are remembered; so is an unverifiable one with author and seqno.
+    An unsigned one is its bytes, which may rightly
     come again (an unsigned QUERY is always the same): it counts as the same within its horizon (µs) only. That time is
     cut into spans of one horizon, in two ways, the second half a span later: copies less than half a span apart share
     a span in one way or the other; a repeat after a whole horizon shares none. `scope` keeps apart what must not meet.
@@ -324,7 +342,7 @@ def identities_of(
 ) -> tuple[bytes, bytes]:
     """As `identities`, from columns of the table `messages`; `observed_at` in µs."""
     start = f"{scope}\n{network}\n{message}"
-    if signed:
+    if signed or message.startswith(UNVERIFIED):
         digest = blake2b(start.encode(), digest_size=16).digest()
         return digest, digest
     early = observed_at // horizon

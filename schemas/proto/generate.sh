@@ -6,4 +6,4 @@ cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-.venv/bin/python}
 PLUGIN=${PLUGIN:-.venv/bin/protoc-gen-mypy}
 "$PYTHON" -m grpc_tools.protoc -I . --plugin=protoc-gen-mypy="$PLUGIN" --python_out=. --mypy_out=. \
-    schemas/proto/kiln/frame.proto schemas/proto/gossipsub/rpc.proto
+    schemas/proto/kiln/frame.proto schemas/proto/gossipsub/rpc.proto schemas/proto/pubsub_trace/trace.proto

@@ -90,7 +90,7 @@ class Frame(_message.Message):
     """1, 2, 3 … on this connection and direction: a gap is a lost frame"""
     verdicts: _builtins.bytes
     """one byte per message in payload: 0 not checked, 1 good signature, 2 bad, 3 unsigned and allowed, 4 against the network's
-    policy; empty = none checked
+    policy, 5 told by the log of another node, without a signature that could be checked (REPLAY only); empty = none checked
     """
     origin: Global___Frame.Origin.ValueType
     """carried into updates, batches and Delta; windows never mix origins; the bridge publishes LIVE only"""

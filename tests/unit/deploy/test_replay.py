@@ -18,9 +18,10 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from bridge.capture.tap import Connection
 from bridge.kafka.producers import FramesProducer, FramesProducerError, connect
-from deploy.traffic.replay import DEFAULT_NETWORK, Progress, connection_id, frames_of, replay, survey
+from deploy.traffic.replay import DEFAULT_NETWORK, Progress, replay
 from schemas.capture import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
 from schemas.frames import read_frame
+from schemas.history.kiln_capture import connection_id, frames_of, survey
 from schemas.identity import peer_bytes
 from schemas.proto.gossipsub import rpc_pb2
 from schemas.proto.kiln import frame_pb2

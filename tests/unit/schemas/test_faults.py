@@ -20,6 +20,7 @@ from schemas import cid, frames, genesis, identity, pubsub, topic_table
 from schemas.claims import CONTRADICTS
 from schemas.dht import announcement
 from schemas.faults import BEGIN, END, FAULTS, code_of, markdown, with_table
+from schemas.history import items
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
@@ -41,6 +42,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     pending.MALFORMED_STAGE: (pending.MALFORMED, pending.GONE),
     pending.STAGE: (*genesis.REASONS, *attempts.REASONS, blocks.TOO_LARGE),
     "receive": (OTHER_SEPARATOR,),
+    frames.HISTORY: items.REASONS,
     "batch": ("update_malformed",),
     "publisher": (BATCH_MALFORMED, BATCHES_GONE),
     "sink": ("record_malformed", "entry_malformed"),
