@@ -1,11 +1,11 @@
-"""Updates of a run to rows of `batches` and `batch_tips`: the windows of each separator, one separator after another."""
+"""Updates of a run to rows of `batches` and `batch_tips`: the windows of each separator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 import pyarrow as pa
@@ -99,21 +99,25 @@ def _batched(batching: Batching, span: Span, lake: Lake) -> Callable[[_Batches],
     return rows
 
 
+class _LogRow(NamedTuple):
+    """What `log_of` or `made_by_live` gave of a separator."""
+
+    at: int
+    rank: int
+    partition: int
+    offset: int
+    heard: int
+    stream: str
+    tip: str
+
+
 def _closed(windows: OwnerWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
-    for row in rows:
-        at, rank, offset, heard, stream, tip = _log_row(row)
-        if rank == _BATCH:
-            windows.batch(at, heard, Live(tip, offset))
+    for row in map(_LogRow._make, (each[len(_OWNER) :] for each in rows)):
+        if row.rank == _BATCH:
+            windows.batch(row.at, row.heard, Live(row.tip, row.offset))
         else:
-            yield from windows.update(heard, at, stream, cid_bytes(tip))
+            yield from windows.update(row.heard, row.at, row.stream, cid_bytes(row.tip))
     yield from windows.end()
-
-
-def _log_row(row: tuple[object, ...]) -> tuple[int, int, int, int, str, str]:
-    at, rank, _, offset, heard, stream, tip = row[4:]
-    assert isinstance(at, int) and isinstance(rank, int) and isinstance(offset, int) and isinstance(heard, int)
-    assert isinstance(stream, str) and isinstance(tip, str)
-    return at, rank, offset, heard, stream, tip
 
 
 _ORIGINS: Final[dict[str, Origin]] = {each: each for each in get_args(Origin)}

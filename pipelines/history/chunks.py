@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 _LATENESS: Final = 600_000_000
@@ -35,4 +36,4 @@ def pieces(count: int, size: int) -> int:
 def cut(whole: Span, inner: list[int]) -> list[Span]:
     """A span in chunks: between its ends and the places within it. Chunks without room are left out."""
     edges = [whole.low, *sorted({at for at in inner if whole.low < at < whole.high}), whole.high]
-    return [Span(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [Span(low, high) for low, high in pairwise(edges)]

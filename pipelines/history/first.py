@@ -74,9 +74,7 @@ def same_unsigned(horizon: int) -> Callable[[int, int], bool]:
     """An unsigned message is one within spans of `horizon`, cut in two ways, as in `identities` of
     `pipelines.logic.decode`. µs."""
     half = horizon // 2
-    return lambda one, other: (
-        one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
-    )
+    return lambda one, other: one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
 
 
 class Announced(NamedTuple):

@@ -21,9 +21,9 @@ from pipelines.logic.decode import Faulty, Place, unreadable
 from pipelines.logic.held_frames import Ranges, contains, insert
 from pipelines.transforms.archive import FRAMES, fault_records, frame_row
 from pipelines.transforms.packed import pack, unpack
-from schemas.frames import read_frame
+from schemas.frames import HISTORY, read_frame
 from schemas.history.formats import FORMATS
-from schemas.history.items import STAGE, Source, Unread
+from schemas.history.items import Source, Unread
 from schemas.history.lines import Part
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
@@ -145,7 +145,7 @@ def _from_files(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
 
 def _unread(item: Unread, name: str, at: int) -> Faulty:
     detail = f"{name}, line {item.line}: {item.detail}"
-    return Faulty(Place(0, 0, None), STAGE, item.reason, detail, item.data, at)
+    return Faulty(Place(0, 0, None), HISTORY, item.reason, detail, item.data, at)
 
 
 def _tell(faults: TableFiles, fault: Faulty, *, of_frame: bool = True) -> None:

@@ -76,6 +76,14 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     stamp: Stamp | None
 
 
+def read_candidate(data: bytes) -> Candidate:
+    """A `Candidate` out of CANDIDATES."""
+    return _READ_CANDIDATE.decode(data)
+
+
+_READ_CANDIDATE = msgspec.msgpack.Decoder(Candidate)
+
+
 @dataclass(frozen=True)
 class Where:
     """Where tasks write: the lake of a run, and, what lies beyond the range `span`, the lake `beyond`."""
@@ -179,8 +187,8 @@ def _settled(chunk: Span, horizon: int, remembered: int, where: Where) -> Callab
                     continue
                 message.take(row)
             for kept in message.kept():
-                row = with_pairs(unpack(kept))
-                (inside if row[_OBSERVED_AT] in where.span else outside).add(row, len(kept))
+                made = with_pairs(unpack(kept))
+                (inside if made[_OBSERVED_AT] in where.span else outside).add(made, len(kept))
             for candidate in message.candidates(where.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipelines.history.chunks import Span
+from pipelines.history.chunks import Span, reach
 from pipelines.logic.decode import Decoding
 from pipelines.logic.stretch import ALL, Selection
 from schemas.batch import MAX_BLOCK
@@ -40,6 +40,14 @@ class Terms:
     """whether blocks can be asked for, as in `Separating`"""
     remembered: int = 86_400_000_000
     chunk: int = CHUNK
+
+    @property
+    def reads(self) -> Span:
+        """What is read of the source: the range, and beyond both edges."""
+        far = reach(self.window, self.grace)
+        # what was said before the range is in the live tables, where the frames come from there too
+        before = far if self.source == "frames" else far + self.remembered
+        return Span(self.span.low - before, self.span.high + far)
 
     def told(self) -> dict[str, object]:
         """The terms as the account keeps them. Runs of one name have the same terms."""

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from pipelines.history.first import NOWHERE, Announced, new_updates
 from pipelines.history.grouped import MIXED, Mixed, MixedRows, Wrote, read_groups
-from pipelines.history.messages import CANDIDATE, Candidate, Stamp, Where
+from pipelines.history.messages import CANDIDATE, Candidate, Stamp, Where, read_candidate
 from pipelines.lake.files import TableFiles
 from pipelines.transforms.updates import Known, Separating, claims_of, false_claim, separate
 from schemas.records import Origin, QuarantineRecord, SeparatorRecord, SeparatorSource
@@ -122,7 +122,7 @@ def _separated(separating: Separating) -> Callable[[_Batches], _Batches]:
         out = MixedRows()
         for batch in batches:
             for data, known, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                candidate = _CANDIDATES.decode(data)
+                candidate = read_candidate(data)
                 verified: Known = {}
                 if known:
                     named = None if key is None else SeparatorRecord(key, value)
@@ -182,7 +182,7 @@ def _written(remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
             announced: list[tuple[Announced, _Update]] = []
             for row in group:
                 if row.rank == NEW:
-                    update = _UPDATES.decode(row.data)
+                    update = _read_update(row.data)
                     announced.append((Announced(row.at, update.claim, update.stamped), update))
                     if update.fault is not None:
                         fault = update.fault
@@ -206,5 +206,9 @@ def _written(remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
 
 
 _TALLIES = pa.schema([("data", pa.binary())])
-_CANDIDATES = msgspec.msgpack.Decoder(Candidate)
 _UPDATES = msgspec.msgpack.Decoder(_Update)
+
+
+def _read_update(data: bytes) -> _Update:
+    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
+    return _UPDATES.decode(data)
