@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +24,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import KilnError
-from conf.settings.durations import micros
+from conf.locks import locked
+from conf.settings.durations import micros, parse_duration
 from conf.settings.model import Settings
+from conf.settings.reading import load_settings
+from pipelines.history.account import check_name
 from pipelines.history.chunks import Span
 from pipelines.history.frames import FilePart, parts_of
 from pipelines.history.run import LIVE, Inputs, Means, Outcome, Progress, run, stopped_in_words
@@ -31,9 +37,11 @@ from pipelines.lake.commits import Commits
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.delta_spark import DeltaSparkCommits
 from pipelines.lake.lake import Lake
-from pipelines.launch import batching, decoding, separating
+from pipelines.launch import batching, decoding
 from pipelines.spark.kafka import Broker
+from pipelines.spark.session import create_session
 from schemas.history.formats import FORMATS, recognise
+from schemas.printable import printable_lines
 
 _CANCEL_EVERY: Final = 0.5  # s
 
@@ -72,7 +80,7 @@ def terms_of(settings: Settings, request: Request) -> Terms:
         as_of=request.as_of,
         block_limit=batches.block_limit,
         which=batches.which,
-        fetch=separating(settings).fetch,
+        fetch=bool(settings.ipfs.api),
         remembered=micros(settings.dedupe.signed),
         chunk=settings.backfill.chunk,
     )
@@ -169,6 +177,65 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     if {"frames", "kafka"} & set(texts):
         raise ValueError("frames, kafka, or files: one of the three")
     return "files", tuple(map(Path, texts))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What `spark-submit pipelines/jobs/backfill.py` runs. Prints each step, and at the end rows by table, as lines of
+    JSON. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = load_settings()
+        source, files = parse_source(options.source or ())
+        request = Request(
+            options.run,
+            parse_time(options.low),
+            parse_time(options.high),
+            source=source,
+            files=files,
+            window=None if options.window is None else parse_duration(options.window),
+            network=options.network,
+            as_of=None if options.as_of is None else parse_time(options.as_of),
+        )
+        with locked(settings.state, f"backfill-{check_name(request.name)}"):
+            outcome = _submitted(settings, request)
+    except (KilnError, ValueError) as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code if isinstance(error, KilnError) else 2
+    print(json.dumps({"run": outcome.name, "wrote": outcome.wrote, "rows": dict(outcome.rows)}))
+    return 0
+
+
+def _submitted(settings: Settings, request: Request) -> Outcome:
+    terms = terms_of(settings, request)
+    spark = create_session(
+        "kiln-backfill",
+        master=settings.spark.master,
+        driver_memory=settings.spark.driver_memory,
+        java_options=settings.spark.java_options,
+        jars=(),
+        extra=settings.spark.conf,
+    )
+
+    def report(progress: Progress) -> None:
+        print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.of}), flush=True)
+
+    try:
+        with stoppable(spark) as stopped:
+            return backfill(spark, settings, terms, stopped, report)
+    finally:
+        spark.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="A backfill run. docs/backfill.md explains the options.")
+    parser.add_argument("--from", dest="low", required=True, metavar="TIME")
+    parser.add_argument("--to", dest="high", required=True, metavar="TIME")
+    parser.add_argument("--run", required=True, metavar="NAME")
+    parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE")
+    parser.add_argument("--window", metavar="T")
+    parser.add_argument("--network", metavar="NAME")
+    parser.add_argument("--as-of", metavar="TIME")
+    return parser
 
 
 def _code_version() -> str:

@@ -11,7 +11,8 @@ from deploy.kafka.broker import broker
 from deploy.run.spark import spark_session
 from pipelines.backfill import Request, backfill, stoppable, terms_of
 from pipelines.history.account import check_name
-from pipelines.history.run import Outcome, Progress
+from pipelines.history.run import Outcome, Progress, begun, rows_of
+from pipelines.lake.lake import Lake
 
 
 def run_backfill(
@@ -23,9 +24,13 @@ def run_backfill(
     """
     with ExitStack() as stack:
         stack.enter_context(locked(settings.state, f"backfill-{check_name(request.name)}"))
+        terms = terms_of(settings, request)
+        found = begun(terms, Lake(str(settings.lake_folder)))
+        if found is not None and found.done:
+            return Outcome(found.name, rows_of(found), 0, 0)
         if request.source == "kafka":
             stack.enter_context(broker(settings, say))
         say("starting Spark")
         spark = stack.enter_context(spark_session(settings, "backfill"))
         stopped = stack.enter_context(stoppable(spark))
-        return backfill(spark, settings, terms_of(settings, request), stopped, report)
+        return backfill(spark, settings, terms, stopped, report)

@@ -55,7 +55,7 @@ class OwnerWindows:
         """
         heard = min(heard, clock)
         if self._clock is None:
-            self._sure = heard >= self._begin
+            self._sure = heard >= self._begin or heard in self._anchors
         elif not self._sure:
             silent = heard >= self._heard + self._length or clock >= self._clock + self._length + self._grace
             if not silent and heard in self._anchors:

@@ -111,9 +111,8 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs]) -> Outcome:
 
     RunError: there is a run of this name with other terms. StoppedError.
     """
-    check_name(terms.name)
     means.lake.create(("runs", *LIVE))
-    found = find_run(means.lake, terms.name)
+    found = begun(terms, means.lake)
     if found is None:
         read = inputs()
         details = terms.told() | {"inputs": msgspec.to_builtins(_Kept.of(read)), "version": means.version}
@@ -121,14 +120,32 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs]) -> Outcome:
         tell(means.lake, terms.name, "begun", means.now(), **span, details=details)
         found = find_run(means.lake, terms.name)
         assert found is not None
-    else:
-        others = differences(found.details, Span(found.range_from, found.range_to), terms)
-        if others:
-            raise RunError(
-                f"there is a run {terms.name} already, and {'; '.join(others)}. Take another name, or remove that run "
-                f"first: kiln backfill drop {terms.name}"
-            )
     return _Running(found, terms, means).go()
+
+
+def begun(terms: Terms, lake: Lake) -> Run | None:
+    """The run of these terms; None: it was not begun yet. RunError: there is a run of this name with other terms.
+    RunNameError: no run can have the name."""
+    found = find_run(lake, check_name(terms.name))
+    if found is None:
+        return None
+    others = differences(found.details, Span(found.range_from, found.range_to), terms)
+    if others:
+        raise RunError(
+            f"there is a run {terms.name} already, and {'; '.join(others)}. Take another name, or remove that run "
+            f"first: kiln backfill drop {terms.name}"
+        )
+    return found
+
+
+def rows_of(run: Run) -> dict[str, int]:
+    """How many rows the chunks of a run wrote, by table."""
+    rows: Counter[str] = Counter()
+    for each in run.chunks:
+        found = each.details["rows"]
+        if isinstance(found, dict):
+            rows.update(found)
+    return dict(rows)
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -47,6 +47,7 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
         (("--help",), set()),
         (("sql", "--help"), SETTINGS),
         (("broker", "stop", "--help"), SETTINGS),
+        (("backfill", "run", "--help"), SETTINGS),
         (("config", "show"), SETTINGS),
         (("config", "check"), SETTINGS),
         (("interests",), SETTINGS),
