@@ -31,7 +31,7 @@ from conf.settings.reading import load_settings
 from pipelines.history.account import check_name
 from pipelines.history.chunks import Span
 from pipelines.history.frames import FilePart, parts_of
-from pipelines.history.run import LIVE, Inputs, Means, Outcome, Progress, run, stopped_in_words
+from pipelines.history.run import LIVE, Inputs, Means, Outcome, Progress, RunError, run, stopped_in_words
 from pipelines.history.terms import Source, Terms
 from pipelines.lake.commits import Commits
 from pipelines.lake.delta_rs import DeltaRsCommits
@@ -122,7 +122,11 @@ def backfill(
     except (Py4JError, PySparkException) as error:
         if stopped():  # Spark was told to give up what it was at
             raise stopped_in_words(terms.name) from error
-        raise
+        said = str(error).strip().split("\n")[0]  # below stands a trace
+        raise RunError(
+            f"Spark has given up: {said}. What is done of the run {terms.name} is kept: the same command goes on from "
+            f"there. {settings.logs / 'backfill'} says more"
+        ) from error
 
 
 @contextmanager
