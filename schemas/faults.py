@@ -296,7 +296,8 @@ FAULTS: Final = (
     Fault(
         "history",
         "file_damaged",
-        "A file cannot be read beyond this place: its compression or its lengths are wrong. What came before is read.",
+        "A file cannot be read beyond this place: its compression or its lengths are wrong, or a capture file ends "
+        "inside a record. What came before is read.",
         "Find a whole copy of the file, and read that copy.",
     ),
     # ---- BEP 50

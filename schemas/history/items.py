@@ -30,7 +30,7 @@ class Unread(NamedTuple):
     line: int
     """from 1; in a binary file the record"""
     data: bytes
-    """the line without its end; the beginning alone where `reason` is line_too_long"""
+    """the line without its end; of a line over 16 MiB, and of what is damaged, the beginning alone"""
     reason: str
     """one of REASONS"""
     detail: str

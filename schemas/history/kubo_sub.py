@@ -46,7 +46,7 @@ def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
 def read_line(line: bytes) -> Logged | Rejected:
     try:
         said = _LINES.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected(LINE_MALFORMED, f"no line of pubsub/sub: {error}")
     if len(said.topics) != 1:
         return Rejected(LINE_MALFORMED, f"the message has {len(said.topics)} topics, not 1")

@@ -79,7 +79,7 @@ def sniff_json(line: bytes) -> bool:
     """Whether a line is an event of a JSON trace."""
     try:
         _EVENTS.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
@@ -91,7 +91,7 @@ def read_json(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[It
 def read_line(line: bytes) -> Logged | Rejected:
     try:
         event = _EVENTS.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected(LINE_MALFORMED, f"no event of a trace: {error}")
     copy = {_DUPLICATE: event.duplicateMessage, _DELIVER: event.deliverMessage}.get(event.type)
     return _logged(event.type, event.peerID, event.timestamp, copy)
@@ -130,8 +130,8 @@ def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item
         position = 0
         while (head := _uvarint(memoryview(held)[position : position + _MAX_UVARINT].tobytes())) is not None:
             length, size = head
-            if length > MAX_LINE:
-                detail = f"an event of {length} bytes; at most {MAX_LINE} are read, and no trace has one as long"
+            if not 0 < length <= MAX_LINE:
+                detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
                 yield Unread(number, bytes(held[position : position + KEPT]), FILE_DAMAGED, detail)
                 return
             start = position + size

@@ -30,6 +30,10 @@ from schemas.dht import bencode, krpc
 from schemas.dht.announcement import read_datagram
 from schemas.frames import read_frame, read_rpc
 from schemas.genesis import NeedsBlock, read_genesis
+from schemas.history.formats import FORMATS, recognise
+from schemas.history.items import REASONS as HISTORY_REASONS
+from schemas.history.items import Source, Unread
+from schemas.history.lines import WHOLE
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import read_message
@@ -201,6 +205,45 @@ def capture(data: bytes) -> None:
     with suppress(CaptureError):
         for _ in read_capture(BytesIO(data)):
             pass
+
+
+@target
+def kubo_sub(data: bytes) -> None:
+    """What Kubo's pubsub/sub answered."""
+    _history("kubo-sub", data)
+
+
+@target
+def ceramic_log(data: bytes) -> None:
+    """A service log of js-ceramic."""
+    _history("ceramic-log", data)
+
+
+@target
+def trace_json(data: bytes) -> None:
+    """A trace of go-libp2p-pubsub, in JSON."""
+    _history("pubsub-trace-json", data)
+
+
+@target
+def trace_pb(data: bytes) -> None:
+    """A trace of go-libp2p-pubsub, in protobuf."""
+    _history("pubsub-trace-pb", data)
+
+
+@target
+def history_format(data: bytes) -> None:
+    """The beginning of a file of which nobody has said the format."""
+    recognise(BytesIO(data))
+
+
+def _history(name: str, data: bytes) -> None:
+    """Every item is a Frame that the decoder takes, or has a reason."""
+    for item in FORMATS[name].read(BytesIO(data), Source(bytes(32), NETWORK, 0), WHOLE):
+        if isinstance(item, Unread):
+            assert item.reason in HISTORY_REASONS
+        else:
+            assert isinstance(read_frame(item.SerializeToString()), Frame)
 
 
 @target

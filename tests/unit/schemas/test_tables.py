@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from schemas.tables import TABLES, Column, Table
+from pipelines.logic.decode import Decoded, Decoder, Decoding
+from schemas.batch import is_block_cid, read_block, write_blocks
+from schemas.cid import cid_bytes
+from schemas.frames import CONNECTION_BYTES, DIRECTIONS, ORIGINS
+from schemas.identity import author_of, peer_bytes
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import read_message
+from schemas.queries import QUERIES
+from schemas.reject import Rejected
+from schemas.streamid import StreamID
+from schemas.tables import TABLES, Column, Table, markdown
+from schemas.topic_table import bundle_hash, parse_hello
+from schemas.topics import Topic, parse_separator_text, parse_topic
 
 # docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {
@@ -81,3 +97,120 @@ def test_the_table_names_are_the_design_s() -> None:
     listed = re.search(r"one folder a table: (.*?)\.\n", design.read_text(), re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`(\w+)`", listed.group(1))) == set(TABLES)
+
+
+# ---------------------------------------------------------------- examples
+
+COLUMNS = {f"{table.name}.{column.name}": column for table in TABLES.values() for column in table.columns}
+
+
+def binary(text: str) -> bytes:
+    """The bytes of an example, which may be cut."""
+    assert text.startswith("0x")
+    return bytes.fromhex(text[2:].removesuffix("…"))
+
+
+READ_AS: dict[str, Callable[[str], object]] = {
+    "string": str,
+    "binary": binary,
+    "boolean": ("true", "false").index,
+    "int": int,
+    "bigint": int,
+    "timestamp": datetime.fromisoformat,
+    "array<string>": json.loads,
+    "map<string,string>": json.loads,
+}
+
+
+def separator(value: str) -> object:
+    return parse_separator_text(f"model/{value}")
+
+
+def one_of(*values: str) -> Callable[[str], object]:
+    return values.index
+
+
+IDS: dict[str, Callable[[str], object]] = {
+    "stream": StreamID.parse,
+    "model": StreamID.parse,
+    "tip": cid_bytes,
+    "cid": cid_bytes,
+    "batch": cid_bytes,
+    "local_peer": peer_bytes,
+    "remote_peer": peer_bytes,
+    "from_peer": peer_bytes,
+    "sep": parse_separator_text,
+    "separator_value": separator,
+    "direction": one_of(*DIRECTIONS),
+    "origin": one_of(*ORIGINS),
+    "type": one_of("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"),
+    "topic_source": one_of("name", "index"),
+    "transport": one_of("gossipsub", "bep50"),
+    "separator_source": one_of("genesis", "topic", "model"),
+}
+"""By name of the column, what must take the example without an error."""
+
+
+def example(name: str) -> str:
+    return COLUMNS[name].example
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_column_has_an_example_of_its_type(name: str) -> None:
+    column = COLUMNS[name]
+    assert column.example
+    READ_AS[column.type](column.example)
+    IDS.get(column.name, str)(column.example)
+    if column.name == "message":
+        assert author_of(column.example) is not None
+    if column.name == "topic":
+        assert isinstance(parse_topic(column.example), Topic)
+
+
+def test_the_examples_of_bytes_are_what_their_columns_hold() -> None:
+    assert len(binary(example("frames.connection"))) == CONNECTION_BYTES
+    assert RPC.FromString(binary(example("frames.payload"))).control.graft
+    hashes = parse_hello(binary(example("frames.hello_in")))
+    topics = json.loads(example("bundles.topics"))
+    assert hashes == [bundle_hash(topics)] == [bytes.fromhex(example("bundles.hash"))]
+    assert topics == sorted(topics)
+    assert not isinstance(read_message(binary(example("messages.data"))), Rejected)
+    assert len(bytes.fromhex(example("publications.target"))) == 20  # sha1
+
+
+def test_the_example_of_a_batch_is_the_batch_of_the_example_of_an_update() -> None:
+    stream, tip = example("updates.stream"), example("updates.tip")
+    (block,) = write_blocks({stream: [cid_bytes(tip)]})
+    assert is_block_cid(cid_bytes(block.cid))
+    assert read_block(block.data) == {stream: [tip]}
+    assert block.cid == example("batches.cid") == example("batch_tips.cid") == example("messages.batch")
+    assert block.data.startswith(binary(example("batches.block")))
+    assert (example("batches.bytes"), example("batches.streams"), example("batches.tips")) == (
+        str(len(block.data)),
+        "1",
+        "1",
+    )
+
+
+def test_the_example_of_a_message_id_is_the_one_of_its_author_and_seqno() -> None:
+    message = Message(seqno=binary(example("messages.seqno")), data=binary(example("messages.data")), signature=b"x")
+    setattr(message, "from", peer_bytes(example("messages.from_peer")))
+    message.topic = example("messages.topic")
+    frame = Frame(network="n", connection=bytes(16), sequence=1, verdicts=b"\x01")
+    frame.payload = RPC(publish=[message]).SerializeToString()
+    (found,) = Decoder(Decoding()).decode_frame(frame, 0, 0)
+    assert isinstance(found, Decoded)
+    assert (found.message, found.network) == (example("messages.message"), example("messages.network"))
+
+
+def test_the_page_has_each_example_and_says_which_query_fills_a_table() -> None:
+    page = markdown()
+    for table in TABLES.values():
+        section = page.partition(f"\n## {table.name}\n")[2].partition("\n## ")[0]
+        writers = [query.name for query in QUERIES.values() if table.name in query.tables]
+        assert section.count("Filled by the query `") == len(writers)
+        assert all(f"Filled by the query `{writer}`." in section for writer in writers)
+        assert writers or "No streaming query fills the table." in section
+        for column in table.columns:
+            (line,) = [line for line in section.splitlines() if line.startswith(f"| `{column.name}` |")]
+            assert line.endswith(f"| `{column.example}` |")

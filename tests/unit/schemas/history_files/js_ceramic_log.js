@@ -1,0 +1,12 @@
+const logfmt=require('logfmt'), flat=require('flat'), util=require('util');
+const J='k2t6wyfsu4pg1yl83f5x3f2zffho0tjc7li4i5r57yycco5ke0w9gt2nfg34di', T='bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y', P='QmW4V8TbfaeSWYsbBdtqpydyid2bXkM8RFiEcCw8rHb7k2', Q='QmQotCKxiMWt935TyCBFTN23jaivxwrZ3uD58wNxeg5npi';
+const line=o=>process.stdout.write(util.format(`[${new Date(1626355473000).toUTCString()}] service=pubsub ${logfmt.stringify(flat(o))}`,'\n'));
+const env={from:Q,topicIDs:['/ceramic/testnet-clay'],seqno:'2f188761af038ec4',receivedFrom:Q};
+let n=0xc4;
+const rec=m=>line({peer:P,event:'received',topic:'/ceramic/testnet-clay',message:{...env,seqno:'2f188761af038e'+(n++).toString(16),...m}});
+rec({typ:0,stream:J,tip:T,model:J}); rec({typ:1,stream:J,id:'EiB-_'}); rec({typ:2,id:'18,32',tips:{[J]:T}}); rec({typ:2,id:'x',tips:{}});
+rec({typ:3,ts:1646925968077,ver:'2.35.0 "x" = \\',ipfsVer:''});
+line({peer:P,event:'received',topic:'/ceramic/testnet-clay',message:{...env,seqno:new Uint8Array([47,24,135,97]),data:new TextEncoder().encode('{"typ":3,"ts":1}'),typ:3,ts:1}});
+line({peer:P,event:'received',topic:'/ceramic/testnet-clay',message:{...env,seqno:Buffer.from([47,24,135,97]),data:{typ:0,doc:J,tip:T}}});
+line({peer:P,event:'published',topic:'/ceramic/testnet-clay',message:{typ:0,stream:J,tip:T,model:undefined,doc:null}});
+line({peer:P,event:'subscribed',topic:'/ceramic/testnet-clay'});
