@@ -98,7 +98,8 @@ def backfill(
     RunError: there is a run of this name with other terms. StoppedError: `stopped` said so. InputError.
     """
     # Spark's default of 200 costs more than the work of a chunk
-    spark.conf.set("spark.sql.shuffle.partitions", str(2 * spark.sparkContext.defaultParallelism))
+    parallel = spark.sparkContext.defaultParallelism
+    spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallel))
     lake = Lake(str(settings.lake_folder))
     kafka, durable = settings.broker, settings.durability == "power"
 
@@ -118,7 +119,7 @@ def backfill(
         report=report,
     )
     try:
-        return run(terms, live, lambda: _inputs(settings, lake, terms))
+        return run(terms, live, lambda: _inputs(settings, lake, terms, 2 * parallel))
     except (Py4JError, PySparkException) as error:
         if stopped():  # Spark was told to give up what it was at
             raise stopped_in_words(terms.name) from error
@@ -153,11 +154,8 @@ def stoppable(spark: SparkSession) -> Iterator[Callable[[], bool]]:
         yield asked.is_set
     finally:
         over.set()
-        asked_before = asked.is_set()
         asked.set()  # ends the thread
         watcher.join()
-        if not asked_before:
-            asked.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -249,7 +247,7 @@ def _code_version() -> str:
         return "unknown"
 
 
-def _inputs(settings: Settings, lake: Lake, terms: Terms) -> Inputs:
+def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Inputs:
     live = {name: lake.open(name).version() for name in LIVE}
     if terms.as_of is not None:
         known = _version_at(lake, "streams", terms.as_of)
@@ -257,7 +255,7 @@ def _inputs(settings: Settings, lake: Lake, terms: Terms) -> Inputs:
             del live["streams"]
         else:
             live["streams"] = known
-    inputs = Inputs(live)
+    inputs = Inputs(live, at_once)
     if terms.source == "kafka":
         return replace(inputs, kafka=_offsets(settings, terms))
     if terms.source == "files":

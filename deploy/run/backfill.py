@@ -27,7 +27,7 @@ def run_backfill(
         terms = terms_of(settings, request)
         found = begun(terms, Lake(str(settings.lake_folder)))
         if found is not None and found.done:
-            return Outcome(found.name, rows_of(found), 0, 0)
+            return Outcome(found.name, rows_of(found.chunks), 0, 0)
         if request.source == "kafka":
             stack.enter_context(broker(settings, say))
         say("starting Spark")

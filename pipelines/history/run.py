@@ -58,6 +58,8 @@ class Inputs:
 
     live: Mapping[str, int]
     """versions of the live tables; `streams` is missing where nothing was known"""
+    at_once: int = 8
+    """parts of files that are read at once"""
     kafka: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     files: Sequence[FilePart] = ()
 
@@ -115,7 +117,8 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs]) -> Outcome:
     found = begun(terms, means.lake)
     if found is None:
         read = inputs()
-        details = terms.told() | {"inputs": msgspec.to_builtins(_Kept.of(read)), "version": means.version}
+        kept = msgspec.to_builtins(_Kept.of(read, terms))
+        details = terms.told() | {"inputs": kept, "version": means.version}
         span = {"range_from": terms.span.low, "range_to": terms.span.high}
         tell(means.lake, terms.name, "begun", means.now(), **span, details=details)
         found = find_run(means.lake, terms.name)
@@ -138,10 +141,10 @@ def begun(terms: Terms, lake: Lake) -> Run | None:
     return found
 
 
-def rows_of(run: Run) -> dict[str, int]:
-    """How many rows the chunks of a run wrote, by table."""
+def rows_of(chunks: Iterable[Told]) -> dict[str, int]:
+    """How many rows chunks of a run wrote, by table."""
     rows: Counter[str] = Counter()
-    for each in run.chunks:
+    for each in chunks:
         found = each.details["rows"]
         if isinstance(found, dict):
             rows.update(found)
@@ -149,16 +152,18 @@ def rows_of(run: Run) -> dict[str, int]:
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """`Inputs` as the account keeps them."""
+    """`Inputs` as the account keeps them, and how they are cut: a run goes on by the cut with which it began."""
 
     live: dict[str, int]
+    chunk: int
+    at_once: int
     kafka: dict[str, tuple[int, int]] = {}
     files: list[str] = []
 
     @classmethod
-    def of(cls, inputs: Inputs) -> _Kept:
+    def of(cls, inputs: Inputs, terms: Terms) -> _Kept:
         packed = [msgspec.json.encode(each).decode() for each in inputs.files]
-        return cls(dict(inputs.live), dict(inputs.kafka), packed)
+        return cls(dict(inputs.live), terms.chunk, inputs.at_once, dict(inputs.kafka), packed)
 
     @property
     def parts(self) -> list[FilePart]:
@@ -196,12 +201,7 @@ class _Running:
         return str(told.details["step"]), int(str(told.details["number"]))
 
     def _rows(self) -> dict[str, int]:
-        rows: Counter[str] = Counter()
-        for each in self._done.values():
-            found = each.details["rows"]
-            if isinstance(found, dict):
-                rows.update(found)
-        return dict(rows)
+        return rows_of(self._done.values())
 
     # ---------------------------------------------------------------- tables
 
@@ -279,14 +279,14 @@ class _Running:
         terms, spark = self._terms, self._means.spark
         if terms.source == "files":
             parts = self._inputs.parts
-            at_once = max(1, spark.sparkContext.defaultParallelism * 2)
+            at_once = self._inputs.at_once
             some = [parts[at : at + at_once] for at in range(0, len(parts), at_once)]
             of_files = Wanted(terms.reads)
             return [partial(frames.from_files, spark, few, of_files, self._where) for few in some]
         wanted = Wanted(terms.reads, terms.network)
         ranges = self._inputs.kafka
         longest = max((end - first for first, end in ranges.values()), default=0)
-        each = max(1, terms.chunk // max(1, len(ranges)))
+        each = max(1, self._inputs.chunk // max(1, len(ranges)))
         return [partial(self._from_kafka, at, each, wanted) for at in range(0, longest, each)]
 
     def _from_kafka(self, at: int, count: int, wanted: Wanted) -> DataFrame:
@@ -333,7 +333,7 @@ class _Running:
         """The range, and what is read beyond its edges, in chunks of about as many frames each."""
         if ("planning", 0) not in self._done:
             inside = self._frames_of(self._terms.reads).select(F.unix_micros("observed_at").cast("double").alias("at"))
-            count = pieces(inside.count(), self._terms.chunk)
+            count = pieces(inside.count(), self._inputs.chunk)
             inner = [number / count for number in range(1, count)]
             edges = [int(at) for at in inside.approxQuantile("at", inner, _DECIMALS)] if inner else []
             self._commit("planning", 0, (), more={"edges": edges})
