@@ -6,6 +6,7 @@ order of hearing.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -31,38 +32,46 @@ class CopiesOfMessage(Generic[T]):
     """
 
     def __init__(self, same: Callable[[int, int], bool]) -> None:
-        """`same`: whether copies that were heard at these two times are copies of one message."""
+        """`same`: whether copies that were heard at these two times are copies of one message. Then copies that were
+        heard between the two are, too."""
         self._same = same
-        self._kept: list[int] = []
-        self._chosen: dict[Place, int] = {}  # by live, and still to come
-        self._instead: dict[Place, T] = {}
+        self._kept: list[int] = []  # in order, as the next list
+        self._awaited: list[int] = []  # of the copies that live chose, and that are still to come
+        self._chosen: dict[Place, int] = {}
+        self._instead: dict[int, T] = {}
 
     def known_elsewhere(self, at: int) -> None:
         """A copy is kept that was heard at a time outside the chunk."""
-        self._kept.append(at)
+        insort(self._kept, at)
 
     def chosen_by_live(self, at: int, place: Place) -> None:
         """Live keeps the copy at a place in the chunk."""
+        insort(self._awaited, at)
         self._chosen[place] = at
 
     def keep(self, at: int, place: Place, copy: T) -> bool:
         """Whether the next copy is kept."""
-        if self._chosen.pop(place, None) is not None:
-            self._instead.pop(place, None)
-        elif any(self._same(at, other) for other in self._kept):
+        chosen = self._chosen.pop(place, None)
+        if chosen is not None:
+            del self._awaited[bisect_left(self._awaited, chosen)]
+            self._instead.pop(chosen, None)
+        elif self._near(self._kept, at) is not None:
             return False
-        else:
-            awaited = [each for each, other in self._chosen.items() if self._same(at, other)]
-            if awaited:
-                self._instead.setdefault(awaited[0], copy)
-                return False
-        self._kept.append(at)
+        elif (awaited := self._near(self._awaited, at)) is not None:
+            self._instead.setdefault(awaited, copy)
+            return False
+        insort(self._kept, at)
         return True
 
     def rest(self) -> Iterable[T]:
         """The first copy of each message whose copy of live's choice did not come: by what is known today it is no
         good copy."""
         return self._instead.values()
+
+    def _near(self, times: list[int], at: int) -> int | None:
+        """One of these times at which a copy of the same message was heard. It is among the two nearest."""
+        place = bisect_left(times, at)
+        return next((each for each in times[max(0, place - 1) : place + 1] if self._same(at, each)), None)
 
 
 def same_signed(remembered: int) -> Callable[[int, int], bool]:
@@ -98,11 +107,12 @@ def new_updates(
     """
     taken: dict[Hashable, list[int]] = {}
     for heard, claim in known:
-        taken.setdefault(claim, []).append(heard)
+        insort(taken.setdefault(claim, []), heard)
     for each, what in announced:
         times = taken.setdefault(each.claim, [])
         if not each.stamped:
-            if any(abs(each.heard - at) < remembered for at in times):
+            place = bisect_left(times, each.heard)
+            if any(abs(each.heard - at) < remembered for at in times[max(0, place - 1) : place + 1]):
                 continue
-            times.append(each.heard)
+            times.insert(place, each.heard)
         yield what
