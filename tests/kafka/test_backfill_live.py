@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.ma
 FRAMES = int(os.environ.get("KILN_TEST_BACKFILL_FRAMES", "3000"))
 KILLS = int(os.environ.get("KILN_TEST_BACKFILL_KILLS", "1"))
 PREFIX = "history."
-RATE = max(150, FRAMES // 600)  # messages a second
+RATE = max(50, FRAMES // 600)  # messages a second
 WORLD = TrafficOptions(seed=5, network="local-history", separators=200, streams=1_000, garbage=0.02, forged=0.02)
 
 FRAME = "connection, direction, sequence, payload, kafka_partition, kafka_offset"
@@ -45,8 +45,7 @@ EQUAL = {
 def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """A Kiln that was killed under live traffic, and caught up."""
     servers = broker.address
-    chunk = {"KILN_BACKFILL__CHUNK": str(FRAMES // 2)}
-    kiln = kiln_beside(servers, PREFIX, tmp_path_factory.mktemp("history"), chunk)
+    kiln = kiln_beside(servers, PREFIX, tmp_path_factory.mktemp("history"))
     feed = Feed(WORLD, RATE, lambda: frames_producer(servers, PREFIX))
     feed.start()
     for _ in range(KILLS):
@@ -61,6 +60,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up", timeout=1_800)
+    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // 4)
     return kiln
 
 
