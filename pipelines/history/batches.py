@@ -7,15 +7,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, get_args
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines.history.chunks import Span
-from pipelines.history.grouped import Wrote
+from pipelines.history.grouped import TALLIES, Wrote, tallies
 from pipelines.history.owner_windows import Live, OwnerWindows
-from pipelines.history.updates import TALLIES
 from pipelines.lake.files import TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching, batch_records
@@ -94,7 +92,7 @@ def _batched(batching: Batching, span: Span, lake: Lake) -> Callable[[_Batches],
                             files[table].add(row, len(record.block) if table == "batches" else 0)
                 windows.forget(closed.window.opened_at)
         wrote = Wrote([file for each in files.values() for file in each.close()])
-        yield pa.RecordBatch.from_pydict({"data": [msgspec.msgpack.encode(wrote)]}, _TALLIES)
+        yield tallies(wrote)
 
     return rows
 
@@ -121,4 +119,3 @@ def _closed(windows: OwnerWindows, rows: Iterator[tuple[object, ...]]) -> Iterat
 
 
 _ORIGINS: Final[dict[str, Origin]] = {each: each for each in get_args(Origin)}
-_TALLIES = pa.schema([("data", pa.binary())])

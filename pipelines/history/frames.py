@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipelines.history.chunks import Span
-from pipelines.history.grouped import MIXED, TALLY, Mixed, MixedRows, Wrote, read_groups
+from pipelines.history.grouped import MIXED, TALLIES, TALLY, Mixed, MixedRows, Wrote, read_groups, tallies
 from pipelines.history.messages import Where, quarantine_row
-from pipelines.history.updates import TALLIES
 from pipelines.lake.files import TableFiles
 from pipelines.logic.decode import Faulty, Place, unreadable
 from pipelines.logic.held_frames import Ranges, contains, insert
@@ -163,22 +162,18 @@ def _mixed(partition: int, offset: int, stamp: int, frame: Frame) -> Mixed:
 def _written(where: Where) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(where.run, "frames"), TableFiles(where.beyond, "frames")
-        tallies: list[bytes] = []
+        told: list[Wrote] = []
         for group in read_groups(batches):
             ranges: Ranges = []
             for row in group:
                 if row.rank == TALLY:
-                    tallies.append(row.data)
+                    told.append(msgspec.msgpack.decode(row.data, type=Wrote))
                 elif row.rank == HELD:
                     insert(ranges, row.at, row.at)
                 elif not contains(ranges, row.at):
                     insert(ranges, row.at, row.at)
                     frame = unpack(row.data)
                     (inside if frame[_OBSERVED_AT] in where.span else outside).add(frame, len(row.data))
-        tallies.append(msgspec.msgpack.encode(Wrote(inside.close(), outside.close())))
-        yield pa.RecordBatch.from_pydict({"data": tallies}, _TALLIES)
+        yield tallies(*told, Wrote(inside.close(), outside.close()))
 
     return rows
-
-
-_TALLIES = pa.schema([("data", pa.binary())])

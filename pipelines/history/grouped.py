@@ -65,6 +65,15 @@ class Wrote(msgspec.Struct, frozen=True, array_like=True):
     frames: int = 0
 
 
+TALLIES: Final = "data binary"
+"""A `Wrote` each: what a stage gives out whose rows all go into files."""
+
+
+def tallies(*wrote: Wrote) -> pa.RecordBatch:
+    """What a task tells the driver, in TALLIES."""
+    return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, wrote), pa.binary())})
+
+
 class MixedRows:
     """Rows of a task on their way into MIXED."""
 

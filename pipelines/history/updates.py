@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipelines.history.first import NOWHERE, Announced, new_updates
-from pipelines.history.grouped import MIXED, Mixed, MixedRows, Wrote, read_groups
+from pipelines.history.grouped import MIXED, TALLIES, Mixed, MixedRows, Wrote, read_groups, tallies
 from pipelines.history.messages import CANDIDATE, Candidate, Stamp, Where, read_candidate
 from pipelines.lake.files import TableFiles
 from pipelines.transforms.updates import Known, Separating, claims_of, false_claim, separate
@@ -24,8 +24,6 @@ TAKEN_BY_RUN, TAKEN, NEW = 1, 2, 3
 update that live has; one that may be new."""
 
 KNOWN = "network string, stream string, known boolean, separator_key string, separator_value string"
-TALLIES = "data binary"
-"""A `Wrote` each."""
 
 
 class _Update(msgspec.Struct, frozen=True, array_like=True):
@@ -200,12 +198,11 @@ def _written(remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
                     told.append(heard)
                     tips.add((update.network, update.stream, update.tip, "update", None, stamp.observed_at))
         wrote = Wrote(inside.close() + tips.close() + faults.close(), outside.close())
-        yield pa.RecordBatch.from_pydict({"data": [msgspec.msgpack.encode(wrote)]}, _TALLIES)
+        yield tallies(wrote)
 
     return rows
 
 
-_TALLIES = pa.schema([("data", pa.binary())])
 _UPDATES = msgspec.msgpack.Decoder(_Update)
 
 
