@@ -18,7 +18,20 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, bep50, decode, growth, held_state, hot_path, instead, lateness, network, plots, week
+from bench import (
+    backfill,
+    batcher,
+    bep50,
+    decode,
+    growth,
+    held_state,
+    hot_path,
+    instead,
+    lateness,
+    network,
+    plots,
+    week,
+)
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
@@ -39,6 +52,7 @@ ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "load": lateness.measure_by_load,
     "batcher": batcher.measure,
     "growth": growth.measure,
+    "backfill": backfill.measure,
 }
 NAMES = (*ALONE, *ON_GROUND)
 

@@ -92,6 +92,14 @@ def peer_text(raw: bytes) -> str:
 
 
 @lru_cache(maxsize=65536)
+def raw_peer(text: str) -> bytes:
+    """The bytes of which `peer_text` made a text. ValueError: it made none such."""
+    if len(text) > 2 * _BASE58_LIMIT:  # base58 of the longest bytes that it is used for is shorter
+        return bytes.fromhex(text[1:])
+    return bytes(base58.b58decode(text))
+
+
+@lru_cache(maxsize=65536)
 def peer_bytes(text: str) -> bytes:
     """The multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…"). PeerIdError if it is neither."""
     try:

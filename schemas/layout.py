@@ -29,6 +29,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "bundles": Layout(expires=False),
     "quarantine": Layout(age="observed_at"),
     "quality_results": Layout(age="run_at"),
+    "runs": Layout(expires=False),
 }
 """By table. A table that is not here is laid out as its rows came, and keeps them."""
 

@@ -474,21 +474,43 @@ _ALL: Final = (
         "What became of each backfill run: one row for each event. Nothing is ever changed or removed here, also where "
         "a run is",
         (
-            _must("run", "string", "Name of the run. The run's tables are in the folder backfill/NAME of the lake"),
+            _must(
+                "run",
+                "string",
+                "Name of the run. The run's tables are in the folder backfill/NAME of the lake",
+                "november",
+            ),
             _must(
                 "event",
                 "string",
                 "begun, chunk (a part of the run is in the run's tables), done, swapping, swapped or dropped",
+                "chunk",
             ),
-            _must("happened_at", "timestamp", "When, by the clock of the machine that the run ran on (UTC)"),
-            _may("range_from", "timestamp", "Beginning of the range of the run, or of the chunk (UTC)"),
-            _may("range_to", "timestamp", "End of the range of the run, or of the chunk; not in the range (UTC)"),
-            _may("rows", "bigint", "Rows that the chunk wrote, all tables together"),
+            _must(
+                "happened_at",
+                "timestamp",
+                "When, by the clock of the machine that the run ran on (UTC)",
+                "2026-11-05 09:30:00.5",
+            ),
+            _may(
+                "range_from",
+                "timestamp",
+                "Beginning of the range of the run, or of the chunk (UTC)",
+                "2026-11-01 00:00:00",
+            ),
+            _may(
+                "range_to",
+                "timestamp",
+                "End of the range of the run, or of the chunk; not in the range (UTC)",
+                "2026-11-03 00:00:00",
+            ),
+            _may("rows", "bigint", "Rows that the chunk wrote, all tables together", "2318000"),
             _must(
                 "details",
                 "string",
                 "JSON. begun: where the run reads, and all settings that its results depend on. chunk: rows by table. "
                 "swapping and swapped: tables and their versions",
+                '{"step": "decoding", "number": 0, "rows": {"updates": 190000}}',
             ),
         ),
         ("run", "event", "happened_at"),

@@ -424,6 +424,12 @@ class Breaker(Section):
     streak: int = Field(default=100, ge=1)
 
 
+class Backfill(Section):
+    """Backfill runs."""
+
+    chunk: int = Field(default=1_000_000, ge=1)
+
+
 class Traffic(Section):
     """The built-in generator: what the demo network says, and what `kiln generate` writes."""
 
@@ -641,6 +647,7 @@ class Settings(Section):
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
+    backfill: Backfill = Backfill()
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
     discovery: Discovery = Discovery()

@@ -41,21 +41,23 @@ def jvm_end(patience: float = 0.0) -> JvmEndedError | None:
 
 
 @contextmanager
-def spark_session(settings: Settings) -> Iterator[SparkSession]:
-    """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts."""
-    settings.logs.mkdir(parents=True, exist_ok=True)
+def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSession]:
+    """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts; that of an
+    application of another name does so in the folder `logs/NAME`."""
+    logs = settings.logs if name == "kiln" else settings.logs / name
+    logs.mkdir(parents=True, exist_ok=True)
     # py4j tells the root logger, with traces, of each call that a JVM does not answer
-    kept = RotatingFileHandler(settings.logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
+    kept = RotatingFileHandler(logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
     logging.basicConfig(handlers=[kept])
-    with _said_to(settings.logs / "spark.out"):
+    with _said_to(logs / "spark.out"):
         spark = create_session(
-            "kiln",
+            name,
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
             java_options=f"{settings.spark.java_options} {_kept_classes()}",
             jars=spark_jars(ensure()),
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
-            logs=settings.logs,
+            logs=logs,
             ui=settings.spark.ui,
             scratch=settings.state / "scratch",
             extra=settings.spark.conf,

@@ -20,6 +20,11 @@ def read_table(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     return frame
 
 
+def read_version(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:
+    """A table as of a version."""
+    return spark.read.format("delta").option("versionAsOf", str(version)).load(lake.table(table))
+
+
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
     """Writes rows, in the table's columns, into files where they are computed. A commit makes them part of the
     table."""

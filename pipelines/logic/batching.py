@@ -46,11 +46,17 @@ def batch_stretches(
 
 
 def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:
+    """The records of one window as they go to Kafka."""
+    for record in batch_records(closed, limit):
+        yield Output("batches", batch_key(record.network, record.separator), encode(record))
+
+
+def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
     """The blocks of one window as records of `kiln.batches`: more than one where the limit asks for it."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
     for block in write_leaves(window.leaves, limit):
-        record = BatchRecord(
+        yield BatchRecord(
             network=key.network,
             origin=key.origin,
             separator=separator,
@@ -59,7 +65,6 @@ def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:
             opened_at=window.opened_at,
             closed_at=window.closes_at,
         )
-        yield Output("batches", batch_key(key.network, separator), encode(record))
 
 
 def _unreadable(partition: int, stretch: Stretch, index: int) -> Output:

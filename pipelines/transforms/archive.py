@@ -24,7 +24,7 @@ from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.rows import RowBuffer, columns_of
 from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
 from schemas.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
-from schemas.identity import Verdict, peer_text
+from schemas.identity import Verdict, peer_text, raw_peer
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.records import QuarantineRecord, encode, quarantine_key
 from schemas.reject import Rejected
@@ -194,6 +194,36 @@ def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
     )
 
 
+FrameRow = tuple[
+    *tuple[str, bytes, str, str, str, str, int, int],
+    *tuple[bytes, bytes, bytes, bytes, str, bytes, int, int, int, int],
+]
+"""A row in the order of FRAMES, times in µs."""
+
+
+def frame_of(row: FrameRow) -> Frame:
+    """The Frame of a row, to the µs: the reverse of `frame_row`."""
+    network, connection, direction, local, remote, protocol, observed_at, sequence = row[:8]
+    payload, hello_in, hello_out, verdicts, origin, address, declared_length = row[8:15]
+    return Frame(
+        network=network,
+        connection=connection,
+        direction=Frame.IN if direction == DIRECTIONS[Frame.IN] else Frame.OUT,
+        local_peer=_raw(local, protocol),
+        remote_peer=_raw(remote, protocol),
+        protocol=protocol,
+        observed_at=observed_at * 1000,
+        sequence=sequence,
+        payload=payload,
+        hello_in=hello_in,
+        hello_out=hello_out,
+        verdicts=verdicts,
+        origin=Frame.LIVE if origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
+        remote_address=address,
+        declared_length=declared_length,
+    )
+
+
 def copy_row(item: Decoded | Faulty, frame: Frame) -> _Row:
     """The row, in the order of COPIES, of a message that came IN, good or not. ValueError: the item is no copy.
 
@@ -210,6 +240,10 @@ def copy_row(item: Decoded | Faulty, frame: Frame) -> _Row:
 def _peer(raw: bytes, protocol: str) -> str:
     """A peer id as text. A node id of the BitTorrent DHT has no other text than hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
+
+
+def _raw(text: str, protocol: str) -> bytes:
+    return bytes.fromhex(text) if protocol == BEP50 else raw_peer(text)
 
 
 def message_row(item: Decoded) -> _Row:
@@ -247,15 +281,20 @@ def fault_rows(item: Faulty) -> Iterator[tuple[bytes, _Row]]:
     """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
     one record; each then holds a part, and says which."""
     own = own_identity(item)
+    for number, record in enumerate(fault_records(item)):
+        identity = blake2b(own + (number * PART).to_bytes(8), digest_size=16).digest() if number else own
+        yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
+
+
+def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
+    """What quarantine says of a fault, part after part."""
     size = len(item.data)
     for start in range(0, size or 1, PART):
         part = item.data[start : start + PART]
         detail = item.detail if size <= PART else f"bytes {start} to {start + len(part)} of {size}: {item.detail}"
-        record = QuarantineRecord(
+        yield QuarantineRecord(
             stage=item.stage, reason=item.reason, detail=detail, data=part, observed_at=item.observed_at
         )
-        identity = blake2b(own + start.to_bytes(8), digest_size=16).digest() if start else own
-        yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
 
 
 # ---------------------------------------------------------------- the second stage
@@ -270,7 +309,7 @@ def _written(lake: Lake) -> Callable[[_Batches], _Batches]:
             for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 row = unpack(data)
                 if kind == "messages":
-                    files.add(_with_pairs(row), len(data))
+                    files.add(with_pairs(row), len(data))
                     counts[str(row[_TYPE])] += 1
                     if row[_VERDICT] == Verdict.GOOD:
                         good[str(row[_AUTHOR])] += 1
@@ -292,7 +331,7 @@ def _written(lake: Lake) -> Callable[[_Batches], _Batches]:
     return rows
 
 
-def _with_pairs(row: list[object]) -> list[object]:
+def with_pairs(row: list[object]) -> list[object]:
     """A map as Arrow takes one: a list of tuples."""
     pairs = row[_TIPS]
     if isinstance(pairs, list):

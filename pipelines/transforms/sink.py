@@ -21,6 +21,7 @@ from schemas.batch import BlockError, read_block, read_foreign_block
 from schemas.queries import QUERIES
 from schemas.records import (
     UNREADABLE,
+    BatchRecord,
     decode_batch,
     decode_block,
     decode_publication,
@@ -258,7 +259,11 @@ def _update(partition: int, offset: int, now: int, key: bytes, value: bytes) -> 
 
 
 def _batch(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
-    batch = decode_batch(value)
+    return batch_rows(decode_batch(value), now)
+
+
+def batch_rows(batch: BatchRecord, emitted_at: int) -> Iterator[tuple[str, _Row, _Row]]:
+    """A batch and its tips: (table, what makes the row one, row). BlockError: its block is none. µs."""
     tips = read_block(batch.block)
     owner = (batch.network, batch.origin, batch.separator.key, batch.separator.value)
     yield (
@@ -269,7 +274,7 @@ def _batch(partition: int, offset: int, now: int, key: bytes, value: bytes) -> I
             *owner,
             batch.opened_at,
             batch.closed_at,
-            now,
+            emitted_at,
             len(tips),
             sum(map(len, tips.values())),
             len(batch.block),

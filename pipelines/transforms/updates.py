@@ -137,6 +137,22 @@ def separate(claims: Claims, stream: tuple[str, str], known: Known, how: Separat
     return Separated(claims.first, "topic" if claims.topic is not None else "model")
 
 
+def claims_of(topic: Separator | None, model: str | None) -> Claims:
+    """What an UPDATE claims: the separator of its topic, and its field `model`."""
+    return Claims(topic, None if model is None else Separator("model", model))
+
+
+def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
+    """What quarantine says of an UPDATE whose claim the genesis contradicts; `data`: of the message."""
+    return QuarantineRecord(
+        stage="separator",
+        reason=CONTRADICTS,
+        detail=contradiction(claimed, separator),
+        data=data,
+        observed_at=observed_at,
+    )
+
+
 def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         epoch, now = _epoch(), seen_at()
@@ -200,7 +216,7 @@ def _of_update(
 ) -> Iterator[Row]:
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
-    claims = Claims(item.separator, None if content.model is None else Separator("model", content.model))
+    claims = claims_of(item.separator, content.model)
     found = separate(claims, (item.network, stream), known, separating)
     named = _record_of(found.separator)
     record = UpdateRecord(
@@ -236,13 +252,7 @@ def _of_update(
         asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
         yield Row(asks, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
-        fault = QuarantineRecord(
-            stage="separator",
-            reason=CONTRADICTS,
-            detail=contradiction(found.contradicted, found.separator),
-            data=item.envelope.data,
-            observed_at=item.observed_at,
-        )
+        fault = false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
         message, _ = identities(item, item.origin, how.unsigned_horizon)
         yield Row(message + b"!", "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
 

@@ -53,6 +53,7 @@ def test_the_law_keeps_the_two_sides_apart_and_the_settings_at_the_entry_points(
     entry_points = {room for room, allowed in LAW.rooms.items() if "conf/settings" in allowed}
     assert entry_points == {
         "bridge/process",
+        "pipelines/backfill.py",
         "pipelines/launch.py",
         "pipelines/supervisor.py",
         "pipelines/submit.py",

@@ -48,6 +48,7 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
         (("sql", "--help"), SETTINGS),
         (("broker", "stop", "--help"), SETTINGS),
         (("maintain", "--help"), SETTINGS),
+        (("backfill", "run", "--help"), SETTINGS),
         (("config", "show"), SETTINGS),
         (("config", "check"), SETTINGS),
         (("interests",), SETTINGS),

@@ -1,0 +1,37 @@
+"""`kiln backfill run`: a run as a Spark application of its own, beside a running Kiln."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from conf.locks import locked
+from conf.settings.model import Settings
+from deploy.history.runs import lock_of
+from deploy.kafka.broker import broker
+from deploy.run.spark import spark_session
+from pipelines.backfill import Request, backfill, stoppable, terms_of
+from pipelines.history.account import check_name
+from pipelines.history.run import Outcome, Progress, begun, rows_of
+from pipelines.lake.lake import Lake
+
+
+def run_backfill(
+    settings: Settings, request: Request, say: Callable[[str], None], report: Callable[[Progress], None]
+) -> Outcome:
+    """Does a run, or what is left of the run of that name. One process at a time does so.
+
+    KilnError: something that a user can mend, or a signal that asked for the end.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(locked(settings.state, lock_of(check_name(request.name))))
+        terms = terms_of(settings, request)
+        found = begun(terms, Lake(str(settings.lake_folder)))
+        if found is not None and found.done:
+            return Outcome(found.name, rows_of(found.chunks), 0, 0)
+        if request.source == "kafka":
+            stack.enter_context(broker(settings, say))
+        say("starting Spark")
+        spark = stack.enter_context(spark_session(settings, "backfill"))
+        stopped = stack.enter_context(stoppable(spark))
+        return backfill(spark, settings, terms, stopped, report)

@@ -1,0 +1,306 @@
+"""A backfill run as the settings and a request say: terms, what it reads, and what it works with."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from kafka import KafkaConsumer, TopicPartition
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from conf.errors import KilnError
+from conf.locks import locked
+from conf.settings.durations import micros, parse_duration
+from conf.settings.model import Settings
+from conf.settings.reading import load_settings
+from pipelines.history.account import check_name
+from pipelines.history.chunks import Span
+from pipelines.history.frames import FilePart, parts_of
+from pipelines.history.run import LIVE, Inputs, Means, Outcome, Progress, RunError, run, stopped_in_words
+from pipelines.history.terms import Source, Terms
+from pipelines.lake.commits import Commits
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.delta_spark import DeltaSparkCommits
+from pipelines.lake.lake import Lake
+from pipelines.launch import batching, decoding
+from pipelines.spark.kafka import Broker
+from pipelines.spark.session import create_session
+from schemas.history.formats import FORMATS, recognise
+from schemas.printable import printable_lines
+
+_CANCEL_EVERY: Final = 0.5  # s
+
+
+class InputError(KilnError):
+    """What a run is to read cannot be read."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a run. Times are µs."""
+
+    name: str
+    low: int
+    high: int
+    source: Source = "frames"
+    files: tuple[Path, ...] = ()
+    window: timedelta | None = None
+    """None: that of the settings"""
+    network: str | None = None
+    as_of: int | None = None
+
+
+def terms_of(settings: Settings, request: Request) -> Terms:
+    """The terms of a run. BundleError: the settings' topic bundles contradict those of the table `bundles`."""
+    batches = batching(settings)
+    return Terms(
+        name=request.name,
+        span=Span(request.low, request.high),
+        decoding=decoding(settings),
+        window=batches.window if request.window is None else micros(request.window),
+        grace=batches.grace,
+        source=request.source,
+        files=tuple(str(path.absolute()) for path in request.files),
+        network=request.network,
+        as_of=request.as_of,
+        block_limit=batches.block_limit,
+        which=batches.which,
+        fetch=bool(settings.ipfs.api),
+        remembered=micros(settings.dedupe.signed),
+        chunk=settings.backfill.chunk,
+    )
+
+
+def backfill(
+    spark: SparkSession,
+    settings: Settings,
+    terms: Terms,
+    stopped: Callable[[], bool],
+    report: Callable[[Progress], None],
+) -> Outcome:
+    """Does a run, or what is left of it.
+
+    RunError: there is a run of this name with other terms. StoppedError: `stopped` said so. InputError.
+    """
+    # Spark's default of 200 costs more than the work of a chunk
+    parallel = spark.sparkContext.defaultParallelism
+    spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallel))
+    lake = Lake(str(settings.lake_folder))
+    kafka, durable = settings.broker, settings.durability == "power"
+
+    def commits(where: Lake) -> Commits:
+        if settings.lake.writer == "delta-rs":
+            return DeltaRsCommits(where, durable=durable)
+        return DeltaSparkCommits(where, spark, durable=durable)
+
+    live = Means(
+        spark=spark,
+        lake=lake,
+        commits=commits,
+        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" else {}),
+        now=lambda: time.time_ns() // 1000,
+        version=_code_version(),
+        stopped=stopped,
+        report=report,
+    )
+    try:
+        return run(terms, live, lambda: _inputs(settings, lake, terms, 2 * parallel))
+    except (Py4JError, PySparkException) as error:
+        if stopped():  # Spark was told to give up what it was at
+            raise stopped_in_words(terms.name) from error
+        said = str(error).strip().split("\n")[0]  # below stands a trace
+        raise RunError(
+            f"Spark has given up: {said}. What is done of the run {terms.name} is kept: the same command goes on from "
+            f"there. {settings.logs / 'backfill'} says more"
+        ) from error
+
+
+@contextmanager
+def stoppable(spark: SparkSession) -> Iterator[Callable[[], bool]]:
+    """While this lasts, SIGTERM and Ctrl-C end what Spark is at; gives whether one came. A second Ctrl-C waits for
+    nothing."""
+    asked, over = threading.Event(), threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    def cancel() -> None:
+        asked.wait()
+        while not over.wait(_CANCEL_EVERY):  # the next job may just begin
+            with suppress(Py4JError):
+                spark.sparkContext.cancelAllJobs()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    watcher = threading.Thread(target=cancel, name="stop", daemon=True)
+    watcher.start()
+    try:
+        yield asked.is_set
+    finally:
+        over.set()
+        asked.set()  # ends the thread
+        watcher.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def parse_time(text: str) -> int:
+    """ISO 8601 as µs; without a zone, UTC. ValueError: it is no time."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a time such as 2026-11-01 or 2026-11-01T12:00:00Z") from None
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
+    """`frames`, `kafka` or files. ValueError: a mixture."""
+    if list(texts) in ([], ["frames"]):
+        return "frames", ()
+    if list(texts) == ["kafka"]:
+        return "kafka", ()
+    if {"frames", "kafka"} & set(texts):
+        raise ValueError("frames, kafka, or files: one of the three")
+    return "files", tuple(map(Path, texts))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What `spark-submit pipelines/jobs/backfill.py` runs. Prints each step, and at the end rows by table, as lines of
+    JSON. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = load_settings()
+        source, files = parse_source(options.source or ())
+        request = Request(
+            options.run,
+            parse_time(options.low),
+            parse_time(options.high),
+            source=source,
+            files=files,
+            window=None if options.window is None else parse_duration(options.window),
+            network=options.network,
+            as_of=None if options.as_of is None else parse_time(options.as_of),
+        )
+        with locked(settings.state, f"backfill-{check_name(request.name)}"):
+            outcome = _submitted(settings, request)
+    except (KilnError, ValueError) as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code if isinstance(error, KilnError) else 2
+    print(json.dumps({"run": outcome.name, "wrote": outcome.wrote, "rows": dict(outcome.rows)}))
+    return 0
+
+
+def _submitted(settings: Settings, request: Request) -> Outcome:
+    terms = terms_of(settings, request)
+    spark = create_session(
+        "kiln-backfill",
+        master=settings.spark.master,
+        driver_memory=settings.spark.driver_memory,
+        java_options=settings.spark.java_options,
+        jars=(),
+        extra=settings.spark.conf,
+    )
+
+    def report(progress: Progress) -> None:
+        print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.of}), flush=True)
+
+    try:
+        with stoppable(spark) as stopped:
+            return backfill(spark, settings, terms, stopped, report)
+    finally:
+        spark.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="A backfill run. docs/backfill.md explains the options.")
+    parser.add_argument("--from", dest="low", required=True, metavar="TIME")
+    parser.add_argument("--to", dest="high", required=True, metavar="TIME")
+    parser.add_argument("--run", required=True, metavar="NAME")
+    parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE")
+    parser.add_argument("--window", metavar="T")
+    parser.add_argument("--network", metavar="NAME")
+    parser.add_argument("--as-of", metavar="TIME")
+    return parser
+
+
+def _code_version() -> str:
+    try:
+        return version("kiln")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Inputs:
+    live = {name: lake.open(name).version() for name in LIVE}
+    if terms.as_of is not None:
+        known = _version_at(lake, "streams", terms.as_of)
+        if known is None:
+            del live["streams"]
+        else:
+            live["streams"] = known
+    inputs = Inputs(live, at_once)
+    if terms.source == "kafka":
+        return replace(inputs, kafka=_offsets(settings, terms))
+    if terms.source == "files":
+        return replace(inputs, files=[part for file in terms.files for part in _parts(file, terms, settings.network)])
+    return inputs
+
+
+def _version_at(lake: Lake, table: str, at: int) -> int | None:
+    """The newest version of a table that was there at a time, µs; None: none was."""
+    commits = lake.open(table).history()
+    there = [int(str(each["version"])) for each in commits if int(str(each["timestamp"])) * 1000 <= at]
+    return max(there, default=None)
+
+
+def _offsets(settings: Settings, terms: Terms) -> dict[str, tuple[int, int]]:
+    """By partition of `kiln.frames`, the offset of the first record that the broker stamped when the run's reading
+    begins, or later, and the end. A frame is stamped after it was heard, however late."""
+    kafka = settings.broker
+    consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
+    try:
+        topic = kafka.topic("frames")
+        parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]
+        if not parts:
+            raise InputError(f"the broker at {kafka.servers} has no topic {topic}")
+        since = max(0, (terms.reads.low) // 1000)
+        ends = consumer.end_offsets(parts)
+        found = consumer.offsets_for_times(dict.fromkeys(parts, since))
+        return {
+            str(part.partition): (ends[part] if found[part] is None else found[part].offset, ends[part])
+            for part in parts
+        }
+    finally:
+        consumer.close()
+
+
+def _parts(file: str, terms: Terms, fallback: str) -> list[FilePart]:
+    path = Path(file)
+    try:
+        with path.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").digest()
+            opened.seek(0)
+            found = recognise(opened)
+        heard_at = path.stat().st_mtime_ns
+        if found is None:
+            raise InputError(f"{file} is of no format that Kiln reads: {', '.join(FORMATS)}")
+        return parts_of(file, found.name, digest, terms.network or fallback, heard_at)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from error

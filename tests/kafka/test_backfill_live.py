@@ -1,0 +1,130 @@
+"""Backfill against what live made (decision 21): generated traffic through the live queries with kill -9, then the same
+out of the table `frames` and out of Kafka, to the CID; and a run that is killed itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from datetime import UTC, datetime
+
+import duckdb
+import pytest
+from kit.awaiting import wait_until
+from kit.kiln_process import Kiln, kill_all
+from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
+
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.traffic import TrafficOptions
+from deploy.traffic.feed import Feed
+from pipelines.history.account import find_run
+from pipelines.lake.lake import Lake
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_600)]
+
+FRAMES = int(os.environ.get("KILN_TEST_BACKFILL_FRAMES", "3000"))
+KILLS = int(os.environ.get("KILN_TEST_BACKFILL_KILLS", "1"))
+PREFIX = "history."
+RATE = max(50, FRAMES // 600)  # messages a second
+WORLD = TrafficOptions(seed=5, network="local-history", separators=200, streams=1_000, garbage=0.02, forged=0.02)
+
+FRAME = "connection, direction, sequence, payload, kafka_partition, kafka_offset"
+EQUAL = {
+    "copies": ("kafka_partition, kafka_offset, message_index, network, message, remote_peer, verdict", "observed_at"),
+    "messages": (
+        "network, message, origin, type, from_peer, seqno, stream, tip, model, sep, batch, data",
+        "observed_at",
+    ),
+    "updates": ("*", "least(observed_at, updated_at)"),
+    "batches": ("*", "opened_at"),
+}
+"""What is to be equal of each table, and the time that says whether a row is of the range."""
+
+
+@pytest.fixture(scope="module")
+def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
+    """A Kiln that was killed under live traffic, and caught up."""
+    servers = broker.address
+    kiln = kiln_beside(servers, PREFIX, tmp_path_factory.mktemp("history"))
+    feed = Feed(WORLD, RATE, lambda: frames_producer(servers, PREFIX))
+    feed.start()
+    for _ in range(KILLS):
+        with new_records(servers, f"{PREFIX}batches") as watched:
+            process = kiln.start("run", "--no-network")
+            try:
+                await_records(watched, 20)
+            finally:
+                kill_all(process)
+    with new_records(servers, f"{PREFIX}frames") as watched:
+        await_records(watched, FRAMES // 3)
+    feed.stop()
+    assert feed.error is None
+    kiln.run("run", "--catch-up", timeout=1_800)
+    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // 4)
+    return kiln
+
+
+@pytest.fixture(scope="module")
+def middle(kiln: Kiln) -> tuple[str, str]:
+    """A range whose edges lie in the midst of the traffic."""
+    (row,) = kiln.sql("select epoch_us(min(observed_at)) as low, epoch_us(max(observed_at)) as high from frames")
+    low, high = int(str(row["low"])), int(str(row["high"]))
+    return _iso(low + (high - low) // 4), _iso(high - (high - low) // 4)
+
+
+def _iso(at: int) -> str:
+    return datetime.fromtimestamp(at / 1_000_000, UTC).isoformat()
+
+
+def differences(kiln: Kiln, run: str, table: str, low: str, high: str) -> list[object]:
+    """Rows that live has in the range and the run has not, or the other way round."""
+    columns, time = EQUAL.get(table, (FRAME, "observed_at"))
+    lake = Lake(str(kiln.lake))
+    within = f"{time} >= timestamptz '{low}' and {time} < timestamptz '{high}'"
+    of_live, of_run = f"select {columns} from live where {within}", f"select {columns} from made where {within}"
+    with duckdb.connect() as tables:
+        tables.register("live", lake.open(table).to_pyarrow_table())
+        tables.register("made", lake.run(run).open(table).to_pyarrow_table())
+        assert tables.sql(of_live).fetchall() != []
+        found = [f"({of_live}) except all ({of_run})", f"({of_run}) except all ({of_live})"]
+        found.append(f"select * from made where not ({within})")
+        return [row for query in found for row in tables.sql(f"from ({query}) limit 3").fetchall()]
+
+
+def test_a_run_that_is_killed_and_called_again_gives_what_live_has(kiln: Kiln, middle: tuple[str, str]) -> None:
+    low, high = middle
+    command = ("backfill", "run", "--from", low, "--to", high, "--run", "killed")
+    lake = Lake(str(kiln.lake))
+
+    def chunks() -> int:
+        found = find_run(lake, "killed")
+        return 0 if found is None else sum(each.details["step"] == "decoding" for each in found.chunks)
+
+    process = kiln.start(*command)
+    try:
+        wait_until(lambda: chunks() > 0 or process.poll() is not None, "a chunk of the run", 600)
+    finally:
+        kill_all(process)
+    found = find_run(lake, "killed")
+    assert found is not None
+    assert not found.done
+    done = json.loads(kiln.run(*command, "--json", timeout=1_800).stdout)
+    assert done["wrote"] > 0
+    for table in EQUAL:
+        assert differences(kiln, "killed", table, low, high) == [], table
+    assert json.loads(kiln.run(*command, "--json").stdout)["wrote"] == 0
+
+
+def test_kafka_gives_the_same_and_a_signal_ends_a_run_in_words(kiln: Kiln, middle: tuple[str, str]) -> None:
+    low, high = middle
+    command = ("backfill", "run", "--from", low, "--to", high, "--run", "of-kafka", "--source", "kafka")
+    lake = Lake(str(kiln.lake))
+    process = kiln.start(*command)
+    wait_until(lambda: find_run(lake, "of-kafka") is not None or process.poll() is not None, "the run", 600)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 130
+    said = (kiln.state / "started.out").read_text(encoding="utf-8")
+    assert "the run of-kafka is stopped. What is done is kept: the same command goes on from there" in said
+    kiln.run(*command, timeout=1_800)
+    for table in (*EQUAL, "frames"):
+        assert differences(kiln, "of-kafka", table, low, high) == [], table

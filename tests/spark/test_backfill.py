@@ -1,0 +1,184 @@
+"""Backfill runs on a real Spark and real tables (decision 21): out of a file against a model, out of `frames` against
+the tables that are there, at edges, with what became known later, and beside a run of the same name."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from kit.log_model import Update, block_of, cid_of, windows_of
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Backfill, Settings, Spark
+from deploy.run.spark import spark_session
+from deploy.traffic import Traffic, TrafficOptions, write_traffic
+from deploy.traffic.ledger import Ledger, MessageEntry
+from pipelines.backfill import Request, backfill, terms_of
+from pipelines.history.account import find_run
+from pipelines.history.run import Outcome, RunError, StoppedError
+from pipelines.lake.lake import Lake
+from pipelines.spark.rows import arrow_schema
+from schemas.tables import TABLES
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+START = 1_750_000_000_000_000  # µs
+END = START + 12_000_000
+WINDOW = 1_000_000
+OPTIONS = TrafficOptions(
+    seed=3, network="local-history", separators=6, streams=40, reannounced=0.15, forged=0.05, peers=3, copies=2
+).for_capture()
+Rows = list[tuple[object, ...]]
+
+
+@dataclass
+class World:
+    """A lake that holds what a run out of a capture file gave, as if it had been live."""
+
+    spark: SparkSession
+    settings: Settings
+    file: Path
+    ledger: Ledger
+    lake: Lake
+
+    def run(self, name: str, **more: object) -> Outcome:
+        asked = replace(Request(name, START, END), **more)  # type: ignore[arg-type]  # the fields of a Request
+        return self.make(asked)
+
+    def make(self, asked: Request, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000) -> Outcome:
+        settings = self.settings.model_copy(update={"backfill": Backfill(chunk=chunk)})
+        return backfill(self.spark, settings, terms_of(settings, asked), stopped, lambda _: None)
+
+    def rows(self, run: str | None, table: str) -> Rows:
+        lake = self.lake if run is None else self.lake.run(run)
+        found = lake.open(table).to_pyarrow_table()
+        for number, field in enumerate(found.schema):
+            if pa.types.is_timestamp(field.type):
+                found = found.set_column(number, field.name, found[field.name].cast(pa.int64()))
+        return sorted((tuple(map(_plain, row.values())) for row in found.to_pylist()), key=repr)
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("history")
+    traffic = Traffic(OPTIONS, START * 1000, 30)
+    file = folder / "traffic.rpc.gz"
+    with gzip.open(file, "wb") as packed:
+        write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=10_000_000_000))
+    assert traffic.ledger is not None
+    settings = Settings(state=folder / "state", network=OPTIONS.network, spark=Spark(master="local[2]"))
+    with spark_session(settings, "backfill") as spark:
+        lake = Lake(str(settings.lake_folder))
+        world = World(spark, settings, file, traffic.ledger, lake)
+        world.make(Request("heard", START, END, source="files", files=(file,)), chunk=400)
+        for table in ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine"):
+            shutil.rmtree(lake.table(table), ignore_errors=True)
+            shutil.copytree(lake.run("heard").table(table), lake.table(table))
+        yield world
+
+
+def updates_of(ledger: Ledger) -> list[MessageEntry]:
+    """UPDATEs that are messages, in the order of hearing; each tip once for each separator."""
+    said = [entry for entry in ledger.messages.values() if entry.type == "UPDATE" and entry.outcome == "message"]
+    said.sort(key=lambda entry: entry.first_good_at or 0)
+    new: dict[tuple[object, ...], MessageEntry] = {}
+    for entry in said:
+        owner = entry.separator and (entry.separator.key, entry.separator.value)
+        new.setdefault((entry.network, owner, entry.stream, entry.tip), entry)
+    return list(new.values())
+
+
+def test_a_capture_file_gives_the_messages_and_the_batches_of_hearing_time(world: World) -> None:
+    """The ideal: windows over what was heard, when it was heard, by another program."""
+    good = {each for each, entry in world.ledger.messages.items() if entry.outcome == "message" and entry.good_copies}
+    assert {(row[1], row[0]) for row in world.rows("heard", "messages")} == good
+    updates = updates_of(world.ledger)
+    assert len(world.rows("heard", "updates")) == len(updates) > 60
+    log = [
+        (heard, Update((e.network, "REPLAY", e.separator.key, e.separator.value), e.stream or "", e.tip or "", heard))
+        for e in updates
+        if e.separator is not None and (heard := (e.first_good_at or 0) // 1000)
+    ]
+    ideal = windows_of([*log, (END + 10 * WINDOW, None)], WINDOW)
+    expected = {(*window.owner, window.opened_at, cid_of(block_of(window.tips))) for window in ideal}
+    assert len(expected) > 10
+    made = {(*row[1:5], row[5], row[0]) for row in world.rows("heard", "batches")}
+    assert made == expected
+
+
+def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_stopped(world: World) -> None:
+    asked = Request("again", START, END)
+    calls: list[int] = []
+
+    def stop_at_third() -> bool:
+        calls.append(1)
+        return len(calls) == 3
+
+    with pytest.raises(StoppedError, match=r"^the run again is stopped\. .* goes on from there$"):
+        world.make(asked, stop_at_third, chunk=400)
+    found = find_run(world.lake, "again")
+    assert found is not None
+    assert not found.done
+    assert world.make(asked, chunk=400).wrote > 0
+    for table in ("copies", "messages", "updates", "tips", "batches", "batch_tips"):
+        assert world.rows("again", table) == world.rows(None, table), table
+        assert world.rows("again", table), table
+    assert world.rows("again", "frames") == []
+
+
+def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -> None:
+    world.run("once")
+    before = {table: world.lake.run("once").open(table).version() for table in world.lake.run("once").tables()}
+    done = world.run("once")
+    assert done.wrote == 0
+    assert done.rows["messages"] == len(world.rows(None, "messages"))
+    assert before == {table: world.lake.run("once").open(table).version() for table in before}
+    with pytest.raises(RunError, match="there is a run once already, and its T in µs is 1000000, not 5000000"):
+        world.run("once", window=timedelta(seconds=5))
+    with pytest.raises(RunError, match="its range is another"):
+        world.run("once", high=END + 1)
+
+
+def test_two_runs_that_meet_give_what_one_run_gives(world: World) -> None:
+    """Also where messages, repeats and windows lie across the edge."""
+    middle = START + 5_300_000
+    world.run("early", high=middle)
+    world.run("late", low=middle)
+    for table in ("copies", "messages", "updates", "batches"):
+        early, late = world.rows("early", table), world.rows("late", table)
+        assert early
+        assert late
+        assert sorted(early + late, key=repr) == world.rows(None, table), table
+
+
+def test_later_truth_moves_an_update_and_as_of_takes_what_was_known_then(world: World) -> None:
+    now = max(path.stat().st_mtime_ns for path in Path(world.lake.table("streams")).glob("_delta_log/*")) // 1000
+    claimed = [row for row in world.rows(None, "updates") if row[4] == "model" and row[6] == "topic"]
+    network, value, stream = claimed[0][0], claimed[0][5], claimed[0][7]
+    other = next(row[5] for row in world.rows(None, "updates") if row[4] == "model" and row[5] != value)
+    schema = arrow_schema(TABLES["streams"].columns)
+    told = pa.table([[network], [stream], ["model"], [other], ["genesis"]], schema=schema)
+    write_deltalake(world.lake.table("streams"), told, mode="append")
+    world.run("today")
+    moved = [row for row in world.rows("today", "updates") if row[7] == stream]
+    assert moved
+    assert {row[4:7] for row in moved} == {("model", other, "genesis")}
+    tips = {row[8] for row in moved}
+    of_other = {row[0] for row in world.rows("today", "batches") if row[3:5] == ("model", other)}
+    assert tips <= {row[2] for row in world.rows("today", "batch_tips") if row[0] in of_other and row[1] == stream}
+    assert any(row[5] == "contradicts_genesis" for row in world.rows("today", "quarantine"))
+    world.run("then", as_of=now)
+    for table in ("updates", "batches", "messages"):
+        assert world.rows("then", table) == world.rows(None, table), table

@@ -1,0 +1,57 @@
+"""`kiln backfill run`: what its options must be, and what it says of its run (decision 21)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.cli.app import run_command
+from deploy.cli.exits import USAGE
+from deploy.show.backfill import Pace, as_object, told
+from pipelines.history.run import Outcome, Progress
+
+RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--from", "soon", "--to", "2026-11-03"), "--from soon: expected a time such as 2026-11-01"),
+        (("--from", "2026-11-03", "--to", "2026-11-03"), "the range ends before it begins"),
+        ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
+        ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file"),
+        ((*RANGE, "--window", "0s"), "--window 0s: expected more than nothing"),
+        ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
+        ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["backfill", "run", "--run", "a", "--state", str(tmp_path), *arguments]) == USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["backfill", "run", "--run", "../a", "--state", str(tmp_path), *RANGE]) == USAGE
+    assert "'../a' names no run" in capsys.readouterr().err
+    assert not (tmp_path / "lake").exists()
+
+
+def test_the_pace_of_a_run_is_that_of_its_step() -> None:
+    times = iter([100.0, 110.0, 120.0, 200.0])
+    pace = Pace(lambda: next(times))
+    day = 1_793_491_200_000_000  # 2026-11-01
+    assert pace.words(Progress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
+    half = pace.words(Progress("decoding", 2, 4, day, frames=5_000, rows=7_000))
+    assert half == "decoding: 2 of 4, up to 2026-11-01 00:00:00, 7,000 rows, 500 frames/s, 0:00:10 left in this step"
+    assert pace.words(Progress("decoding", 4, 4, frames=10_000, rows=9_000)).endswith("9,000 rows, 500 frames/s")
+    assert pace.words(Progress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
+
+
+def test_the_end_of_a_run_in_words_and_as_json() -> None:
+    outcome = Outcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
+    assert told(outcome) == "the run november is done: 7 batches, 2,000 updates"
+    assert told(Outcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
+    assert as_object(outcome) == {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows}

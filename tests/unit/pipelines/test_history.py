@@ -1,0 +1,133 @@
+"""pipelines.history without Spark: chunks, terms, the account of runs, and a frame out of its row (decision 21)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.backfill import parse_source, parse_time
+from pipelines.history.account import RunNameError, check_name, find_run, runs, tell
+from pipelines.history.chunks import Span, cut, pieces, reach
+from pipelines.history.terms import Terms, differences
+from pipelines.lake.lake import Lake
+from pipelines.logic.decode import Decoding
+from pipelines.transforms.archive import frame_of, frame_row
+from schemas.frames import BEP50
+from schemas.identity import peer_text, raw_peer
+from schemas.proto.kiln.frame_pb2 import Frame
+
+TERMS = Terms("a-run", Span(10, 20), Decoding())
+
+
+@given(st.integers(0, 100), st.integers(1, 100), st.lists(st.integers(-10, 210)))
+def test_chunks_are_the_whole_once(low: int, length: int, inner: list[int]) -> None:
+    chunks = cut(Span(low, low + length), inner)
+    assert [at for chunk in chunks for at in range(*chunk)] == list(range(low, low + length))
+    assert all(chunk.low < chunk.high for chunk in chunks)
+
+
+def test_pieces_and_reach() -> None:
+    assert [pieces(count, 10) for count in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
+    assert reach(5, 2) == 600_000_007
+
+
+def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> None:
+    terms = replace(TERMS, window=5, grace=2, remembered=1_000)
+    assert terms.reads == Span(10 - 600_000_007, 20 + 600_000_007)
+    assert replace(terms, source="kafka").reads == Span(10 - 600_001_007, 20 + 600_000_007)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"window": 5}, "its T in µs is 1000000, not 5"),
+        ({"span": Span(10, 21)}, "its range is another"),
+        ({"source": "kafka"}, "its source is frames, not kafka"),
+        ({"network": "n"}, "its network is none, not n"),
+        ({"as_of": 7}, "its --as-of in µs is none, not 7"),
+        ({"fetch": True}, "its setting ipfs is False, not True"),
+        ({"decoding": Decoding(default_policy="none")}, "its setting policy.default is strict, not none"),
+    ],
+)
+def test_other_terms_are_told(change: dict[str, object], words: str) -> None:
+    assert differences(TERMS.told(), TERMS.span, TERMS) == []
+    others = replace(TERMS, **change)  # type: ignore[arg-type]  # fields of Terms
+    assert differences(TERMS.told(), TERMS.span, others) == [words]
+    assert differences(TERMS.told(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
+
+
+def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    assert runs(lake) == []
+    for at, name in ((1, "one"), (2, "two")):
+        tell(lake, name, "begun", at, range_from=10, range_to=20, details={"window_us": at})
+    tell(lake, "one", "chunk", 3, range_from=10, range_to=15, rows=7, details={"step": "decoding", "number": 0})
+    one, two = runs(lake)
+    assert (one.name, one.range_from, one.range_to, one.details, one.done) == ("one", 10, 20, {"window_us": 1}, False)
+    assert [(each.range_to, each.rows) for each in one.chunks] == [(15, 7)]
+    assert two.chunks == []
+    tell(lake, "one", "done", 4)
+    tell(lake, "two", "dropped", 5)
+    (one,) = runs(lake)
+    assert one.done
+    assert find_run(lake, "two") is None
+    tell(lake, "two", "begun", 6, range_from=1, range_to=2)
+    again = find_run(lake, "two")
+    assert again is not None
+    assert again.range_to == 2
+    assert len(again.events) == 1
+
+
+@pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ü", "a\n"])
+def test_names_that_no_run_can_have(name: str) -> None:
+    with pytest.raises(RunNameError, match="names no run"):
+        check_name(name)
+    assert check_name("a" * 63) == "a" * 63
+
+
+def test_times_and_sources_of_a_command_line() -> None:
+    assert parse_time("1970-01-02") == 86_400_000_000
+    assert parse_time("1970-01-01T01:00:00+01:00") == 0
+    with pytest.raises(ValueError, match="a time such as"):
+        parse_time("tomorrow")
+    assert parse_source(()) == ("frames", ())
+    assert parse_source(["kafka"]) == ("kafka", ())
+    assert parse_source(["a", "b"]) == ("files", (Path("a"), Path("b")))
+    with pytest.raises(ValueError, match="one of the three"):
+        parse_source(["frames", "a"])
+
+
+@given(st.one_of(st.binary(max_size=80), st.binary(min_size=1020, max_size=1030)))
+def test_a_peer_out_of_its_text(raw: bytes) -> None:
+    assert raw_peer(peer_text(raw)) == raw
+
+
+_small = st.binary(max_size=20)
+
+
+@given(
+    st.builds(
+        Frame,
+        network=st.text("abc", min_size=1),
+        connection=st.binary(min_size=16, max_size=16),
+        direction=st.sampled_from([Frame.IN, Frame.OUT]),
+        local_peer=_small,
+        remote_peer=_small,
+        protocol=st.sampled_from([BEP50, "/meshsub/1.2.0"]),
+        observed_at=st.integers(0, 2**53).map(lambda at: at * 1000),
+        payload=_small,
+        hello_in=_small,
+        hello_out=_small,
+        sequence=st.integers(1, 2**63 - 1),
+        verdicts=_small,
+        origin=st.sampled_from([Frame.LIVE, Frame.REPLAY]),
+        remote_address=_small,
+        declared_length=st.integers(0, 2**40),
+    )
+)
+def test_a_frame_out_of_its_row(frame: Frame) -> None:
+    assert frame_of(frame_row(3, 4, 5, frame)) == frame  # type: ignore[arg-type]  # a row of any table

@@ -1,0 +1,104 @@
+"""pipelines.history.frames: records of `kiln.frames` and parts of files to the run's table `frames`, without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.history.chunks import Span
+from pipelines.history.frames import HELD, Wanted, _from_files, _from_kafka, _written, parts_of
+from pipelines.history.grouped import Mixed, MixedRows
+from pipelines.history.messages import Where
+from pipelines.lake.lake import Lake
+from schemas.capture import CaptureRecord, write_capture
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+
+SECOND = 1_000_000
+WHOLE = Wanted(Span(0, 100 * SECOND))
+RECORDS = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("stamp", pa.int64()), ("value", pa.binary())])
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Where:
+    """A run of the 10th to the 20th second."""
+    run = Lake(str(tmp_path / "run"))
+    beyond = Lake(f"{run.path}/beyond")
+    run.create(("frames", "quarantine"))
+    beyond.create(("frames",))
+    return Where(run, beyond, Span(10 * SECOND, 20 * SECOND))
+
+
+def frame(sequence: int, at: int, network: str = "n") -> bytes:
+    """Heard at a second."""
+    made = Frame(
+        network=network, connection=b"c" * 16, observed_at=at * 1_000_000_000, sequence=sequence, protocol="/meshsub"
+    )
+    return made.SerializeToString()
+
+
+def records(*values: bytes) -> Iterator[pa.RecordBatch]:
+    rows = [(1, offset, 12 * SECOND, value) for offset, value in enumerate(values)]
+    yield pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], schema=RECORDS)
+
+
+def settle(batches: Iterator[pa.RecordBatch], where: Where, held: tuple[int, ...] = ()) -> None:
+    """As the shuffle would bring the rows to one task."""
+    rows = [Mixed._make(row.values()) for batch in batches for row in batch.to_pylist()]
+    side = next(row.name for row in rows if row.name)
+    out = MixedRows()
+    ordered = sorted([*rows, *(Mixed("", side, HELD, sequence) for sequence in held)])
+    made = [batch for row in ordered for batch in out.add(row)]
+    list(_written(where)(iter([*made, *out.rest()])))
+
+
+def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:
+    found = [row for path in Path(lake.table(table)).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    return sorted(tuple(row[name] for name in columns) for row in found)
+
+
+def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(where: Where) -> None:
+    values = (frame(1, 9), frame(2, 12), frame(3, 13), frame(2, 12), frame(4, 20), frame(5, 200), b"no frame")
+    settle(_from_kafka(WHOLE, where)(records(*values)), where)
+    place = ("sequence", "kafka_partition", "kafka_offset")
+    assert written(where.run, "frames", *place) == [(2, 1, 1), (3, 1, 2)]
+    assert written(where.beyond, "frames", *place) == [(1, 1, 0), (4, 1, 4)], "what is far from the range is left out"
+    fault = ("kafka_partition", "kafka_offset", "stage", "reason", "data")
+    assert written(where.run, "quarantine", *fault) == [(1, 6, "frame", "frame_malformed", b"no frame")]
+
+
+def test_what_an_earlier_chunk_had_is_not_written_again(where: Where) -> None:
+    settle(_from_kafka(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8))
+    assert written(where.run, "frames", "sequence") == [(9,)]
+
+
+def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: Where) -> None:
+    wanted = Wanted(WHOLE.span, "n")
+    settle(_from_kafka(wanted, where)(records(frame(1, 12), frame(2, 12, "other"))), where)
+    assert written(where.run, "frames", "sequence", "network") == [(1, "n")]
+
+
+def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_goes_to_quarantine(
+    where: Where, tmp_path: Path
+) -> None:
+    file = tmp_path / "some.rpc"
+    rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()
+    with file.open("wb") as out:
+        write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
+        out.write(b"\x00\x00\x00\x09cut")
+    digest = hashlib.sha256(file.read_bytes()).digest()
+    (part,) = parts_of(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    settle(_from_files(WHOLE, where)(iter([given])), where)
+    rows = written(where.run, "frames", "sequence", "kafka_partition", "kafka_offset", "payload", "origin")
+    assert rows[0] == (1, part.partition, 0, rpc, "REPLAY")
+    assert part.partition < 0
+    ((stage, detail, place),) = written(where.run, "quarantine", "stage", "detail", "kafka_offset")
+    assert (stage, place) == ("history", None)
+    assert str(detail).startswith("some.rpc, line 2: ")
