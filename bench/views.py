@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.report import Finding
 from bench.runs import Extent, Say, in_turn
@@ -30,7 +31,8 @@ AIM_SECONDS = 2.0
 _START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1e6)
 _SPAN = 2 * 3600 * 1_000_000  # µs, at full size
 _WINDOW = 1_000_000  # µs
-_SEPARATORS, _STREAMS, _AUTHORS, _NEIGHBOURS, _POINTS = 200, 100_000, 300, 8, 2
+_SEPARATORS, _AUTHORS, _NEIGHBOURS, _POINTS = 200, 300, 8, 2
+_MESSAGES_A_STREAM = 20
 _TYPES = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
 _SHARES = (0.85, 0.05, 0.05, 0.03, 0.02)
 _AGAIN = 0.1  # of the UPDATEs
@@ -88,19 +90,20 @@ def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
 
 
 def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Columns]]:
+    streams = max(_SEPARATORS, count // _MESSAGES_A_STREAM)
     times = np.sort(rng.integers(0, max(_WINDOW, _SPAN * count // MESSAGES), count)) + _START
     kinds = rng.choice(len(_TYPES), count, p=_SHARES)
-    stream_texts = _texts(rng, _STREAMS, b"k2t6wyfsu4pg", _BASE36, 51)
+    stream_texts = _texts(rng, streams, b"k2t6wyfsu4pg", _BASE36, 51)
     separator_texts = _texts(rng, _SEPARATORS, b"kh4q0ozorrgaq2mezktnrmdwleo", _BASE36, 36)
     authors, neighbours, points = (
         _texts(rng, number, b"12D3KooW", _BASE58, 44) for number in (_AUTHORS, _NEIGHBOURS, _POINTS)
     )
     weights = 1 / np.arange(1, _SEPARATORS + 1)
-    separator_of_stream = rng.choice(_SEPARATORS, _STREAMS, p=weights / weights.sum())
+    separator_of_stream = rng.choice(_SEPARATORS, streams, p=weights / weights.sum())
     topics = pa.array([f"/ceramic/clay/sep/model/{value}" for value in separator_texts.to_pylist()])
 
     author = rng.integers(0, _AUTHORS, count)
-    stream = rng.integers(0, _STREAMS, count)
+    stream = rng.integers(0, streams, count)
     separator = separator_of_stream[stream]
     ids = _joined(authors.take(pa.array(author)), _texts(rng, count, b"/", _HEX, 16))
     tips = _texts(rng, count, b"bafyrei", _BASE32, 52)
@@ -115,7 +118,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
     new = update & ~again
     first, origin = pa.repeat("clay", count), pa.repeat("LIVE", count)
     stream_column, topic_column = stream_texts.take(pa.array(stream)), topics.take(pa.array(separator))
-    query = _texts(rng, _STREAMS, b"bagaaiera", _BASE32, 50).take(pa.array(stream))
+    query = _texts(rng, streams, b"bagaaiera", _BASE32, 50).take(pa.array(stream))
 
     # copies, each in a frame of its own; the first is the one that messages keeps
     number = rng.choice([1, 2, 3], count, p=[0.25, 0.5, 0.25])
@@ -183,7 +186,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
             "topic_source": pa.array(np.where(rng.random(count) < 0.3, "index", "name")),
             "type": pa.array(np.array(_TYPES)[kinds]),
             "from_peer": authors.take(pa.array(author)),
-            "seqno": pa.array(rng.bytes(8 * count), pa.binary(8)) if False else _bytes(rng, count, 8),
+            "seqno": _bytes(rng, count, 8),
             "stream": _where(kinds <= 1, stream_column),
             "tip": _where(update, tips),
             "model": _where(update, separator_texts.take(pa.array(separator))),
@@ -278,7 +281,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
             "error": pa.nulls(made, pa.string()),
         },
     )
-    known = rng.choice(_STREAMS, _STREAMS // 2, replace=False)
+    known = rng.choice(streams, streams // 2, replace=False)
     true = np.where(rng.random(len(known)) < 0.99, separator_of_stream[known], 0)
     yield (
         "streams",
@@ -328,14 +331,10 @@ def _cells(cells: npt.NDArray[np.uint8], kind: pa.DataType) -> pa.Array:
 
 
 def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
     return pc.binary_join_element_wise(left, right, "")
 
 
 def _where(mask: npt.NDArray[np.bool_], column: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
     return pc.if_else(pa.array(mask), column, None)
 
 
