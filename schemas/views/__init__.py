@@ -64,6 +64,13 @@ def views() -> dict[str, View]:
     return found
 
 
+def markdown() -> str:
+    """The views as a table for people, which docs/SQL.md has."""
+    lines = ["| view | a row for | what it has |", "| --- | --- | --- |"]
+    lines += [f"| `{each.name}` | {each.grain} | {each.sentence} |" for _, each in sorted(views().items())]
+    return "\n".join(lines)
+
+
 def _reads(text: str, names: dict[str, str]) -> set[str]:
     """The tables and views that a SELECT names; not its own WITH queries."""
     return {name for name in _READS.findall(_COMMENT.sub("", text)) if name in TABLES or name in names}

@@ -99,7 +99,7 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
         ],
         "frames": [
             {
-                "connection": b"\x01" * 16,
+                "connection": b"\xee" * 16,
                 "direction": "IN",
                 "local_peer": f"us{number % 2}",
                 "remote_peer": "b",
