@@ -102,8 +102,9 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
     separator_of_stream = rng.choice(_SEPARATORS, streams, p=weights / weights.sum())
     topics = pa.array([f"/ceramic/clay/sep/model/{value}" for value in separator_texts.to_pylist()])
 
-    author = rng.integers(0, _AUTHORS, count)
     stream = rng.integers(0, streams, count)
+    # most streams are written through one node
+    author = np.where(rng.random(count) < 0.9, stream % _AUTHORS, rng.integers(0, _AUTHORS, count))
     separator = separator_of_stream[stream]
     ids = _joined(authors.take(pa.array(author)), _texts(rng, count, b"/", _HEX, 16))
     tips = _texts(rng, count, b"bafyrei", _BASE32, 52)

@@ -139,6 +139,14 @@ def named_in(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[Vie
     return tuple(name for name in there if name in named), chosen
 
 
+def view_columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each view."""
+    with duckdb.connect() as connection:
+        for view in views().values():
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, ())}")
+        return {name: tuple(connection.table(name).columns) for name in views()}
+
+
 def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
     found = re.search(r"Table with name (\S+) does not exist", message)
     if not found:

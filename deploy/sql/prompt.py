@@ -20,7 +20,7 @@ from prompt_toolkit.output import Output
 
 from conf.errors import KilnError
 from deploy.cli.options import answers
-from deploy.sql.ask import SqlError, ask
+from deploy.sql.ask import SqlError, view_columns
 from pipelines.lake.lake import Lake
 from schemas.printable import printable_lines
 from schemas.tables import TABLES
@@ -43,8 +43,7 @@ def converse(
 ) -> None:
     """Reads questions until the user leaves, and has `show` answer each. An error of a question is said, and the prompt
     comes again. `read` and `write`: a terminal other than that of this program."""
-    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **{name: () for name in views()}}
-    columns = {name: told or _columns(lake, name) for name, told in columns.items()}
+    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **view_columns()}
     session: PromptSession[str] = PromptSession(
         "kiln> ",
         multiline=True,
@@ -86,16 +85,18 @@ def _answer(text: str, columns: dict[str, tuple[str, ...]], show: Callable[[str]
         if name not in columns:
             raise SqlError(f"there is no {name}; \\d lists what there is")
         view = views().get(name)
-        console.print(
-            f"{view.sentence} A row for {view.grain}." if view else f"{TABLES[name].comment}." if name in TABLES else name
-        )
+        console.print(f"{view.sentence} A row for {view.grain}." if view else _comment(name))
         for column in columns[name]:
             console.print(f"  {column}")
     else:
         for name in columns:
             view = views().get(name)
-            said = view.sentence.split(". ")[0].removesuffix(".") if view else ""
-            console.print(f"{name:<22} {said or (TABLES[name].comment if name in TABLES else '')}", soft_wrap=True)
+            said = view.sentence if view else _comment(name)
+            console.print(f"{name:<22} {said.split('. ')[0].removesuffix('.')}", soft_wrap=True)
+
+
+def _comment(table: str) -> str:
+    return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
 
 
 class Names(Completer):
@@ -124,9 +125,9 @@ class Names(Completer):
 
 
 def _columns(lake: Lake, name: str) -> tuple[str, ...]:
-    """The columns of a table or view; none where it cannot be read."""
+    """The columns of a table; none where the table cannot be read, which a question to the table will say."""
     try:
-        return ask(lake, f'SELECT * FROM "{name}" LIMIT 0').columns
+        return tuple(field.name for field in lake.open(name).schema().fields)
     except KilnError:
         return ()
 
