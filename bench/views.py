@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -192,7 +191,8 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
             "tip": _where(update, tips),
             "model": _where(update, separator_texts.take(pa.array(separator))),
             "sep": _where(
-                kinds == 4, pa.array([f"model/{each}" for each in separator_texts.to_pylist()]).take(pa.array(separator))
+                kinds == 4,
+                pa.array([f"model/{each}" for each in separator_texts.to_pylist()]).take(pa.array(separator)),
             ),
             "batch": _where(kinds == 4, entries),
             "query_id": _where((kinds == 1) | answered, query),
@@ -327,7 +327,7 @@ def _bytes(rng: np.random.Generator, count: int, length: int) -> pa.Array:
 
 def _cells(cells: npt.NDArray[np.uint8], kind: pa.DataType) -> pa.Array:
     count, length = cells.shape
-    offsets = np.arange(0, (count + 1) * length, length, np.int32)
+    offsets = np.arange(0, (count + 1) * length, length, dtype=np.int32)
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(cells))])
 
 

@@ -38,7 +38,9 @@ def sql(
     as_of: Annotated[
         str | None,
         typer.Option(
-            "--as-of", metavar="VERSION|TIME", help="Ask the tables as they were: at a version, or at a time in ISO 8601."
+            "--as-of",
+            metavar="VERSION|TIME",
+            help="Ask the tables as they were: at a version, or at a time in ISO 8601.",
         ),
     ] = None,
     on_spark: Annotated[
@@ -95,7 +97,9 @@ def _asking(
     # its logs and temporary files are its own: Kiln may be running
     scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
     spark = stack.enter_context(spark_session(settings.model_copy(update={"state": scratch})))
-    return lambda question: ask_spark(spark, lake, question, as_of, most=None if most is None else most + 1)
+    rows = None if most is None else most + 1
+    partitions = settings.spark.shuffle_partitions
+    return lambda question: ask_spark(spark, lake, question, as_of, most=rows, partitions=partitions)
 
 
 def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:

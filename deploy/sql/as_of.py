@@ -51,9 +51,7 @@ def opened(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     except (DeltaError, OSError, ValueError) as error:
         said = str(error).split("\n")[0]
         raise NoSuchVersionError(
-            f"table {name} cannot be read as of {as_of}: {said}. Its newest version is {newest}; old versions go when the "
-            "table is cleaned up"
+            f"table {name} cannot be read as of {as_of}: {said}. Its newest version is {newest}; old versions go "
+            "when the table is cleaned up"
         ) from error
     return table
-
-

@@ -33,8 +33,8 @@ _KEYWORDS: Final = (
 )
 _LEAVE: Final = ("exit", "quit", "\\q")
 HELP: Final = (
-    "A question ends with ; or with an empty line. Tab completes names. \\d lists tables and views, \\d NAME the columns "
-    "of one. Ctrl-C drops the line, Ctrl-D or \\q leaves."
+    "A question ends with ; or with an empty line. Tab completes names. \\d lists tables and views, \\d NAME the "
+    "columns of one. Ctrl-C drops the line, Ctrl-D or \\q leaves."
 )
 
 
@@ -144,7 +144,7 @@ def _keys() -> KeyBindings:
 
 
 def is_whole(text: str) -> bool:
-    """Whether Enter sends the text: it ends with `;` or an empty line, says nothing, or is a word of the prompt's own."""
+    """Whether Enter sends the text: it ends with `;` or an empty line, says nothing, or is one of the prompt's own."""
     stripped = text.strip()
     return not stripped or stripped.endswith(";") or text.endswith("\n") or stripped in _LEAVE or stripped[0] == "\\"
 

@@ -41,13 +41,22 @@ _JAVA: Final = re.compile(r"\b(?:try_)?(?:reflect|java_method)\s*\(", re.IGNOREC
 _SETTINGS: Final = {"spark.sql.runSQLOnFiles": "false", "spark.sql.session.timeZone": "UTC"}
 
 
-def ask_spark(spark: SparkSession, lake: Lake, sql: str, as_of: AsOf | None = None, *, most: int | None = None) -> Answer:
+def ask_spark(
+    spark: SparkSession,
+    lake: Lake,
+    sql: str,
+    as_of: AsOf | None = None,
+    *,
+    most: int | None = None,
+    partitions: int = 2,
+) -> Answer:
     """Run one query on Spark over the tables of a lake, as they are or as they were. `most`: no more rows than these.
+    `partitions`: of a shuffle.
 
     The answer passes through the memory of this program. SqlError, LakeError, NoSuchVersionError.
     """
     session = spark.newSession()
-    for key, value in _SETTINGS.items():
+    for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
         session.conf.set(key, value)
     _check(session, sql)
     names, wanted = named_in(sql, lake.tables())

@@ -59,10 +59,11 @@ def _after(seconds: float) -> datetime:
 
 
 def _odd_rows() -> dict[str, list[dict[str, object]]]:
-    """Two origins, no author, a key that JSON escapes, peers at once, a tip in two batches, answers that do not agree."""
+    """Two origins, no author, a key that JSON escapes, peers at once, a tip in two batches, answers that differ."""
     key, value = 'a/"ключ"\n\\', "k2t"
     odd = {"separator_key": key, "separator_value": value}
     topic = f"/ceramic/clay/sep/{key}/{value}"
+    alive: dict[str, object] = {"type": "KEEPALIVE", "from_peer": "p", "observed_at": AT}
     update: dict[str, object] = {"type": "UPDATE", "topic": topic, "stream": "kodd", "data": b"\x00\xff" * 40}
     return {
         "messages": [
@@ -88,10 +89,8 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
             ),
             {"message": "batch", "type": "BATCH_UPDATE", "sep": "model/k1", "batch": "c", "topic": topic},
             {"message": "slash", "type": "BATCH_UPDATE", "sep": f"{key}/{value}", "batch": "c", "topic": topic},
-            *(
-                {"message": f"alive{number}", "type": "KEEPALIVE", "from_peer": "p", "ver": ver, "observed_at": AT}
-                for number, ver in enumerate(["1", None])
-            ),
+            {**alive, "message": "alive0", "ver": "1"},
+            {**alive, "message": "alive1"},
         ],
         "copies": [
             {"message": "odd1", "remote_peer": peer, "observed_at": _after(late), "kafka_offset": 10**9 + number}

@@ -15,7 +15,6 @@ from kit.small_lake import small_lake
 from pyspark.sql import SparkSession
 
 from conf.settings.model import Settings
-from conf.settings.model import Spark as SparkSettings
 from deploy.run.spark import spark_session
 from deploy.sql.ask import Answer, SqlError, ask
 from deploy.sql.spark import ask_spark
@@ -29,8 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    few = SparkSettings(conf={"spark.sql.shuffle.partitions": "2"})
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"), spark=few)) as session:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
         yield session
 
 

@@ -243,7 +243,9 @@ def test_csv_has_a_header_times_in_utc_and_nothing_that_a_terminal_obeys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_lake(tmp_path)
-    sql = "SELECT message, data, observed_at, tips, 'a, \"b\"\n' || chr(27) AS \"te,xt\", NULL AS none, 0.5::DOUBLE AS half"
+    sql = (
+        'SELECT message, data, observed_at, tips, \'a, "b"\n\' || chr(27) AS "te,xt", NULL AS none, 0.5::DOUBLE AS half'
+    )
     out = run(capsys, tmp_path, "--csv", f"{sql} FROM messages WHERE size = 3")
     header, row, end = out.split("\r\n")
     assert header == 'message,data,observed_at,tips,"te,xt",none,half'
