@@ -23,8 +23,10 @@ repeats AS (
     FROM times),
 placed AS (
     SELECT u.network, u.origin, u.separator_key, u.separator_value, u.window_seconds,
-           coalesce(octet_length(m.data), 30 + length(u.stream) + length(u.tip)) AS update_bytes
-    FROM batched_updates AS u LEFT JOIN messages AS m ON m.network = u.network AND m.message = u.message
+           coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS update_bytes
+    FROM batched_updates AS u
+         LEFT JOIN (SELECT network, message, octet_length(data) AS bytes FROM messages WHERE type = 'UPDATE') AS m
+           ON m.network = u.network AND m.message = u.message
     WHERE u.cid IS NOT NULL
     UNION ALL
     SELECT r.network, r.origin, r.separator_key, r.separator_value,
