@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -131,3 +133,15 @@ def test_spark_lists_tables_and_views(spark: SparkSession, lake: Lake) -> None:
 
 def test_spark_takes_no_more_rows_than_are_shown(spark: SparkSession, lake: Lake) -> None:
     assert len(rows_of(ask_spark(spark, lake, "SELECT * FROM messages ORDER BY message", most=3))) == 3
+
+
+def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "lake").symlink_to(lake.path)
+    sql = "SELECT date_trunc('hour', max(observed_at)) AS hour, max_by(hex(data), message) AS hex FROM messages"
+    command = [sys.executable, "-m", "deploy.cli", "sql", "--spark", "--csv", "--state", str(tmp_path / "state"), sql]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    (hour, data) = next(iter(ask(lake, sql).rows()))
+    assert isinstance(hour, datetime)
+    assert done.stdout.splitlines() == ["hour,hex", f"{hour:%Y-%m-%dT%H:%M:%S}.000000Z,{data}"]
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["lake"]  # its logs are not those of Kiln
