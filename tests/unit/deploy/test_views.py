@@ -11,13 +11,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.log_model import block_of
 from kit.plain_batcher import LogRecord, batch_partition
+from kit.small_lake import append
 
 from deploy.cli.app import run_command
 from deploy.sql.ask import SqlError, ask
@@ -55,16 +54,6 @@ OTHER = Separator('a/"ключ"', separator_value(b"two"))
 
 Row = Mapping[str, object]
 
-_DEFAULTS: dict[str, object] = {
-    "string": "",
-    "binary": b"",
-    "timestamp": AT,
-    "int": 0,
-    "bigint": 0,
-    "boolean": False,
-    "array<string>": [],
-}
-
 
 def stream(number: int) -> str:
     return StreamID(3, block_cid(b"stream%d" % number)).text
@@ -81,19 +70,7 @@ def after(seconds: float) -> datetime:
 def fill(lake: Path, name: str, rows: Iterable[Row]) -> None:
     """Append rows to a table; columns that are not given have a value of no interest, or null where they may."""
     Lake(str(lake)).create((name,))
-    whole = [
-        {
-            **{column.name: None if column.nullable else _DEFAULTS[column.type] for column in TABLES[name].columns},
-            "network": "clay",
-            "origin": "LIVE",
-            **row,
-        }
-        for row in rows
-    ]
-    names = [column.name for column in TABLES[name].columns]
-    schema = DeltaTable(str(lake / name)).to_pyarrow_dataset().schema
-    table = pa.Table.from_pylist([{column: row[column] for column in names} for row in whole], schema=schema)
-    write_deltalake(str(lake / name), table, mode="append")
+    append(Lake(str(lake)), name, rows)
 
 
 def rows_of(lake: Path, sql: str) -> list[dict[str, object]]:
