@@ -1,9 +1,9 @@
 """Views over the Delta tables: answers that take more than one table, or some thought. A file for each, beside this.
 
-A file `NAME.sql` begins with a comment: a sentence that says what the view has, then `Grain:` and what one row stands
-for. Below stands one SELECT over tables of `schemas.tables` and over other views, in words that DuckDB and Spark both
-take. Where there are no such words, `NAME.spark.sql` says the same in Spark's, and `NAME.sql` in DuckDB's: DuckDB calls
-the microseconds of a timestamp `epoch_us`, Spark `unix_micros`. Sessions of both run in UTC.
+A file `NAME.sql` begins with a comment: a sentence that says what the view has, then a line `Grain:` and what one row
+stands for. Below stands one SELECT over tables of `schemas.tables` and over other views, in words that DuckDB and Spark
+both take. Where there are no such words, `NAME.spark.sql` says the same in Spark's, and `NAME.sql` in DuckDB's: DuckDB
+calls the microseconds of a timestamp `epoch_us`, Spark `unix_micros`. Sessions of both run in UTC.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from schemas.tables import TABLES
 
 _SPARK: Final = ".spark"
-_HEAD: Final = re.compile(r"\A((?:--.*\n)+)(?=[^-])")
+_HEAD: Final = re.compile(r"\A((?:--.*\n)+?)-- Grain: (.*)\n")
 _READS: Final = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
 _COMMENT: Final = re.compile(r"--.*$", re.MULTILINE)
 
@@ -79,8 +79,7 @@ def _reads(text: str, names: dict[str, str]) -> set[str]:
 def _parts(name: str, text: str) -> tuple[str, str, str]:
     """Sentence, grain and SELECT of a file."""
     head = _HEAD.match(text)
-    words = " ".join(line.removeprefix("--").strip() for line in head[1].splitlines()) if head else ""
-    sentence, told, grain = words.partition(" Grain: ")
-    if head is None or not told:
-        raise ValueError(f"view {name}: the file does not begin with a comment that ends in its grain")
-    return sentence, grain.removesuffix("."), text[head.end() :].strip()
+    if head is None:
+        raise ValueError(f"view {name}: the file does not begin with a sentence and a line `-- Grain: …`")
+    sentence = " ".join(line.removeprefix("--").strip() for line in head[1].splitlines())
+    return sentence, head[2].removesuffix("."), text[head.end() :].strip()
