@@ -30,6 +30,7 @@ from bench import (
     lateness,
     network,
     plots,
+    views,
     week,
 )
 from bench.ground import Ground, prepared
@@ -44,6 +45,7 @@ ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "bep50": bep50.measure,
     "held": held_state.measure,
     "week": week.measure,
+    "views": views.measure,
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,

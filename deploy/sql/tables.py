@@ -1,4 +1,4 @@
-"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of its newest version.
+"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of one version.
 
 delta-rs says which files those are, and DuckDB reads the files itself. The other way, a dataset of pyarrow, costs more
 than a second of imports, and 1.5 ms for each file. That way is left for the tables that need it: tables with partition
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ import duckdb
 from deltalake import DeltaTable
 
 from pipelines.lake.lake import Lake, LakeError
+from schemas.tables import TABLES
 
 # Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
 _TYPES: Final = {
@@ -34,21 +35,33 @@ _TYPES: Final = {
     "date": "DATE",
     "timestamp": "TIMESTAMPTZ",
 }
+# names of Spark's DDL types in DuckDB, where they differ
+_DDL_TYPES: Final = {
+    "string": "VARCHAR",
+    "binary": "BLOB",
+    "timestamp": "TIMESTAMPTZ",
+    "map<string,string>": "MAP(VARCHAR, VARCHAR)",
+    "array<string>": "VARCHAR[]",
+}
 _DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
-def open_tables(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str], *, reads_rows: bool = True
+def open_tables(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
+    """Makes a view of each named table, at its newest version. LakeError."""
+    show_tables(connection, lake, {name: lake.open(name) for name in names})
+
+
+def show_tables(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, tables: Mapping[str, DeltaTable], *, reads_rows: bool = True
 ) -> list[str]:
-    """Makes a view of each named table, and returns the files that the views read.
+    """Makes a view of each table, at the version that is open, and returns the files that the views read.
 
     `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
     A query that does read rows from a table with files of several schemas fails. LakeError.
     """
     files: list[str] = []
-    for name in names:
-        table = lake.open(name)
+    for name, table in tables.items():
         columns = _columns(table)
         paths = None if columns is None else _files(lake.table(name), table)
         if columns is None or paths is None:
@@ -65,6 +78,17 @@ def select_files(table: DeltaTable, paths: Sequence[str]) -> str:
     if columns is None:
         raise LakeError(f"the table at {table.table_uri} was not made by Kiln: its files do not say all of its rows")
     return _select(columns, paths, union_by_name=True)
+
+
+def with_empty(select: str, tables: Iterable[str], there: Collection[str]) -> str:
+    """The SELECT over `tables` (schemas.tables), those that are not `there` being empty."""
+    empty = [f"{name} AS ({_nothing(name)})" for name in tables if name not in there]
+    return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
+
+
+def _nothing(name: str) -> str:
+    columns = (f"NULL::{_DDL_TYPES.get(column.type, column.type)} AS {column.name}" for column in TABLES[name].columns)
+    return f"SELECT {', '.join(columns)} WHERE false"
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.cli.app import run_command
 from deploy.cli.exits import USAGE
-from deploy.show.backfill import Pace, as_object, told
+from deploy.show.backfill_run import Pace, as_object, told
 from pipelines.history.run import Outcome, Progress
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")

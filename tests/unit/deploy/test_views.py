@@ -11,18 +11,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.log_model import block_of
 from kit.plain_batcher import LogRecord, batch_partition
+from kit.small_lake import append
 
 from deploy.cli.app import run_command
 from deploy.sql.ask import SqlError, ask
 from deploy.sql.estimate import HeardUpdate, estimate, parse_windows, read_heard
-from deploy.sql.views import LATEST_WITHIN, VIEWS
 from pipelines.lake.lake import Lake
 from pipelines.logic.windows import PartitionWindows
 from schemas.batch import read_block
@@ -41,26 +39,20 @@ from schemas.records import (
 from schemas.streamid import StreamID
 from schemas.tables import TABLES
 from schemas.topics import MAX_KEY, Separator, separator_text, separator_value, topic_name
+from schemas.views import views
 
 AT = datetime(2025, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
+VIEWS = views()
+LATEST_WITHIN = 10
+"""s, as in latest_tips.sql"""
 SQL_PAGE = Path(__file__).resolve().parents[3] / "docs" / "SQL.md"
 
 MODEL = Separator("model", separator_value(b"one"))
 OTHER = Separator('a/"ключ"', separator_value(b"two"))
 
 Row = Mapping[str, object]
-
-_DEFAULTS: dict[str, object] = {
-    "string": "",
-    "binary": b"",
-    "timestamp": AT,
-    "int": 0,
-    "bigint": 0,
-    "boolean": False,
-    "array<string>": [],
-}
 
 
 def stream(number: int) -> str:
@@ -78,19 +70,7 @@ def after(seconds: float) -> datetime:
 def fill(lake: Path, name: str, rows: Iterable[Row]) -> None:
     """Append rows to a table; columns that are not given have a value of no interest, or null where they may."""
     Lake(str(lake)).create((name,))
-    whole = [
-        {
-            **{column.name: None if column.nullable else _DEFAULTS[column.type] for column in TABLES[name].columns},
-            "network": "clay",
-            "origin": "LIVE",
-            **row,
-        }
-        for row in rows
-    ]
-    names = [column.name for column in TABLES[name].columns]
-    schema = DeltaTable(str(lake / name)).to_pyarrow_dataset().schema
-    table = pa.Table.from_pylist([{column: row[column] for column in names} for row in whole], schema=schema)
-    write_deltalake(str(lake / name), table, mode="append")
+    append(Lake(str(lake)), name, rows)
 
 
 def rows_of(lake: Path, sql: str) -> list[dict[str, object]]:
@@ -130,7 +110,7 @@ def test_views_are_listed_and_join_with_tables(tmp_path: Path) -> None:
     fill(lake, "tips", [{"stream": stream(1), "tip": tip(1), "source": "update"}])
     assert {row["name"] for row in rows_of(lake, "SHOW TABLES")} == {"tips", *VIEWS}
     assert rows_of(lake, "SELECT count(*) AS n FROM LATEST_TIPS JOIN tips USING (network, stream, tip)") == [{"n": 1}]
-    with pytest.raises(SqlError, match="there are: tips, latest_tips, misplaced, batch_savings, false_claims"):
+    with pytest.raises(SqlError, match=f"there are: tips, {', '.join(VIEWS)}"):
         ask(Lake(str(lake)), "SELECT * FROM latest")
 
 
