@@ -281,8 +281,8 @@ def _frames(places: Iterable[Place]) -> Step:
     which = f"kafka_offset IN ({offsets}) AND (kafka_partition, kafka_offset) IN ({_rows(at)})" if at else "false"
     return _step(
         "frames",
-        f"""SELECT observed_at, kafka_timestamp, direction, remote_peer, protocol, sequence, octet_length(payload) AS bytes,
-       payload, verdicts, network, origin, connection, declared_length, kafka_partition, kafka_offset
+        f"""SELECT observed_at, kafka_timestamp, direction, remote_peer, protocol, sequence,
+       octet_length(payload) AS bytes, payload, verdicts, network, origin, connection, declared_length, kafka_partition, kafka_offset
 FROM frames
 WHERE {which}
 ORDER BY observed_at, kafka_partition, kafka_offset""",

@@ -1,4 +1,4 @@
-"""kiln trace: the whole way of each kind of id over real Delta tables, and questions that answer the same by themselves."""
+"""kiln trace over real Delta tables: the whole way of each kind of id, by questions that answer by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from rich.console import Console
 
 from deploy.cli.app import run_command
 from deploy.show.trace import print_trace, write_trace
@@ -70,27 +69,58 @@ def frame(
     offset: int, partition: int, seconds: float, direction: str = "IN", payload: bytes = b"rpc"
 ) -> dict[str, object]:
     return {
-        **{"network": NETWORK, "connection": bytes(16), "direction": direction, "local_peer": "us", "origin": "LIVE"},
-        **{"remote_peer": PEERS[partition], "protocol": "/meshsub/1.2.0", "observed_at": after(seconds)},
-        **{"sequence": offset, "payload": payload, "hello_in": b"", "hello_out": b"", "verdicts": b"\x01\x01"},
-        **{"remote_address": b"", "declared_length": 0, "kafka_partition": partition, "kafka_offset": offset},
+        "network": NETWORK,
+        "connection": bytes(16),
+        "direction": direction,
+        "local_peer": "us",
+        "origin": "LIVE",
+        "remote_peer": PEERS[partition],
+        "protocol": "/meshsub/1.2.0",
+        "observed_at": after(seconds),
+        "sequence": offset,
+        "payload": payload,
+        "hello_in": b"",
+        "hello_out": b"",
+        "verdicts": b"\x01\x01",
+        "remote_address": b"",
+        "declared_length": 0,
+        "kafka_partition": partition,
+        "kafka_offset": offset,
         "kafka_timestamp": after(seconds + 0.1),
     }
 
 
 def update(number: int, of: str, model: str, source: str = "topic") -> dict[str, object]:
     return {
-        **{"network": NETWORK, "origin": "LIVE", "message": message(number), "separator_key": "model"},
-        **{"separator_value": model, "separator_source": source, "stream": stream(of), "tip": cid(f"tip {number}")},
-        **{"observed_at": after(number), "updated_at": after(number + 0.5), "log_partition": 0, "log_offset": number},
+        "network": NETWORK,
+        "origin": "LIVE",
+        "message": message(number),
+        "separator_key": "model",
+        "separator_value": model,
+        "separator_source": source,
+        "stream": stream(of),
+        "tip": cid(f"tip {number}"),
+        "observed_at": after(number),
+        "updated_at": after(number + 0.5),
+        "log_partition": 0,
+        "log_offset": number,
     }
 
 
 def batch(text: str, model: str, opened: float) -> dict[str, object]:
     return {
-        **{"cid": text, "network": NETWORK, "origin": "LIVE", "separator_key": "model", "separator_value": model},
-        **{"opened_at": after(opened), "closed_at": after(opened + 5), "emitted_at": after(opened + 5.4)},
-        **{"streams": 1, "tips": 2, "bytes": 3, "block": b"\x82\x00\x00"},
+        "cid": text,
+        "network": NETWORK,
+        "origin": "LIVE",
+        "separator_key": "model",
+        "separator_value": model,
+        "opened_at": after(opened),
+        "closed_at": after(opened + 5),
+        "emitted_at": after(opened + 5.4),
+        "streams": 1,
+        "tips": 2,
+        "bytes": 3,
+        "block": b"\x82\x00\x00",
     }
 
 
@@ -110,7 +140,7 @@ def refused(
 
 
 def rows() -> dict[str, list[dict[str, object]]]:
-    """Messages 1 and 2 announce tips of the stream "claimed", whose claim is false. They are in a batch, which went out.
+    """Messages 1 and 2 announce tips of the stream "claimed", whose claim is false, and are in a batch that went out.
     Message 3 is of another stream and batch. 4 is refused. 5 announces a batch of another node."""
     tables: dict[str, list[dict[str, object]]] = {name: [] for name in TABLES}
     told = [
@@ -161,8 +191,12 @@ def rows() -> dict[str, list[dict[str, object]]]:
             "observed_at": after(1),
         },
         {
-            **{"network": NETWORK, "stream": stream("theirs"), "tip": cid("theirs"), "source": "batch"},
-            **{"cid": OTHERS_BATCH, "observed_at": after(9)},
+            "network": NETWORK,
+            "stream": stream("theirs"),
+            "tip": cid("theirs"),
+            "source": "batch",
+            "cid": OTHERS_BATCH,
+            "observed_at": after(9),
         },
     ]
     tables["quarantine"] = [
@@ -344,7 +378,7 @@ def test_an_id_that_nothing_knows_is_an_error_in_words(lake: Lake, capsys: pytes
 
 
 def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="batch_tips, .* are missing"):
+    with pytest.raises(TraceError, match=r"batch_tips, .* are missing"):
         follow(Lake(str(tmp_path)), read_id(cid("x")))
 
 
