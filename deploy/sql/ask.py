@@ -1,4 +1,4 @@
-"""SQL over the lake with DuckDB: a view for each Delta table (deploy.sql.tables), and the views of deploy.sql.views.
+"""SQL over the lake with DuckDB: a view for each Delta table (deploy.sql.tables), and the views of schemas.views.
 
 Reads only; needs no Java.
 """
@@ -6,16 +6,16 @@ Reads only; needs no Java.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import duckdb
 
 from conf.errors import KilnError
-from deploy.sql.tables import allow_only, open_tables
-from deploy.sql.views import VIEWS, with_empty
+from deploy.sql.tables import allow_only, open_tables, with_empty
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
+from schemas.views import View, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,16 +71,16 @@ def ask(lake: Lake, sql: str) -> Answer:
     there = lake.tables()
     # Opening a table reads its log: only those the text speaks of, all where it speaks of none (`show tables`).
     words = {word.lower() for word in re.findall(r"\w+", sql)}
-    views = [view for view in VIEWS.values() if view.name in words]
-    named = words.union(*(view.tables for view in views))
+    wanted = _with_those_they_read(words)
+    named = words.union(*(view.tables for view in wanted))
     tables = [name for name in there if name in named]
-    speaks_of_some = bool(tables or views)
+    speaks_of_some = bool(tables or wanted)
     if not speaks_of_some:
-        tables, views = list(there), list(VIEWS.values())
+        tables, wanted = list(there), list(views().values())
     files = open_tables(connection, lake, tables, reads_rows=speaks_of_some)
-    for view in views:
+    for view in wanted:
         try:
-            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.select, view.tables, there)}")
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, there)}")
         except duckdb.Error as error:
             # a table of other columns than Kiln's; that is nothing to a query that does not name the view
             if view.name in words:
@@ -111,12 +111,21 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
 
 
+def _with_those_they_read(names: Collection[str]) -> list[View]:
+    """The views of these names, each after the views that it reads."""
+    wanted: set[str] = set()
+    for view in reversed(views().values()):
+        if view.name in names or view.name in wanted:
+            wanted.update((view.name, *view.views))
+    return [view for view in views().values() if view.name in wanted]
+
+
 def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
     found = re.search(r"Table with name (\S+) does not exist", message)
     if not found:
         return message
     name = found[1].strip('"')
-    have = f"there are: {', '.join((*there, *VIEWS))}" if there else "there are no tables in it yet"
+    have = f"there are: {', '.join((*there, *views()))}" if there else "there are no tables in it yet"
     if name in TABLES:
         return f"table {name} is not there yet: nothing has been written to it in {lake.path}; {have}"
     return f"there is no table {name} in {lake.path}; {have}"

@@ -14,7 +14,6 @@ from rich.console import Console
 from conf.settings.durations import micros, parse_duration
 from deploy.show.answer import print_table
 from deploy.sql.ask import Answer, ask
-from deploy.sql.views import HEARD, HEARD_TABLES, with_empty
 from pipelines.lake.lake import Lake
 from pipelines.logic.windows import Window
 from schemas.batch import MAX_BLOCK, write_leaves
@@ -109,11 +108,11 @@ def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit
 def read_heard(lake: Lake) -> Iterator[HeardUpdate]:
     """The UPDATEs of the tables `updates` and `messages`, as `estimate` takes them. SqlError, LakeError: they cannot be
     read."""
-    sql = f"""
+    sql = """
         SELECT network, origin, separator_key, separator_value, epoch_us(heard_at), update_bytes, again, stream, tip
-        FROM ({HEARD})
+        FROM announcements
         ORDER BY network, origin, separator_key, separator_value, heard_at, again"""
-    for row in ask(lake, with_empty(sql, HEARD_TABLES, lake.tables())).rows():
+    for row in ask(lake, sql).rows():
         match row:
             case (
                 str(network),

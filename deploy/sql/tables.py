@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ import duckdb
 from deltalake import DeltaTable
 
 from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
 
 # Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
 _TYPES: Final = {
@@ -33,6 +34,14 @@ _TYPES: Final = {
     "binary": "BLOB",
     "date": "DATE",
     "timestamp": "TIMESTAMPTZ",
+}
+# names of Spark's DDL types in DuckDB, where they differ
+_DDL_TYPES: Final = {
+    "string": "VARCHAR",
+    "binary": "BLOB",
+    "timestamp": "TIMESTAMPTZ",
+    "map<string,string>": "MAP(VARCHAR, VARCHAR)",
+    "array<string>": "VARCHAR[]",
 }
 _DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
 _GLOB: Final = re.compile(r"[*?\[]")
@@ -57,6 +66,17 @@ def open_tables(
         connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {_select(columns, paths, union_by_name=reads_rows)}")
         files += paths
     return files
+
+
+def with_empty(select: str, tables: Iterable[str], there: Collection[str]) -> str:
+    """The SELECT over `tables` (schemas.tables), those that are not `there` being empty."""
+    empty = [f"{name} AS ({_nothing(name)})" for name in tables if name not in there]
+    return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
+
+
+def _nothing(name: str) -> str:
+    columns = (f"NULL::{_DDL_TYPES.get(column.type, column.type)} AS {column.name}" for column in TABLES[name].columns)
+    return f"SELECT {', '.join(columns)} WHERE false"
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:

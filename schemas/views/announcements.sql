@@ -1,0 +1,22 @@
+-- Every UPDATE that was sent: those that are news, as in updates, and those that say again what an earlier one said.
+-- The latter are in messages alone, and have the separator of the update that they repeat.
+-- Grain: an UPDATE message, once for each origin in which the message is news.
+-- Where messages has not got as far as updates, the length is that of the newest form of UPDATE without a model.
+SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
+       least(u.observed_at, u.updated_at) AS heard_at,
+       CAST(coalesce(octet_length(m.data), 30 + length(u.stream) + length(u.tip)) AS BIGINT) AS update_bytes
+FROM updates AS u LEFT JOIN messages AS m ON m.network = u.network AND m.message = u.message
+UNION ALL
+SELECT m.network, m.origin, m.message, u.separator_key, u.separator_value, m.stream, m.tip, true AS again,
+       m.observed_at AS heard_at, CAST(octet_length(m.data) AS BIGINT) AS update_bytes
+FROM (
+    SELECT a.network, a.origin, a.message, a.stream, a.tip, a.observed_at, a.data
+    FROM messages AS a
+         ANTI JOIN updates AS n ON n.network = a.network AND n.origin = a.origin AND n.message = a.message
+    WHERE a.type = 'UPDATE') AS m
+    LEFT JOIN updates AS u ON u.network = m.network AND u.stream = m.stream AND u.tip = m.tip
+QUALIFY row_number() OVER (
+    PARTITION BY m.network, m.message
+    ORDER BY CASE WHEN u.message = m.message THEN 0 ELSE 1 END, CASE WHEN u.origin = m.origin THEN 0 ELSE 1 END,
+             CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
+             CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1

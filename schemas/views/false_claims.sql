@@ -1,0 +1,16 @@
+-- Tips in batches of another separator than the genesis of their stream names, which is true_key and true_value.
+-- Grain: a tip in a batch.
+-- Equal tips of two separators give one CID: the separator is that of the batch, and not of the block.
+WITH known AS (
+    SELECT network, stream, min(updated_at) AS known_since
+    FROM updates
+    WHERE separator_source = 'genesis'
+    GROUP BY network, stream)
+SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, b.closed_at, t.stream, t.tip,
+       s.separator_key AS true_key, s.separator_value AS true_value, k.known_since
+FROM batches AS b
+     JOIN batch_tips AS t ON t.cid = b.cid
+     JOIN streams AS s ON s.network = b.network AND s.stream = t.stream
+     LEFT JOIN known AS k ON k.network = s.network AND k.stream = s.stream
+WHERE s.source = 'genesis' AND s.separator_key IS NOT NULL
+  AND (s.separator_key <> b.separator_key OR s.separator_value <> b.separator_value)

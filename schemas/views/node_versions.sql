@@ -1,0 +1,6 @@
+-- The versions that each node tells in its newest KEEPALIVE. Older nodes leave one or both out.
+-- Grain: an author of KEEPALIVEs on a network.
+SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
+FROM messages
+WHERE type = 'KEEPALIVE' AND from_peer IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY network, from_peer ORDER BY observed_at DESC, message) = 1

@@ -1,0 +1,16 @@
+-- Where the numbers of the frames of a connection have a gap: frames that were lost between wire and table.
+-- Grain: a gap in one direction of a connection.
+WITH broken AS (
+    SELECT connection, direction
+    FROM frames
+    GROUP BY connection, direction
+    HAVING max(sequence) <> count(*)),
+numbered AS (
+    SELECT f.network, f.connection, f.direction, f.local_peer, f.remote_peer, f.sequence, f.observed_at,
+           coalesce(lag(f.sequence) OVER one, 0) AS before, lag(f.observed_at) OVER one AS last_seen
+    FROM frames AS f JOIN broken AS b ON b.connection = f.connection AND b.direction = f.direction
+    WINDOW one AS (PARTITION BY f.connection, f.direction ORDER BY f.sequence))
+SELECT network, lower(hex(connection)) AS connection, direction, local_peer, remote_peer, before + 1 AS first_lost,
+       sequence - 1 AS last_lost, sequence - before - 1 AS lost, last_seen, observed_at AS seen_again
+FROM numbered
+WHERE sequence > before + 1

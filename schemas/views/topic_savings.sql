@@ -1,0 +1,12 @@
+-- What topics by index save in what Kiln received, counting of each message the copy that messages keeps. An index is
+-- counted with 2 bytes, which is right up to index 127.
+-- Grain: a network, topic and peer that sent the copies.
+SELECT network, topic, remote_peer, count(*) AS messages, count(*) FILTER (WHERE topic_source = 'index') AS by_index,
+       CAST(sum(CASE WHEN topic_source = 'index' THEN name_bytes ELSE 0 END) AS BIGINT) AS as_names,
+       2 * count(*) FILTER (WHERE topic_source = 'index') AS as_indices
+FROM (
+    SELECT network, topic, remote_peer, topic_source,
+           CAST(bit_length(topic) / 8 + CASE WHEN bit_length(topic) < 1024 THEN 2 ELSE 3 END AS BIGINT) AS name_bytes
+    FROM messages
+    WHERE topic IS NOT NULL) AS named
+GROUP BY network, topic, remote_peer
