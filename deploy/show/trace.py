@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from deploy.show.answer import print_table
+from deploy.show.answer import cell, print_table
 from deploy.show.answer_json import json_value
 from deploy.sql.ask import Answer, Row
 from deploy.trace.follow import StepAnswer, Trace
@@ -19,25 +20,49 @@ _LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
 """Ids: CIDs, StreamIDs, peer ids, hashes."""
 
 
-class _Shortened(Answer):
-    """An answer whose long ids show only how they begin and end, and without the columns that have no value."""
+_OMITTED = ("connection", "declared_length")
+"""What only JSON shows: the place of a frame tells the same to people."""
 
-    def __init__(self, answer: StepAnswer) -> None:
-        filled = [
-            place for place, _ in enumerate(answer.columns) if any(row[place] is not None for row in answer.cells)
-        ]
-        super().__init__([answer.columns[place] for place in filled], ())
-        self._rows = [tuple(_short(row[place]) for place in filled) for row in answer.cells]
+_PLACE = ("kafka_partition", "kafka_offset", "message_index")
+
+
+class _Brief(Answer):
+    """An answer as the screen has room for: long ids show how they begin and end, places are one column, and what all
+    rows share, the day of their times too, is in `shared` and no column."""
+
+    def __init__(self, answer: StepAnswer, *, whole_ids: bool) -> None:
+        rows = [_with_place(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]
+        rows = [{name: value if whole_ids else _short(value) for name, value in row.items()} for row in rows]
+        names = [name for name in rows[0] if name not in _OMITTED and any(row[name] is not None for row in rows)]
+        common = {name for name in names if len(rows) > 1 and all(row[name] == rows[0][name] for row in rows)}
+        super().__init__([name for name in names if name not in common], ())
+        self.shared = {name: rows[0][name] for name in names if name in common}
+        days = {value.date() for row in rows for name in self.columns if isinstance(value := row[name], datetime)}
+        if len(rows) > 1 and len(days) == 1:
+            self.shared["day"] = days.pop()
+            rows = [{name: _time_of_day(value) for name, value in row.items()} for row in rows]
+        self._rows = [tuple(row[name] for name in self.columns) for row in rows]
 
     def rows(self) -> Iterator[Row]:
         """As of `Answer`."""
         yield from self._rows
 
 
+def _with_place(row: dict[str, object]) -> dict[str, object]:
+    """The row with its place as one text, which `kiln trace` takes as an id."""
+    parts = [row.pop(name) for name in _PLACE if name in row]
+    place = "/".join(str(part) for part in parts if part is not None)
+    return {**row, **({"place": place or None} if parts else {})}
+
+
+def _time_of_day(value: object) -> object:
+    return value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
+
+
 def _short(value: object) -> object:
     match value:
         case str():
-            return _LONG.sub(lambda found: f"{found[1][:9]}…{found[1][-6:]}", value)
+            return _LONG.sub(lambda found: f"{found[1][:8]}…{found[1][-5:]}", value)
         case bytes() if len(value) > 12:
             return f"{value[:6].hex()}… ({len(value):,} B)"
     return value
@@ -50,7 +75,11 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
         console.print()
         console.print(Text.assemble((f"{number}. ", "dim"), (f"{answer.step.says}.", "bold")), soft_wrap=True)
         if answer.cells:
-            print_table(answer if whole_ids else _Shortened(answer), console, limit)
+            brief = _Brief(answer, whole_ids=whole_ids)
+            if brief.shared:
+                shared = "  ".join(f"{name} {cell(value)}" for name, value in brief.shared.items())
+                console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
+            print_table(brief, console, limit)
         else:
             console.print(Text(f"   {answer.step.nothing}", style="dim"))
         if sql:
