@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import typer
 
 from conf.errors import KilnError
-from deploy.cli import broker, config, health, interests, quarantine, recover, run, tables, trace, traffic
+from deploy.cli import broker, config, health, interests, quarantine, recover, run, serve, tables, trace, traffic
 from deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from schemas.printable import printable_lines
 
-GROUPS = (run, interests, traffic, tables, trace, health, recover, quarantine, config, broker)
+GROUPS = (run, interests, traffic, tables, trace, serve, health, recover, quarantine, config, broker)
 """In the order in which `kiln --help` lists their commands."""
 
 app = typer.Typer(
