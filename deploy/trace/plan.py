@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from deploy.trace.ids import Cid, Id, Message, Place, Stream
-from schemas.cid import cid_text
+from schemas.cid import cid_bytes, cid_text
 from schemas.streamid import StreamID, StreamIdError
 
 Row: TypeAlias = Mapping[str, object]
@@ -57,7 +57,7 @@ _SAYS: Final = {
         "The frames in which the announcement of the newest batch left, and to which peers",
         "no frame that left names the batch",
     ),
-    "announcements": ("The announcements of the batch that came from others", "nobody else announced it"),
+    "announcements": ("The announcements of the batch that came in, our own sent back too", "none came in"),
     "tips": ("How Kiln learned of the tips", "the table tips has none of it"),
     "quarantine": ("What is in quarantine about it", "nothing is"),
 }
@@ -156,8 +156,7 @@ QUALIFY {_HEARD} >= b.opened_at
     yield _step("updates", f"{members}\nORDER BY heard_at, message")
     if "updates" in found:
         yield _separator(members)
-        announced = [*found["updates"], *found["announcements"]]
-        yield _messages(_in("message", _texts(announced, "message")), data=False)
+        yield _messages(_in("message", _texts(found["updates"], "message")), data=False)
 
 
 def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
@@ -218,7 +217,7 @@ def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterat
 
 
 def _newest(found: Found, most: int) -> list[Row]:
-    """The newest messages, each once."""
+    """The newest messages and announcements, each once."""
     rows = [*found["messages"], *found.get("announcements", ())]
     by_id = {str(row["message"]): row for row in sorted(rows, key=lambda row: str(row["observed_at"]), reverse=True)}
     return list(by_id.values())[:most]
@@ -319,12 +318,14 @@ def _sent(publications: Sequence[Row]) -> Step:
     if newest := _texts(publications[-1:], "cid"):
         of_it = [row for row in publications if row["cid"] in newest]
         since, until = _span(of_it, "published_at", "published_at", _AFTER)
-        names = f"contains(hex(payload), hex(encode({_text(newest[0])})))"
+        # as text in a pubsub message, as bytes in an item of the DHT
+        as_text, as_bytes = f"hex(encode({_text(newest[0])}))", f"'{cid_bytes(newest[0]).hex().upper()}'"
+        names = f"(contains(hex(payload), {as_text}) OR contains(hex(payload), {as_bytes}))"
         left = f"direction = 'OUT' AND observed_at BETWEEN {_time(since)} AND {_time(until)}\n  AND {names}"
     return _step(
         "sent",
         f"""SELECT observed_at, remote_peer, protocol, sequence, octet_length(payload) AS bytes, payload, network,
-       connection, kafka_partition, kafka_offset
+       kafka_partition, kafka_offset
 FROM frames
 WHERE {left}
 ORDER BY observed_at, kafka_partition, kafka_offset""",

@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema
-from schemas.cid import block_cid, cid_text
+from schemas.cid import block_cid, cid_bytes, cid_text
 from schemas.streamid import StreamID
 from schemas.tables import TABLES
 
@@ -152,13 +152,15 @@ def rows() -> dict[str, list[dict[str, object]]]:
         frame(106, 0, 6),
         frame(900, 0, 7.1, "OUT", announced),
         frame(901, 1, 7.2, "OUT", b"something else"),
+        frame(902, 1, 7.3, "OUT", b"d1:v" + cid_bytes(BATCH)),
         frame(777, 0, 8, payload=b"garbage"),
     ]
     tables["updates"] = [update(1, "claimed", FALSE), update(2, "claimed", FALSE), update(3, "other", TRUE, "genesis")]
     # the tip of message 1 is in a later batch again, which holds another hearing of it
     tables["batches"] = [batch(BATCH, FALSE, 1), batch(cid("later"), FALSE, 60), batch(cid("third"), TRUE, 3)]
     tables["batch_tips"] = [
-        *({"cid": BATCH, "stream": stream("claimed"), "tip": cid(f"tip {n}")} for n in (1, 2)),
+        {"cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 1")},
+        {"cid": BATCH, "stream": stream("claimed"), "tip": cid("tip 2")},
         {"cid": cid("later"), "stream": stream("claimed"), "tip": cid("tip 1")},
         {"cid": cid("third"), "stream": stream("other"), "tip": cid("tip 3")},
     ]
