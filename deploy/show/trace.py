@@ -71,17 +71,19 @@ def _short(value: object) -> object:
 def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_ids: bool = False) -> None:
     """Each step: a sentence, at most `limit` rows, and with `sql` the question that gives them."""
     console.print(Text.assemble((trace.kind, "bold"), " ", trace.subject.text), soft_wrap=True)
+    filled = True
     for number, answer in enumerate(trace.steps, 1):
-        console.print()
-        console.print(Text.assemble((f"{number}. ", "dim"), (f"{answer.step.says}.", "bold")), soft_wrap=True)
-        if answer.cells:
+        if filled or answer.cells or sql:  # steps that found nothing stand together
+            console.print()
+        filled = bool(answer.cells)
+        head = Text.assemble((f"{number}. ", "dim"), (answer.step.says, "bold" if filled else "dim"))
+        console.print(head if filled else head.append(f": {answer.step.nothing}"), soft_wrap=True)
+        if filled:
             brief = _Brief(answer, whole_ids=whole_ids)
             if brief.shared:
                 shared = "  ".join(f"{name} {cell(value)}" for name, value in brief.shared.items())
                 console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
             print_table(brief, console, limit)
-        else:
-            console.print(Text(f"   {answer.step.nothing}", style="dim"))
         if sql:
             console.print(Text(_indented(answer.step.sql), style="dim"), soft_wrap=True)
     if not sql:
