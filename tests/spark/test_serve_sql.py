@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import free_port, free_ports
+from conftest import free_ports
 from deltalake import DeltaTable, write_deltalake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln
@@ -96,7 +96,8 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     state = tmp_path_factory.mktemp("serve")
     make_lake(state / "lake")
-    kiln, port = Kiln(state, free_ports(2)), free_port()
+    *ports, port = free_ports(3)
+    kiln = Kiln(state, ports)
     process = kiln.start("serve-sql", "--port", str(port))
     said = state / "started.out"
     try:
