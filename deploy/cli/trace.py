@@ -30,7 +30,12 @@ def trace(
     ] = 10,
     messages: Annotated[
         int,
-        typer.Option("--messages", metavar="N", min=1, help="Look for copies and frames of the newest N messages."),
+        typer.Option(
+            "--messages",
+            metavar="N",
+            min=1,
+            help="Of the newest N messages show copies and frames; of N batches, publications.",
+        ),
     ] = 50,
     state: StateOption = None,
     config: ConfigOption = None,

@@ -21,7 +21,8 @@ Found: TypeAlias = Mapping[str, Sequence[Row]]
 """Rows by the step that asked for them. A step that is not in it was not asked yet."""
 
 MESSAGES: Final = 50
-"""Of how many messages, the newest ones, the copies and frames are shown. A stream may have had a million."""
+"""Of how many messages, the newest, copies and frames are shown; and of how many batches, publications. A stream may
+have had a million."""
 
 _AFTER: Final = timedelta(minutes=2)
 """How long after a publication its announcement may leave for a peer that asks for it (IWANT)."""
@@ -69,7 +70,7 @@ STEPS: Final = tuple(_SAYS)
 def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[Step]:
     """The steps that `found` makes possible and that are not in `found` yet; none when the way is complete.
 
-    `most`: of how many messages to show copies and frames.
+    `most`: of how many messages to show copies and frames, and of how many batches publications.
     """
     return [step for step in _possible(subject, found, most) if step.name not in found]
 
@@ -123,13 +124,13 @@ def _possible(subject: Id, found: Found, most: int) -> Iterator[Step]:
                 here += f"\n   OR (network, message) IN (SELECT (network, message) FROM copies WHERE {here})"
             yield _copies(here)
             if "copies" in found:
-                same = _in("message", _texts(found["copies"], "message"))
+                same = f"message IN (SELECT message FROM copies WHERE {_at(subject)})"
                 yield from _steps_of_updates(same, found)
                 yield _messages(same if found["copies"] else _at(subject))
     if "messages" in found:
         newest = _newest(found, most)
         yield _copies(_in("message", _texts(newest, "message")))
-        yield from _steps_of_publications(subject, found)
+        yield from _steps_of_publications(subject, found, most)
         if "copies" in found:
             yield from _steps_of_places(subject, found, newest)
 
@@ -156,7 +157,7 @@ QUALIFY {_HEARD} >= b.opened_at
     yield _step("updates", f"{members}\nORDER BY heard_at, message")
     if "updates" in found:
         yield _separator(members)
-        yield _messages(_in("message", _texts(found["updates"], "message")), data=False)
+        yield _messages(f"(network, message) IN (SELECT (network, message) FROM ({members}))", data=False)
 
 
 def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
@@ -165,15 +166,14 @@ def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message")
     if "updates" in found:
         if found["updates"]:  # known by now: DuckDB need not look into other files for them
-            since, until = _span(found["updates"], "updated_at", "updated_at", timedelta(0))
+            since, until = _span(found["updates"], "updated_at", "updated_at")
             chosen += f" AND updated_at BETWEEN {_time(since)} AND {_time(until)}"
         yield _separator(chosen)
         # No batch that closed before an update was heard has the update.
         yield _step(
             "batches",
             f"""SELECT heard_at, {_WINDOW}, stream, tip, message
-FROM ({chosen}) AS u
-     JOIN (FROM batch_tips WHERE {_in("tip", _texts(found["updates"], "tip"))}) AS t USING (stream, tip)
+FROM ({chosen}) AS u JOIN batch_tips AS t USING (stream, tip)
      JOIN batches AS b USING (network, origin, separator_key, separator_value, cid)
 WHERE heard_at < closed_at
 QUALIFY row_number() OVER (PARTITION BY network, origin, message ORDER BY closed_at) = 1
@@ -181,15 +181,15 @@ ORDER BY heard_at, message""",
         )
 
 
-def _steps_of_publications(subject: Id, found: Found) -> Iterator[Step]:
-    """What became of the batch, or of the batches that hold it."""
+def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[Step]:
+    """What became of the batch, or of the newest batches that hold it."""
     heard = _texts(found["messages"], "batch")
     if isinstance(subject, Cid) and _is_batch(found):
         cids = [subject.text]
     elif "batches" in found:
-        cids = list(dict.fromkeys([*_texts(found["batches"], "cid"), *heard]))
+        cids = list(dict.fromkeys([*_texts(found["batches"], "cid")[-most:], *heard[-most:]]))
         yield _announcements(cids)
-        yield _tips(_in("cid", heard))
+        yield _tips(_in("cid", heard[-most:]))
     else:
         return
     yield _step(
@@ -219,8 +219,8 @@ def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterat
 def _newest(found: Found, most: int) -> list[Row]:
     """The newest messages and announcements, each once."""
     rows = [*found["messages"], *found.get("announcements", ())]
-    by_id = {str(row["message"]): row for row in sorted(rows, key=lambda row: str(row["observed_at"]), reverse=True)}
-    return list(by_id.values())[:most]
+    by_id = {row["message"]: row for row in rows}
+    return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
 
 
 def _genesis(stream: str) -> list[str]:
@@ -409,7 +409,7 @@ def _place(row: Row) -> Place | None:
     return None
 
 
-def _span(rows: Sequence[Row], first: str, last: str, margin: timedelta) -> tuple[datetime, datetime]:
+def _span(rows: Sequence[Row], first: str, last: str, margin: timedelta = timedelta(0)) -> tuple[datetime, datetime]:
     """From the earliest `first` to the latest `last`. ValueError: there is no row."""
     since = min(value for row in rows if isinstance(value := row[first], datetime))
     until = max(value for row in rows if isinstance(value := row[last], datetime))
