@@ -36,7 +36,7 @@ def trace(
             min=1,
             help="Of the newest N messages show copies and frames; of N batches, publications.",
         ),
-    ] = 50,
+    ] = 25,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:

@@ -55,7 +55,7 @@ def password_file(state: Path) -> Path:
     except FileExistsError:
         return path
     with os.fdopen(made, "w", encoding="ascii") as file:
-        file.write(secrets.token_urlsafe(24) + "\n")
+        file.write(secrets.token_hex(16) + "\n")  # nothing that a shell or a client would take for more
     return path
 
 
@@ -107,6 +107,8 @@ def _settings(door: Door) -> dict[str, str]:
         "spark.hadoop.hive.server2.transport.mode": "binary",
         "spark.hadoop.hive.server2.thrift.bind.host": HOST,
         "spark.hadoop.hive.server2.thrift.port": str(door.port),
+        # one machine: Spark's 200 would be tasks for a handful of rows
+        "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         # a client is no user of this machine
         "spark.hadoop.hive.server2.enable.doAs": "false",
     }

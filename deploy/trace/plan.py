@@ -20,7 +20,7 @@ Row: TypeAlias = Mapping[str, object]
 Found: TypeAlias = Mapping[str, Sequence[Row]]
 """Rows by the step that asked for them. A step that is not in it was not asked yet."""
 
-MESSAGES: Final = 50
+MESSAGES: Final = 25
 """Of how many messages, the newest, copies and frames are shown; and of how many batches, publications. A stream may
 have had a million."""
 
