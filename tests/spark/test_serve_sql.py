@@ -63,7 +63,9 @@ class Server:
     kiln: Kiln
     port: int
 
-    def ask(self, *statements: str, password: str | None = None, options: str = "") -> subprocess.CompletedProcess[str]:
+    def ask(
+        self, *statements: str, user: str = "kiln", password: str | None = None, options: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Runs statements in one connection, and goes on after one that fails."""
         script = self.kiln.state / "statements.sql"
         script.write_text("".join(f"{statement};\n" for statement in statements), encoding="utf-8")
