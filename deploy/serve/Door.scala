@@ -15,11 +15,12 @@ import org.apache.spark.sql.catalyst.plans.logical.{Command, LogicalPlan}
 import org.apache.spark.sql.execution.command.SetCommand
 import org.apache.spark.sql.internal.SQLConf
 
-/** Takes the one user, with the password of a file. HiveServer2 makes one of these for each login, so a new password
+/** Takes the one user, with the password in the first line of a file. HiveServer2 makes one of these for each login, so a new password
   * holds from the next login on. */
 class PasswordFile extends PasswdAuthenticationProvider {
   override def Authenticate(user: String, password: String): Unit = {
-    val right = Files.readString(Paths.get(System.getProperty("kiln.sql.password-file"))).stripLineEnd
+    val file = Files.readString(Paths.get(System.getProperty("kiln.sql.password-file")))
+    val right = file.linesIterator.nextOption().getOrElse("")
     val known = same(user, System.getProperty("kiln.sql.user")) & same(password, right)
     if (!known || right.isEmpty) throw new AuthenticationException("user or password is wrong")
   }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import KilnError, PrerequisiteError
@@ -27,7 +28,6 @@ from deploy.run.spark import jvm_end, said_to
 from deploy.serve.classes import compiled
 from pipelines.lake.lake import Lake
 from pipelines.spark.session import create_session
-from schemas.tables import TABLES
 from schemas.views import views
 
 
@@ -116,15 +116,21 @@ def _settings(door: Door) -> dict[str, str]:
 
 def make_catalog(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> None:
     """Names the lake's tables in the session's catalog, and the views over them. A view over a table that is not there
-    yet is left out, and told."""
+    yet is left out, and told. KilnError: Spark cannot take a table."""
     there = set(lake.tables())
     for name in sorted(there):
-        spark.sql(f"CREATE TABLE {_quoted(name)} USING delta LOCATION '{_escaped(lake.table(name))}'")
+        try:
+            spark.sql(f"CREATE TABLE {_quoted(name)} USING delta LOCATION '{_escaped(lake.table(name))}'")
+        except PySparkException as error:
+            raise KilnError(f"table {name} in {lake.path}: {_first_line(error)}") from error
     for view in views().values():
-        if missing := set(view.tables) & TABLES.keys() - there:
+        if missing := set(view.tables) - there:
             progress(f"no view {view.name}: {', '.join(sorted(missing))} is not there yet")
             continue
-        spark.sql(f"CREATE VIEW {_quoted(view.name)} COMMENT '{_escaped(view.sentence)}' AS {view.spark_sql()}")
+        try:
+            spark.sql(f"CREATE VIEW {_quoted(view.name)} COMMENT '{_escaped(view.sentence)}' AS {view.spark_sql()}")
+        except PySparkException as error:  # a table of other columns than Kiln's
+            progress(f"no view {view.name}: {_first_line(error)}")
 
 
 def _start(spark: SparkSession) -> None:
@@ -135,7 +141,7 @@ def _start(spark: SparkSession) -> None:
     try:
         jvm.org.apache.spark.sql.hive.thriftserver.HiveThriftServer2.startWithSparkSession(spark._jsparkSession, False)
     except Py4JError as error:
-        raise KilnError(f"Spark's Thrift server did not start: {str(error).splitlines()[0]}") from error
+        raise KilnError(f"Spark's Thrift server did not start: {_first_line(error)}") from error
 
 
 def until_stopped() -> None:
@@ -154,6 +160,10 @@ def _check_free(port: int) -> None:
         holder = port_holder(port)
         by = f" ({holder.in_words} listens there)" if holder else ""
         raise PrerequisiteError(f"port {port} of {HOST} is not to be had: {error.strerror}{by}. Name another: --port")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _quoted(name: str) -> str:
