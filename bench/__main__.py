@@ -18,7 +18,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from bench import batcher, bep50, decode, growth, held_state, hot_path, instead, lateness, network, plots
+from bench import batcher, bep50, decode, growth, held_state, hot_path, instead, lateness, network, plots, views
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
@@ -30,6 +30,7 @@ ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "network": network.measure,
     "bep50": bep50.measure,
     "held": held_state.measure,
+    "views": views.measure,
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,

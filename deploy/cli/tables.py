@@ -4,40 +4,114 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy.cli.exits import UsageError
 from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
 
+if TYPE_CHECKING:
+    from conf.settings.model import Settings
+    from deploy.sql.as_of import AsOf
+    from deploy.sql.ask import Answer
+    from pipelines.lake.lake import Lake
+
 commands = typer.Typer()
 
 
 @commands.command()
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='Such as "SELECT * FROM batches LIMIT 5".')],
+    query: Annotated[
+        str | None,
+        typer.Argument(metavar="[QUERY]", help='Such as "SELECT * FROM batches LIMIT 5". Without one: a prompt.'),
+    ] = None,
     as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a header.")] = False,
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N rows. --json prints all rows.")
+        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N rows. --json and --csv print all rows.")
     ] = 100,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of",
+            metavar="VERSION|TIME",
+            help="Ask the tables as they were: at a version, or at a time in ISO 8601.",
+        ),
+    ] = None,
+    on_spark: Annotated[
+        bool, typer.Option("--spark", help="Ask Spark, in Spark's SQL. Takes Java, and some seconds to start.")
+    ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Ask the Delta tables a question in DuckDB's SQL.
+    """Ask the Delta tables, and the views over them, a question in DuckDB's SQL.
 
-    The command works while Kiln runs, and needs no Java. --json prints an array of objects. Times are ISO 8601 in UTC,
-    binary is hex.
+    The command works while Kiln runs, and needs no Java without --spark. Without a question, the command reads one from
+    stdin; on a terminal, a prompt takes one after the other. --json prints an array of objects. Times are ISO 8601 in
+    UTC, binary is hex.
     """
+    if as_json and as_csv:
+        raise UsageError("--json and --csv: the answer is in one form")
     settings = settings_of(config, state)
-    from deploy.sql.ask import ask
+    lake = lake_of(settings)
+    from deploy.sql.as_of import parse_as_of
 
-    answer = ask(lake_of(settings), query)
+    try:
+        at = None if as_of is None else parse_as_of(as_of)
+    except ValueError as error:
+        raise UsageError(f"--as-of {as_of}: expected {error}") from None
+    prompted = query is None and sys.stdin.isatty()
+    if query is None and not prompted:
+        query = sys.stdin.read()
+    shown = rows if prompted or not (as_json or as_csv) else None
+    with ExitStack() as stack:
+        asking = _asking(stack, settings, lake, at, shown, on_spark=on_spark)
+
+        def show(question: str) -> None:
+            _show(asking(question), rows, as_json=as_json, as_csv=as_csv)
+
+        if prompted:
+            from deploy.sql.prompt import converse
+
+            converse(lake, settings.state / "sql_history", show)
+        elif query is not None:
+            show(query)
+
+
+def _asking(
+    stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
+) -> Callable[[str], Answer]:
+    """What answers questions: DuckDB, or a Spark session that ends with `stack`."""
+    if not on_spark:
+        from deploy.sql.ask import ask
+
+        return lambda question: ask(lake, question, as_of)
+    from deploy.run.spark import spark_session
+    from deploy.sql.spark import ask_spark
+
+    # its logs and temporary files are its own: Kiln may be running
+    scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
+    spark = stack.enter_context(spark_session(settings.model_copy(update={"state": scratch})))
+    rows = None if most is None else most + 1
+    partitions = settings.spark.shuffle_partitions
+    return lambda question: ask_spark(spark, lake, question, as_of, most=rows, partitions=partitions)
+
+
+def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
     try:
         if as_json:
             from deploy.show.answer_json import write_json
 
             write_json(answer, sys.stdout)
+        elif as_csv:
+            from deploy.show.answer_csv import write_csv
+
+            write_csv(answer, sys.stdout)
         else:
             from deploy.show.answer import print_table
 

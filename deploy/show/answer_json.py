@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Protocol, TextIO, runtime_checkable
 
@@ -44,6 +44,8 @@ def json_value(value: object) -> object:
             return value.isoformat()
         case _Interval():
             return _iso_duration(value.months, value.days, value.nanoseconds)
+        case timedelta():
+            return _iso_duration(0, 0, value // timedelta(microseconds=1) * 1000)
         case Mapping():
             return {str(key): json_value(item) for key, item in value.items()}
         case list() | tuple():

@@ -5,14 +5,17 @@ Reads only; needs no Java.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import duckdb
 
 from conf.errors import KilnError
-from deploy.sql.tables import allow_only, open_tables, with_empty
+from deploy.sql.as_of import AsOf, opened
+from deploy.sql.tables import allow_only, show_tables, with_empty
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 from schemas.views import View, views
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_AT_ONCE = 2_048
+_MOST_SPILLED = "8GB"
 
 Row = tuple[object, ...]
 
@@ -63,41 +67,49 @@ class _Cursor(Answer):
             raise SqlError(str(error)) from error
 
 
-def ask(lake: Lake, sql: str) -> Answer:
-    """Run one query over the tables of a lake. SqlError: it is not one reading query, or it names what is not there."""
+def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
+    """Run one query over the tables of a lake, as they are or as they were.
+
+    SqlError: it is not one reading query, or it names what is not there. LakeError, NoSuchVersionError.
+    """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
+    # where a question outgrows the memory: by default a folder `.tmp` where the user stands, without bounds
+    connection.execute(f"SET temp_directory = '{_quoted(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
+    connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
     _check_statement(connection, sql)
     there = lake.tables()
-    # Opening a table reads its log: only those the text speaks of, all where it speaks of none (`show tables`).
-    words = {word.lower() for word in re.findall(r"\w+", sql)}
-    wanted = _with_those_they_read(words)
-    named = words.union(*(view.tables for view in wanted))
-    tables = [name for name in there if name in named]
-    speaks_of_some = bool(tables or wanted)
+    names, wanted = named_in(sql, there)
+    speaks_of_some = bool(names or wanted)
     if not speaks_of_some:
-        tables, wanted = list(there), list(views().values())
-    files = open_tables(connection, lake, tables, reads_rows=speaks_of_some)
+        names, wanted = there, tuple(views().values())
+    tables = {name: table for name in names if (table := opened(lake, name, as_of)) is not None}
+    there = tuple(name for name in there if name in tables or name not in names)
+    files = show_tables(connection, lake, tables, reads_rows=speaks_of_some)
     for view in wanted:
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, there)}")
         except duckdb.Error as error:
             # a table of other columns than Kiln's; that is nothing to a query that does not name the view
-            if view.name in words:
+            if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     allow_only(connection, files)
     try:
         connection.execute(sql)
         columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
-        names = [name for name, _ in columns]
+        titles = [title for title, _ in columns]
         if any("INTERVAL" in kind for _, kind in columns):  # which has months, as Python's timedelta has not
             connection.abort()
-            return Answer(names, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
+            return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
     except duckdb.CatalogException as error:
         raise SqlError(_missing(str(error), lake, there)) from error
     except duckdb.Error as error:
         raise SqlError(str(error)) from error
-    return _Cursor(names, connection)
+    return _Cursor(titles, connection)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("'", "''")
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -111,13 +123,28 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
 
 
-def _with_those_they_read(names: Collection[str]) -> list[View]:
-    """The views of these names, each after the views that it reads."""
+def named_in(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
+    """Of the tables that are there and of the views, those that a query may read: those it speaks of, and those that
+    such views read. Each view stands after the views that it reads.
+
+    Opening a table reads its log, so no table is opened for nothing.
+    """
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
     wanted: set[str] = set()
     for view in reversed(views().values()):
-        if view.name in names or view.name in wanted:
+        if view.name in words or view.name in wanted:
             wanted.update((view.name, *view.views))
-    return [view for view in views().values() if view.name in wanted]
+    chosen = tuple(view for view in views().values() if view.name in wanted)
+    named = words.union(*(view.tables for view in chosen))
+    return tuple(name for name in there if name in named), chosen
+
+
+def view_columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each view."""
+    with duckdb.connect() as connection:
+        for view in views().values():
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, ())}")
+        return {name: tuple(connection.table(name).columns) for name in views()}
 
 
 def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:

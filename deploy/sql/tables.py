@@ -1,4 +1,4 @@
-"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of its newest version.
+"""The lake's tables as DuckDB reads them: each Delta table is a view over the Parquet files of one version.
 
 delta-rs says which files those are, and DuckDB reads the files itself. The other way, a dataset of pyarrow, costs more
 than a second of imports, and 1.5 ms for each file. That way is left for the tables that need it: tables with partition
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote
@@ -47,17 +47,21 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
-def open_tables(
-    connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str], *, reads_rows: bool = True
+def open_tables(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
+    """Makes a view of each named table, at its newest version. LakeError."""
+    show_tables(connection, lake, {name: lake.open(name) for name in names})
+
+
+def show_tables(
+    connection: duckdb.DuckDBPyConnection, lake: Lake, tables: Mapping[str, DeltaTable], *, reads_rows: bool = True
 ) -> list[str]:
-    """Makes a view of each named table, and returns the files that the views read.
+    """Makes a view of each table, at the version that is open, and returns the files that the views read.
 
     `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
     A query that does read rows from a table with files of several schemas fails. LakeError.
     """
     files: list[str] = []
-    for name in names:
-        table = lake.open(name)
+    for name, table in tables.items():
         columns = _columns(table)
         paths = None if columns is None else _files(lake.table(name), table)
         if columns is None or paths is None:

@@ -10,7 +10,7 @@ import duckdb
 from conf.errors import KilnError
 from deploy.sql.ask import Answer
 from deploy.sql.ask import Row as Cells
-from deploy.sql.tables import allow_only, open_tables
+from deploy.sql.tables import allow_only, show_tables
 from deploy.trace.ids import Id
 from deploy.trace.plan import MESSAGES, Row, Step, kind_of, next_steps, shown
 from pipelines.lake.lake import Lake
@@ -65,7 +65,8 @@ def follow(
     found: dict[str, list[Row]] = {}
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        allow_only(connection, open_tables(connection, lake, TABLES))
+        opened = {name: lake.open(name) for name in TABLES}
+        allow_only(connection, show_tables(connection, lake, opened))
         while steps := next_steps(subject, found, most):
             for step in steps:
                 if step.name not in found:  # two conditions may give one step

@@ -1,4 +1,4 @@
-"""Views over the Delta tables: answers that take more than one table, or some thought. A file for each, beside this one.
+"""Views over the Delta tables: answers that take more than one table, or some thought. A file for each, beside this.
 
 A file `NAME.sql` begins with a comment: a sentence that says what the view has, then `Grain:` and what one row stands
 for. Below stands one SELECT over tables of `schemas.tables` and over other views, in words that DuckDB and Spark both
@@ -47,7 +47,7 @@ class View(NamedTuple):
 
 @cache
 def views() -> dict[str, View]:
-    """Every view by name, each after the views that it reads. ValueError: a file is not as the head of this one says."""
+    """Every view by name, each after the views that it reads. ValueError: a file has no sentence or no grain."""
     texts = {
         each.name.removesuffix(".sql"): each.read_text("utf-8")
         for each in files(__package__).iterdir()
@@ -62,6 +62,13 @@ def views() -> dict[str, View]:
         spark = _parts(name, texts[name + _SPARK])[2] if name + _SPARK in texts else select
         found[name] = View(name, sentence, grain, tuple(sorted(tables)), tuple(sorted(inner)), select, spark)
     return found
+
+
+def markdown() -> str:
+    """The views as a table for people, which docs/SQL.md has."""
+    lines = ["| view | a row for | what it has |", "| --- | --- | --- |"]
+    lines += [f"| `{each.name}` | {each.grain} | {each.sentence} |" for _, each in sorted(views().items())]
+    return "\n".join(lines)
 
 
 def _reads(text: str, names: dict[str, str]) -> set[str]:

@@ -1,7 +1,16 @@
 -- Streams for which RESPONSEs of the same minute name different tips.
 -- Grain: a minute, network and stream.
-SELECT date_trunc('minute', observed_at) AS minute, network, stream, count(DISTINCT tip) AS tips,
-       count(DISTINCT from_peer) AS nodes, array_sort(array_agg(DISTINCT tip)) AS which
-FROM responses
-GROUP BY date_trunc('minute', observed_at), network, stream
-HAVING count(DISTINCT tip) > 1
+-- DISTINCT is dear, so only streams with more than one tip come so far.
+WITH said AS (
+    SELECT date_trunc('minute', observed_at) AS minute, network, stream, tip, from_peer
+    FROM responses),
+disputed AS (
+    SELECT minute, network, stream
+    FROM said
+    GROUP BY minute, network, stream
+    HAVING min(tip) <> max(tip))
+SELECT s.minute, s.network, s.stream, count(DISTINCT s.tip) AS tips, count(DISTINCT s.from_peer) AS nodes,
+       array_sort(array_agg(DISTINCT s.tip)) AS which
+FROM said AS s
+     JOIN disputed AS d ON d.minute = s.minute AND d.network = s.network AND d.stream = s.stream
+GROUP BY s.minute, s.network, s.stream

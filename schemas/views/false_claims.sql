@@ -5,12 +5,14 @@ WITH known AS (
     SELECT network, stream, min(updated_at) AS known_since
     FROM updates
     WHERE separator_source = 'genesis'
-    GROUP BY network, stream)
-SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, b.closed_at, t.stream, t.tip,
-       s.separator_key AS true_key, s.separator_value AS true_value, k.known_since
-FROM batches AS b
-     JOIN batch_tips AS t ON t.cid = b.cid
-     JOIN streams AS s ON s.network = b.network AND s.stream = t.stream
-     LEFT JOIN known AS k ON k.network = s.network AND k.stream = s.stream
-WHERE s.source = 'genesis' AND s.separator_key IS NOT NULL
-  AND (s.separator_key <> b.separator_key OR s.separator_value <> b.separator_value)
+    GROUP BY network, stream),
+held AS (
+    SELECT t.cid, t.stream, t.tip, s.network, s.separator_key, s.separator_value, k.known_since
+    FROM batch_tips AS t
+         JOIN streams AS s ON s.stream = t.stream
+         LEFT JOIN known AS k ON k.network = s.network AND k.stream = s.stream
+    WHERE s.source = 'genesis' AND s.separator_key IS NOT NULL)
+SELECT b.network, b.origin, b.separator_key, b.separator_value, b.cid, b.opened_at, b.closed_at, h.stream, h.tip,
+       h.separator_key AS true_key, h.separator_value AS true_value, h.known_since
+FROM batches AS b JOIN held AS h ON h.cid = b.cid AND h.network = b.network
+WHERE h.separator_key <> b.separator_key OR h.separator_value <> b.separator_value

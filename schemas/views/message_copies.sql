@@ -1,8 +1,10 @@
--- How many copies of each message gossip delivered, and which peer relayed the message first: of several at once, the
--- first by peer id. A forged copy bears the id of the message that the copy imitates, and counts.
+-- How many copies of each message gossip delivered, and which peer relayed the message first. Copies of what turned out
+-- to be no good message count too, and so does a forged copy, which bears the id of the message that the copy imitates.
 -- Grain: a message.
-SELECT c.network, c.message, m.type, m.topic, count(*) AS copies, count(DISTINCT c.remote_peer) AS peers,
-       min(row(c.observed_at, c.remote_peer))[2] AS first_peer, min(c.observed_at) AS first_at,
-       (epoch_us(max(c.observed_at)) - epoch_us(min(c.observed_at))) / 1e6 AS spread_seconds
-FROM copies AS c JOIN messages AS m ON m.network = c.network AND m.message = c.message
-GROUP BY c.network, c.message, m.type, m.topic
+-- The first peer is the least of texts that begin with the time, in 18 digits: of peers at once, the first by name.
+SELECT network, message, count(*) AS copies,
+       substring(min(concat(100000000000000000 + epoch_us(observed_at), remote_peer)), 19) AS first_peer,
+       min(observed_at) AS first_at,
+       (epoch_us(max(observed_at)) - epoch_us(min(observed_at))) / 1e6 AS spread_seconds
+FROM copies
+GROUP BY network, message

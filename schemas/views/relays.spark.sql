@@ -1,10 +1,13 @@
 -- How many copies each peer relayed, in how many messages no peer was earlier, and how long after the first copy the
 -- copies of the peer came. Copies of what turned out to be no good message count too.
 -- Grain: a network and a peer that sent copies.
-SELECT c.network, c.remote_peer, count(*) AS copies, count(*) FILTER (WHERE c.observed_at = f.first_at) AS first,
-       percentile_disc(0.5) WITHIN GROUP (ORDER BY (unix_micros(c.observed_at) - unix_micros(f.first_at)) / 1e6) AS behind_p50_seconds,
-       percentile_disc(0.99) WITHIN GROUP (ORDER BY (unix_micros(c.observed_at) - unix_micros(f.first_at)) / 1e6) AS behind_p99_seconds
-FROM copies AS c
-     JOIN (SELECT network, message, min(observed_at) AS first_at FROM copies GROUP BY network, message) AS f
-       ON f.network = c.network AND f.message = c.message
-GROUP BY c.network, c.remote_peer
+WITH timed AS (
+    SELECT c.network, c.remote_peer, unix_micros(c.observed_at) - unix_micros(f.first_at) AS behind
+    FROM copies AS c
+         JOIN (SELECT network, message, min(observed_at) AS first_at FROM copies GROUP BY network, message) AS f
+           ON f.network = c.network AND f.message = c.message)
+SELECT network, remote_peer, count(*) AS copies, count(*) FILTER (WHERE behind = 0) AS first,
+       percentile_disc(0.5) WITHIN GROUP (ORDER BY behind) / 1e6 AS behind_p50_seconds,
+       percentile_disc(0.99) WITHIN GROUP (ORDER BY behind) / 1e6 AS behind_p99_seconds
+FROM timed
+GROUP BY network, remote_peer

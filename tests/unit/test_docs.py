@@ -6,25 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from kit.questions import PAGES, QUESTIONS, Question
+from kit.small_lake import small_lake
 
 from conf.settings.keys import known_keys, variable
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.tables import TABLES, markdown
+from schemas.views import markdown as views_table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
 DESIGN = ROOT / "docs" / "design"
 DECISIONS = sorted(DESIGN.glob("[0-9][0-9]-*.md"))
-
-QUESTION = re.compile(r'kiln sql(?: --json)? "(.+?)"\s', re.DOTALL)
-QUESTIONS = [
-    (page, question.strip())
-    for page in PAGES
-    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    for question in QUESTION.findall(block)
-]
 
 ROOMS = ("schemas", "conf", "bridge", "pipelines", "deploy", "tests", "bench")
 CODE = (".py", ".pyi", ".proto", ".toml")
@@ -43,32 +37,41 @@ def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
     assert text("docs/TABLES.md") == markdown(), "write it anew: python -m schemas.tables > docs/TABLES.md"
 
 
+def test_the_page_of_questions_has_every_view() -> None:
+    assert views_table() in text("docs/SQL.md"), "paste it anew: schemas.views.markdown()"
+
+
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Every table, with no rows."""
-    folder = tmp_path_factory.mktemp("lake")
-    Lake(str(folder)).create(TABLES)
-    return folder
+    lake = Lake(str(tmp_path_factory.mktemp("empty")))
+    lake.create(TABLES)
+    return lake
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Every table, with rows."""
+    return small_lake(str(tmp_path_factory.mktemp("lake")))
 
 
 def test_there_are_questions_to_try() -> None:
     assert len(QUESTIONS) >= 20
     # all of a block, and none half: each block of SQL.md is one question
-    assert sum(page.name == "SQL.md" for page, _ in QUESTIONS) == text("docs/SQL.md").count("```sh")
+    assert sum(each.page.name == "SQL.md" for each in QUESTIONS) == text("docs/SQL.md").count("```sh")
 
 
-@pytest.mark.parametrize(
-    ("page", "question"), QUESTIONS, ids=[f"{page.name}-{number}" for number, (page, _) in enumerate(QUESTIONS)]
-)
-def test_the_tables_have_an_answer_to_every_question(page: Path, question: str, lake: Path) -> None:
-    answer = ask(Lake(str(lake)), question)
-    assert answer.columns
-    list(answer.rows())
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: f"{each.page.name}: {each.title}")
+def test_the_tables_have_an_answer_to_every_question(question: Question, empty: Lake, lake: Lake) -> None:
+    nothing, something = ask(empty, question.sql), ask(lake, question.sql)
+    assert nothing.columns == something.columns
+    list(nothing.rows())
+    assert list(something.rows()), "the question finds no row in a lake with rows"
 
 
-@pytest.mark.parametrize(("page", "question"), QUESTIONS, ids=[str(number) for number in range(len(QUESTIONS))])
-def test_a_shell_takes_each_question_as_it_is(page: Path, question: str) -> None:
-    assert not set(question) & set('"$`!\\')
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: f"{each.page.name}: {each.title}")
+def test_a_shell_takes_each_question_as_it_is(question: Question) -> None:
+    assert not set(question.sql) & set('"$`!\\')
 
 
 def test_the_design_has_the_frame_that_is_in_use() -> None:

@@ -13,6 +13,7 @@ import pytest
 from deltalake import write_deltalake
 from rich.console import Console
 
+from deploy.cli.app import run_command
 from deploy.show.answer import cell, print_table
 from deploy.show.answer_json import distinct, json_value, write_json
 from deploy.sql.ask import SqlError, ask
@@ -191,3 +192,75 @@ def test_cells() -> None:
     assert cell(b"\x00" * 40) == "00" * 16 + "… (40 B)"
     assert cell(0.5) == "0.5"
     assert cell([1, b"\xff"]) == '[1, "ff"]'
+
+
+# ---------------------------------------------------------------- as they were, CSV, stdin
+
+
+def state_of(folder: Path) -> tuple[Path, datetime]:
+    """A state folder whose table `updates` has three versions; a time between the second and the third."""
+    lake = make_lake(folder)
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s3"], "message": ["m3"]}), mode="append")
+    between = datetime.now(UTC)
+    while datetime.now(UTC) - between < timedelta(milliseconds=2):  # Delta's times are whole milliseconds
+        pass
+    write_deltalake(str(lake / "updates"), pa.table({"stream": ["s4"], "message": ["m4"]}), mode="append")
+    return folder, between
+
+
+def run(capsys: pytest.CaptureFixture[str], state: Path, *arguments: str) -> str:
+    assert run_command(["sql", "--state", str(state), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_tables_are_asked_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state, between = state_of(tmp_path)
+    count = "SELECT count(*) AS n FROM updates"
+    found = [
+        json.loads(run(capsys, state, "--json", *as_of, count))[0]["n"]
+        for as_of in ([], ["--as-of", "0"], ["--as-of", "1"], ["--as-of", between.isoformat()])
+    ]
+    assert found == [4, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("as_of", "code", "said"),
+    [
+        ("3", 1, "table updates has no version 3: its newest is 2"),
+        ("2020-01-01", 1, "table updates is not there yet"),
+        ("soon", 2, "--as-of soon: expected a version"),
+    ],
+)
+def test_a_table_that_was_not_there_is_named(
+    as_of: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, _ = state_of(tmp_path)
+    assert run_command(["sql", "--state", str(state), "--as-of", as_of, "SELECT * FROM updates"]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_csv_has_a_header_times_in_utc_and_nothing_that_a_terminal_obeys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_lake(tmp_path)
+    sql = (
+        'SELECT message, data, observed_at, tips, \'a, "b"\n\' || chr(27) AS "te,xt", NULL AS none, 0.5::DOUBLE AS half'
+    )
+    out = run(capsys, tmp_path, "--csv", f"{sql} FROM messages WHERE size = 3")
+    header, row, end = out.split("\r\n")
+    assert header == 'message,data,observed_at,tips,"te,xt",none,half'
+    assert row == 'm3,03ff,2025-03-01T12:00:03.000250Z,"{""k1"": ""b1""}","a, ""b""\\n\\u001b",,0.5'
+    assert end == ""
+
+
+def test_a_question_comes_from_stdin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_lake(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("SELECT count(*) AS n\nFROM messages\n"))
+    assert run(capsys, tmp_path, "--csv") == "n\r\n10\r\n"
+
+
+def test_an_answer_has_one_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", "--state", str(tmp_path), "--json", "--csv", "SELECT 1"]) == 2
+    assert "--json and --csv" in capsys.readouterr().err

@@ -1,0 +1,354 @@
+"""How long DuckDB takes for each view (schemas.views) over a lake of two million messages, made up for the purpose."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bench.report import Finding
+from bench.runs import Extent, Say, in_turn
+from deploy.sql.ask import ask
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import TableFiles
+from pipelines.lake.lake import Lake
+from pipelines.spark.rows import arrow_schema
+from schemas.tables import TABLES
+from schemas.views import views
+
+MESSAGES = 2_000_000
+AIM_SECONDS = 2.0
+
+_START = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1e6)
+_SPAN = 2 * 3600 * 1_000_000  # µs, at full size
+_WINDOW = 1_000_000  # µs
+_SEPARATORS, _AUTHORS, _NEIGHBOURS, _POINTS = 200, 300, 8, 2
+_MESSAGES_A_STREAM = 20
+_TYPES = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
+_SHARES = (0.85, 0.05, 0.05, 0.03, 0.02)
+_AGAIN = 0.1  # of the UPDATEs
+_ROWS_AT_ONCE = 20_000
+_BASE36 = b"0123456789abcdefghijklmnopqrstuvwxyz"
+_BASE32 = b"abcdefghijklmnopqrstuvwxyz234567"
+_BASE58 = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_HEX = b"0123456789abcdef"
+
+_Ints = npt.NDArray[np.int64]
+_Columns = Mapping[str, pa.Array]
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """All rows and columns of each view, by `kiln sql`'s own way to the tables: the log is read and every value made,
+    and DuckDB hashes them, so that nothing of Python's counts."""
+    with tempfile.TemporaryDirectory(prefix="kiln-views-") as folder:
+        lake = Lake(folder)
+        count = extent.of(MESSAGES, least=1_000)
+        say(f"writing a lake of {count:,} messages")
+        rows = make_lake(lake, count)
+        say(", ".join(f"{name} {number:,}" for name, number in rows.items()))
+        series = in_turn({name: partial(seconds, lake, name) for name in views()}, extent.runs, "s", say)
+    slow = [each.name for each in series if each.median > AIM_SECONDS]
+    return Finding(
+        "views",
+        f"every row of each view, on DuckDB; none over {AIM_SECONDS:g} s is the aim",
+        series,
+        (),
+        {**rows, "over the aim": ", ".join(slow) or "none"},
+    )
+
+
+def seconds(lake: Lake, view: str, run: int) -> float:
+    """How long all of a view takes."""
+    started = time.perf_counter()
+    list(ask(lake, f"SELECT count(*), bit_xor(hash(v)) FROM {view} AS v").rows())
+    return time.perf_counter() - started
+
+
+# ---------------------------------------------------------------- the lake
+
+
+def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
+    """Fills the tables as the queries would after so many messages. Returns the rows of each table.
+
+    Two nodes of ours hear 200 separators, of which the first has a sixth of the updates. Frames have no payload worth
+    the name: no view reads payloads.
+    """
+    rows: dict[str, int] = {}
+    for name, columns in _tables(np.random.default_rng(seed), messages):
+        _write(lake, name, columns)
+        rows[name] = rows.get(name, 0) + len(next(iter(columns.values())))
+    return rows
+
+
+def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Columns]]:
+    streams = max(_SEPARATORS, count // _MESSAGES_A_STREAM)
+    times = np.sort(rng.integers(0, max(_WINDOW, _SPAN * count // MESSAGES), count)) + _START
+    kinds = rng.choice(len(_TYPES), count, p=_SHARES)
+    stream_texts = _texts(rng, streams, b"k2t6wyfsu4pg", _BASE36, 51)
+    separator_texts = _texts(rng, _SEPARATORS, b"kh4q0ozorrgaq2mezktnrmdwleo", _BASE36, 36)
+    authors, neighbours, points = (
+        _texts(rng, number, b"12D3KooW", _BASE58, 44) for number in (_AUTHORS, _NEIGHBOURS, _POINTS)
+    )
+    weights = 1 / np.arange(1, _SEPARATORS + 1)
+    separator_of_stream = rng.choice(_SEPARATORS, streams, p=weights / weights.sum())
+    topics = pa.array([f"/ceramic/clay/sep/model/{value}" for value in separator_texts.to_pylist()])
+
+    stream = rng.integers(0, streams, count)
+    # most streams are written through one node
+    author = np.where(rng.random(count) < 0.9, stream % _AUTHORS, rng.integers(0, _AUTHORS, count))
+    separator = separator_of_stream[stream]
+    ids = _joined(authors.take(pa.array(author)), _texts(rng, count, b"/", _HEX, 16))
+    tips = _texts(rng, count, b"bafyrei", _BASE32, 52)
+    update = kinds == 0
+    again = update & (rng.random(count) < _AGAIN)
+    # what is said again is an update a little before
+    source = np.where(again, np.maximum(0, np.arange(count) - rng.integers(1, 50_000, count)), np.arange(count))
+    again &= update[source] & ~again[source]
+    source = np.where(again, source, np.arange(count))
+    stream, separator = stream[source], separator[source]
+    tips = tips.take(pa.array(source))
+    new = update & ~again
+    first, origin = pa.repeat("clay", count), pa.repeat("LIVE", count)
+    stream_column, topic_column = stream_texts.take(pa.array(stream)), topics.take(pa.array(separator))
+    query = _texts(rng, streams, b"bagaaiera", _BASE32, 50).take(pa.array(stream))
+
+    # copies, each in a frame of its own; the first is the one that messages keeps
+    number = rng.choice([1, 2, 3], count, p=[0.25, 0.5, 0.25])
+    of = np.repeat(np.arange(count), number)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(number) - number, number)
+    copied_at = times[of] + np.where(place == 0, 0, rng.exponential(80_000, len(of)).astype(np.int64) + 1)
+    neighbour, point = rng.integers(0, _NEIGHBOURS, len(of)), rng.integers(0, _POINTS, len(of))
+    offsets = np.arange(len(of))
+    log = {
+        "kafka_partition": pa.array(offsets % 4, pa.int32()),
+        "kafka_offset": pa.array(offsets // 4),
+    }
+    copier = neighbours.take(pa.array(neighbour))
+    yield (
+        "copies",
+        {
+            "network": first.take(pa.array(of)),
+            "message": ids.take(pa.array(of)),
+            "remote_peer": copier,
+            "observed_at": _stamps(copied_at),
+            "verdict": pa.array(np.ones(len(of)), pa.int32()),
+            **log,
+            "message_index": pa.array(np.zeros(len(of)), pa.int32()),
+        },
+    )
+    connection = point * _NEIGHBOURS + neighbour
+    sequence = np.zeros(len(of), np.int64)
+    for each in range(_POINTS * _NEIGHBOURS):
+        mine = connection == each
+        sequence[mine] = np.arange(1, mine.sum() + 1)
+    kept = (rng.random(len(of)) > 1e-5) | (connection % 4 != 0)  # a quarter of the connections loses frames
+    connections = pa.array([bytes([each]) * 16 for each in range(_POINTS * _NEIGHBOURS)], pa.binary())
+    empty = pa.array([b""], pa.binary()).take(pa.array(np.zeros(len(of), np.int64)))
+    frames = {
+        "network": first.take(pa.array(of)),
+        "connection": connections.take(pa.array(connection)),
+        "direction": pa.repeat("IN", len(of)),
+        "local_peer": points.take(pa.array(point)),
+        "remote_peer": copier,
+        "protocol": pa.repeat("/meshsub/1.2.0", len(of)),
+        "observed_at": _stamps(copied_at),
+        "sequence": pa.array(sequence),
+        "payload": empty,
+        "hello_in": empty,
+        "hello_out": empty,
+        "verdicts": empty,
+        "origin": pa.repeat("LIVE", len(of)),
+        "remote_address": empty,
+        "declared_length": pa.array(np.zeros(len(of), np.int64)),
+        **log,
+        "kafka_timestamp": _stamps(copied_at + 1_000),
+    }
+    yield "frames", {name: column.filter(pa.array(kept)) for name, column in frames.items()}
+
+    kept_copy = pa.array(np.flatnonzero(place == 0))
+    entries = _texts(rng, count, b"bafyrei", _BASE32, 52)
+    answered = kinds == 2
+    yield (
+        "messages",
+        {
+            "message": ids,
+            "network": first,
+            "origin": origin,
+            "topic": topic_column,
+            "topic_source": pa.array(np.where(rng.random(count) < 0.3, "index", "name")),
+            "type": pa.array(np.array(_TYPES)[kinds]),
+            "from_peer": authors.take(pa.array(author)),
+            "seqno": _bytes(rng, count, 8),
+            "stream": _where(kinds <= 1, stream_column),
+            "tip": _where(update, tips),
+            "model": _where(update, separator_texts.take(pa.array(separator))),
+            "sep": _where(
+                kinds == 4,
+                pa.array([f"model/{each}" for each in separator_texts.to_pylist()]).take(pa.array(separator)),
+            ),
+            "batch": _where(kinds == 4, entries),
+            "query_id": _where((kinds == 1) | answered, query),
+            "tips": pa.MapArray.from_arrays(
+                pa.array(np.concatenate(([0], np.cumsum(answered))), pa.int32()),
+                stream_column.filter(pa.array(answered)),
+                tips.filter(pa.array(answered)),
+            ),
+            "ts": pa.nulls(count, pa.int64()),
+            "ver": _where(kinds == 3, pa.array(["2.0.1", "3.1.0", "4.6.0"]).take(pa.array(author % 3))),
+            "ipfs_ver": pa.nulls(count, pa.string()),
+            "data": _bytes(rng, count, 230),
+            "verdict": pa.array(np.ones(count), pa.int32()),
+            "remote_peer": copier.take(kept_copy),
+            "observed_at": _stamps(times),
+            **{name: column.take(kept_copy) for name, column in log.items()},
+            "message_index": pa.array(np.zeros(count), pa.int32()),
+        },
+    )
+
+    rows = pa.array(np.flatnonzero(new))
+    fresh = len(rows)
+    place_in_log = separator[new] % 4
+    yield (
+        "updates",
+        {
+            "network": first.take(rows),
+            "origin": origin.take(rows),
+            "message": ids.take(rows),
+            "from_peer": authors.take(pa.array(author[new])),
+            "separator_key": pa.repeat("model", fresh),
+            "separator_value": separator_texts.take(pa.array(separator[new])),
+            "separator_source": pa.array(np.where(rng.random(fresh) < 0.5, "genesis", "topic")),
+            "stream": stream_column.take(rows),
+            "tip": tips.take(rows),
+            "observed_at": _stamps(times[new]),
+            "updated_at": _stamps(times[new] + 50_000),
+            "log_partition": pa.array(place_in_log, pa.int32()),
+            "log_offset": pa.array(np.arange(fresh)),
+        },
+    )
+    yield (
+        "tips",
+        {
+            "network": first.take(rows),
+            "stream": stream_column.take(rows),
+            "tip": tips.take(rows),
+            "source": pa.repeat("update", fresh),
+            "cid": pa.nulls(fresh, pa.string()),
+            "observed_at": _stamps(times[new]),
+        },
+    )
+
+    window, opened, its_separator, held = _windows(separator[new], times[new])
+    made = len(opened)
+    cids = _texts(rng, made, b"bafyrei", _BASE32, 52)
+    emitted = opened + _WINDOW + rng.exponential(900_000, made).astype(np.int64)
+    order = pa.array(np.argsort(emitted))
+    batches = {
+        "cid": cids,
+        "network": pa.repeat("clay", made),
+        "origin": pa.repeat("LIVE", made),
+        "separator_key": pa.repeat("model", made),
+        "separator_value": separator_texts.take(pa.array(its_separator)),
+        "opened_at": _stamps(opened),
+        "closed_at": _stamps(opened + _WINDOW),
+        "emitted_at": _stamps(emitted),
+        "streams": pa.array(held, pa.int32()),
+        "tips": pa.array(held, pa.int32()),
+        "bytes": pa.array(held * 110 + 100, pa.int32()),
+        "block": _bytes(rng, made, 210),
+    }
+    yield "batches", {name: column.take(order) for name, column in batches.items()}
+    yield (
+        "batch_tips",
+        {"cid": cids.take(pa.array(window)), "stream": stream_column.take(rows), "tip": tips.take(rows)},
+    )
+    yield (
+        "publications",
+        {
+            "cid": cids.take(order),
+            "transport": pa.repeat("gossipsub", made),
+            "topic": topics.take(pa.array(its_separator)).take(order),
+            "target": pa.nulls(made, pa.string()),
+            "peers": pa.array(np.full(made, 6)),
+            "published_at": _stamps(emitted + 30_000).take(order),
+            "error": pa.nulls(made, pa.string()),
+        },
+    )
+    known = rng.choice(streams, streams // 2, replace=False)
+    true = np.where(rng.random(len(known)) < 0.99, separator_of_stream[known], 0)
+    yield (
+        "streams",
+        {
+            "network": pa.repeat("clay", len(known)),
+            "stream": stream_texts.take(pa.array(known)),
+            "separator_key": pa.repeat("model", len(known)),
+            "separator_value": separator_texts.take(pa.array(true)),
+            "source": pa.repeat("genesis", len(known)),
+        },
+    )
+
+
+def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints]:
+    """The window of each update; then of each window when it opened, its separator, and how many updates it holds."""
+    current = [-1] * _SEPARATORS
+    ends = [0] * _SEPARATORS
+    of: list[int] = []
+    opened: list[int] = []
+    whose: list[int] = []
+    for which, at in zip(separator.tolist(), times.tolist(), strict=True):
+        if at >= ends[which]:
+            current[which], ends[which] = len(opened), at + _WINDOW
+            opened.append(at)
+            whose.append(which)
+        of.append(current[which])
+    return np.array(of), np.array(opened), np.array(whose), np.bincount(of, minlength=len(opened))
+
+
+def _texts(rng: np.random.Generator, count: int, prefix: bytes, alphabet: bytes, length: int) -> pa.Array:
+    """Random texts: a prefix, and `length` letters of the alphabet."""
+    letters = np.frombuffer(alphabet, np.uint8)
+    cells = np.empty((count, len(prefix) + length), np.uint8)
+    cells[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    cells[:, len(prefix) :] = letters[rng.integers(0, len(letters), (count, length), np.uint8)]
+    return _cells(cells, pa.string())
+
+
+def _bytes(rng: np.random.Generator, count: int, length: int) -> pa.Array:
+    return _cells(np.frombuffer(rng.bytes(count * length), np.uint8).reshape(count, length), pa.binary())
+
+
+def _cells(cells: npt.NDArray[np.uint8], kind: pa.DataType) -> pa.Array:
+    count, length = cells.shape
+    offsets = np.arange(0, (count + 1) * length, length, dtype=np.int32)
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(cells))])
+
+
+def _joined(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(left, right, "")
+
+
+def _where(mask: npt.NDArray[np.bool_], column: pa.Array) -> pa.Array:
+    return pc.if_else(pa.array(mask), column, None)
+
+
+def _stamps(micros: _Ints) -> pa.Array:
+    return pa.array(micros, pa.timestamp("us", tz="UTC"))
+
+
+def _write(lake: Lake, name: str, columns: _Columns) -> None:
+    """As the queries write: the same files, row groups and statistics."""
+    lake.create([name])
+    schema = arrow_schema(TABLES[name].columns, strict=True)
+    table = pa.table([columns[each] for each in schema.names], schema=schema)
+    files = TableFiles(lake, name)
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        files.add_batch(batch)
+    DeltaRsCommits(lake).commit(name, files.close(), Write("bench", 0))

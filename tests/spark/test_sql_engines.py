@@ -1,0 +1,133 @@
+"""DuckDB and Spark answer alike: each view, and each question of docs/SQL.md, over one small lake."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from kit.questions import QUESTIONS, Question
+from kit.small_lake import small_lake
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from deploy.sql.ask import Answer, SqlError, ask
+from deploy.sql.spark import ask_spark
+from pipelines.lake.lake import Lake
+from schemas.views import views
+
+LIMIT = re.compile(r"\s+LIMIT \d+$")
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return small_lake(str(tmp_path_factory.mktemp("lake")))
+
+
+def value_of(value: object) -> object:
+    """A value in a form of which the engines have one: times in UTC, numbers by what they count, maps as pairs."""
+    match value:
+        case bool() | None | str() | bytes() | timedelta():
+            return value
+        case int() | Decimal():
+            return float(value)
+        case float():
+            return float(f"{value:.12g}") if math.isfinite(value) else str(value)
+        case datetime():
+            assert value.tzinfo is not None
+            return value.astimezone(UTC)
+        case dict():
+            return sorted((str(key), value_of(each)) for key, each in value.items())
+        case list() | tuple():
+            return [value_of(each) for each in value]
+    raise TypeError(f"{type(value)} in an answer")
+
+
+def rows_of(answer: Answer) -> list[tuple[object, ...]]:
+    return [tuple(map(value_of, row)) for row in answer.rows()]
+
+
+def in_any_order(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return sorted(rows, key=repr)
+
+
+@pytest.mark.parametrize("view", views())
+def test_a_view_has_the_same_rows_on_both_engines(view: str, spark: SparkSession, lake: Lake) -> None:
+    here = ask(lake, f"SELECT * FROM {view}")
+    there = ask_spark(spark, lake, f"SELECT * FROM {view}")
+    assert here.columns == there.columns
+    rows = in_any_order(rows_of(here))
+    assert rows, "a view without rows says nothing of two engines"
+    assert rows == in_any_order(rows_of(there))
+
+
+def test_there_are_twenty_questions_for_both_engines() -> None:
+    assert sum(each.both for each in QUESTIONS) >= 20
+
+
+@pytest.mark.parametrize("question", [each for each in QUESTIONS if each.both], ids=lambda each: each.title)
+def test_a_question_has_the_same_answer_on_both_engines(question: Question, spark: SparkSession, lake: Lake) -> None:
+    sql = LIMIT.sub("", question.sql)  # of rows that stand alike, a limit takes any
+    here, there = ask(lake, sql), ask_spark(spark, lake, sql)
+    assert here.columns == there.columns
+    rows = in_any_order(rows_of(here))
+    assert rows, "an answer without rows says nothing of two engines"
+    assert rows == in_any_order(rows_of(there))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM batches",
+        "INSERT INTO batches SELECT * FROM batches",
+        "WITH b AS (SELECT * FROM batches) INSERT INTO batches SELECT * FROM b",
+        "CREATE TABLE x AS SELECT 1",
+        "DROP VIEW lateness",
+        "SET spark.sql.runSQLOnFiles = true",
+        "SELECT TRANSFORM (cid) USING 'cat' AS (c STRING) FROM batches",
+        "SELECT * FROM (SELECT TRANSFORM (cid) USING 'cat' AS (c STRING) FROM batches)",
+        "SELECT reflect('java.lang.System', 'getenv', 'HOME')",
+        "SELECT java_method ('java.lang.System', 'exit', 1)",
+        "EXECUTE IMMEDIATE 'DROP VIEW lateness'",
+        "SELECT 1; SELECT 2",
+        "",
+        "SELECT * FROM text.`/etc/hostname`",
+        "SELECT * FROM delta.`/tmp`",
+        "SELECT nothing FROM batches",
+        "SELECT * FROM no_table",
+        "SELECT assert_true(false)",
+    ],
+)
+def test_spark_refuses_what_is_no_reading_query_of_the_lake(sql: str, spark: SparkSession, lake: Lake) -> None:
+    with pytest.raises(SqlError):
+        list(ask_spark(spark, lake, sql).rows())
+
+
+@pytest.mark.parametrize("as_of", [0, 1, datetime(2020, 1, 1, tzinfo=UTC)])
+def test_both_engines_travel_in_time(as_of: int | datetime, spark: SparkSession, lake: Lake) -> None:
+    sql = "SELECT count(*) AS n, count(tips) AS held FROM batch_times"
+    here = rows_of(ask(lake, sql, as_of))
+    assert here == rows_of(ask_spark(spark, lake, sql, as_of))
+    assert (here[0][0] == 0.0) == (as_of != 1)
+
+
+def test_spark_lists_tables_and_views(spark: SparkSession, lake: Lake) -> None:
+    listed = {row[1] for row in ask_spark(spark, lake, "SHOW TABLES").rows()}
+    assert listed == {*lake.tables(), *views()}
+
+
+def test_spark_takes_no_more_rows_than_are_shown(spark: SparkSession, lake: Lake) -> None:
+    assert len(rows_of(ask_spark(spark, lake, "SELECT * FROM messages ORDER BY message", most=3))) == 3
