@@ -199,6 +199,7 @@ def rows() -> dict[str, list[dict[str, object]]]:
         refused("not_json", at(4), "\x1b[2Jno JSON"),
         refused("not_json", {**at(4), "message_index": 0}, "of another message of that frame"),
         refused("rpc_malformed", {"kafka_partition": 0, "kafka_offset": 777}),
+        refused("hello_repeats", {"kafka_partition": 0, "kafka_offset": 103}),
         refused("cid_hash_unsupported", {}, text=OTHERS_BATCH),
         refused("genesis_unavailable", {}, text=cid("waits")),
     ]

@@ -105,6 +105,7 @@ def test_the_way_of_a_message(lake: Lake) -> None:
     assert column(steps["batches"], "cid") == [cid("third")]
     assert column(steps["messages"], "data") == [b"{}"]
     assert not steps["publications"]
+    assert column(steps["quarantine"], "reason") == ["hello_repeats"]  # of the frame that brought it
 
 
 @pytest.mark.parametrize("text", [message(4), "0/104/1", "1/104/1"])
