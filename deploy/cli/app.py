@@ -12,11 +12,39 @@ from collections.abc import Sequence
 import typer
 
 from conf.errors import KilnError
-from deploy.cli import backfill, broker, config, health, interests, maintain, quarantine, recover, run, tables, traffic
+from deploy.cli import (
+    backfill,
+    broker,
+    config,
+    health,
+    interests,
+    maintain,
+    quarantine,
+    recover,
+    run,
+    serve,
+    tables,
+    trace,
+    traffic,
+)
 from deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from schemas.printable import printable_lines
 
-GROUPS = (run, interests, traffic, tables, backfill, health, maintain, recover, quarantine, config, broker)
+GROUPS = (
+    run,
+    interests,
+    traffic,
+    tables,
+    trace,
+    serve,
+    backfill,
+    health,
+    maintain,
+    recover,
+    quarantine,
+    config,
+    broker,
+)
 """In the order in which `kiln --help` lists their commands."""
 
 app = typer.Typer(

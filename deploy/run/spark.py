@@ -49,7 +49,7 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
     # py4j tells the root logger, with traces, of each call that a JVM does not answer
     kept = RotatingFileHandler(logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
     logging.basicConfig(handlers=[kept])
-    with _said_to(logs / "spark.out"):
+    with said_to(logs / "spark.out"):
         spark = create_session(
             name,
             master=settings.spark.master,
@@ -77,7 +77,7 @@ def _kept_classes() -> str:
 
 
 @contextmanager
-def _said_to(path: Path) -> Iterator[None]:
+def said_to(path: Path) -> Iterator[None]:
     """A process that is started meanwhile writes its output to a file."""
     sys.stdout.flush()
     sys.stderr.flush()

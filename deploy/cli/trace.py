@@ -1,0 +1,66 @@
+"""`kiln trace`: the whole way of one batch, stream, tip or message. It needs no Java."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
+
+commands = typer.Typer()
+
+
+@commands.command()
+def trace(
+    id_: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="CID of a batch or tip, StreamID, message id, or PARTITION/OFFSET[/INDEX] in kiln.frames.",
+        ),
+    ],
+    as_json: JsonOption = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Show the question behind each step too.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Show ids in full.")] = False,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=1, help="Show at most N rows of a step. --json prints all rows.")
+    ] = 10,
+    messages: Annotated[
+        int,
+        typer.Option(
+            "--messages",
+            metavar="N",
+            min=1,
+            help="Of the newest N messages show copies and frames; of N batches, publications.",
+        ),
+    ] = 25,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show the whole way of a batch, a stream, a tip or a message.
+
+    The frames and bytes that brought it, by which peers and in how many copies, the verdict, the separator and how
+    Kiln knows it, the place in the log, the window, the block, the publications, and what is in quarantine. Each
+    step is one question to the tables: --sql shows it, and kiln sql gives the same rows.
+    """
+    settings = settings_of(config, state)
+    from deploy.trace.follow import follow
+    from deploy.trace.ids import read_id
+
+    found = follow(lake_of(settings), read_id(id_), messages)
+    try:
+        if as_json:
+            from deploy.show.trace import write_trace
+
+            write_trace(found, sys.stdout)
+        else:
+            from deploy.show.trace import print_trace
+
+            print_trace(found, answers(), rows, sql=sql, whole_ids=whole)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has enough (`kiln trace … | head`); nothing more may be flushed into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
