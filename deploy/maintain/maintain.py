@@ -15,6 +15,7 @@ from conf.settings.durations import micros
 from conf.settings.model import Settings
 from pipelines.care.plan import Rules
 from pipelines.care.steps import Cared, Say, care_for, foresee
+from pipelines.history.account import Run, runs
 from pipelines.lake.lake import Lake
 
 LOCK = "maintain"
@@ -69,10 +70,12 @@ def foreseen(settings: Settings) -> list[TableCare]:
     return _each_table(settings, lambda lake, name, rules: foresee(lake, name, rules, _now()))
 
 
-def rules_of(settings: Settings, table: str) -> Rules:
-    """What the settings say of one table."""
+def rules_of(settings: Settings, table: str, begun: Iterable[Run] = ()) -> Rules:
+    """What the settings say of one table, and what runs need of it that have `begun`."""
     told, kept = settings.maintain, settings.lake.retention.get(table)
-    return Rules(told.file_bytes, micros(told.keep), retention=None if kept is None else micros(kept))
+    pinned = min((run.reads[table] for run in begun if table in run.reads), default=None)
+    retention = None if kept is None else micros(kept)
+    return Rules(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
 
 
 def _each_table(settings: Settings, care: Callable[[Lake, str, Rules], Cared]) -> list[TableCare]:
@@ -83,10 +86,11 @@ def _each_table(settings: Settings, care: Callable[[Lake, str, Rules], Cared]) -
 def _each(
     settings: Settings, lake: Lake, names: Iterable[str], care: Callable[[Lake, str, Rules], Cared]
 ) -> Iterable[TableCare]:
+    begun = runs(lake)
     for name in names:
         started = time.monotonic()
         try:
-            cared, error = care(lake, name, rules_of(settings, name)), ""
+            cared, error = care(lake, name, rules_of(settings, name, begun)), ""
         except KilnError as failed:
             cared, error = Cared(name), str(failed)
         yield TableCare(cared, time.monotonic() - started, error)

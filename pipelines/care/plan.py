@@ -39,13 +39,14 @@ class Rules:
     """What holds for one table. `target`: the size of a compacted file. `keep`: how long a version of the table can be
     read after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log.
     `unnamed`: how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may
-    get, µs; None: rows stay."""
+    get, µs; None: rows stay. `pinned`: the oldest version that stays readable however old it is; None: no such."""
 
     target: int
     keep: int
     readers: int = _HOUR
     unnamed: int = _DAY
     retention: int | None = None
+    pinned: int | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ def first_kept(entries: Sequence[Entry], checkpoints: Collection[int], rules: Ru
     for each in entries[: max(0, len(entries) - _ENTRIES_LEFT)]:
         beyond = len(entries) - older > _ENTRIES_MOST and each.at < now - rules.readers
         if each.at >= now - rules.keep and not beyond:
+            break
+        if rules.pinned is not None and each.version >= rules.pinned:
             break
         older += 1
     if older < _ENTRIES_AT_ONCE:

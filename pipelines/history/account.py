@@ -65,6 +65,13 @@ class Run:
         return any(each.event == "done" for each in self.events)
 
     @property
+    def reads(self) -> Mapping[str, int]:
+        """The versions of live tables that the run reads until it is done."""
+        inputs = self.details.get("inputs")
+        live = inputs.get("live") if isinstance(inputs, dict) else None
+        return live if isinstance(live, dict) and not self.done else {}
+
+    @property
     def chunks(self) -> list[Told]:
         """The parts that are in the run's tables."""
         return [each for each in self.events if each.event == "chunk"]

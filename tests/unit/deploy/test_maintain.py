@@ -14,7 +14,9 @@ from conf.locks import locked
 from conf.settings.model import Maintain, Settings
 from deploy.children.maintain import CareProcess
 from deploy.cli.app import run_command
+from deploy.maintain.maintain import rules_of
 from deploy.recovery.recover import Recovery
+from pipelines.history.account import runs, tell
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
@@ -91,6 +93,19 @@ def test_rows_go_by_age_only_where_the_settings_say_so(
         monkeypatch.setenv("KILN_LAKE__RETENTION", json.dumps(wrong))
         assert run_command(["maintain"]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -> None:
+    lake = fill(state)
+    settings = Settings(state=state)
+    details = {"inputs": {"live": {TABLE: 4}}}
+    tell(lake, "november", "begun", 1, range_from=0, range_to=1, details=details)
+    tell(lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}})
+    assert rules_of(settings, TABLE, runs(lake)).pinned == 4
+    tell(lake, "november", "done", 3)
+    assert rules_of(settings, TABLE, runs(lake)).pinned == 7
+    tell(lake, "later", "dropped", 4)
+    assert rules_of(settings, TABLE, runs(lake)).pinned is None
 
 
 def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -497,6 +497,8 @@ def test_the_log_begins_at_a_checkpoint_that_all_that_must_stay_follows() -> Non
     assert plan.first_kept(log, set(), rules, at) is None
     assert plan.first_kept(log, {9_999}, rules, at) is None
     assert plan.first_kept(log[:100], checkpoints, rules, at + 10 * DAY) is None, "the newest hundred stay"
+    assert plan.first_kept(log, checkpoints, replace(rules, pinned=3_000), at) == 2_999
+    assert plan.first_kept(log, checkpoints, replace(rules, pinned=20), at) is None
 
 
 def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -> None:
