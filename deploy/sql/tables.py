@@ -49,12 +49,12 @@ def open_tables(
     files: list[str] = []
     for name in names:
         table = lake.open(name)
-        columns = _columns(table)
+        columns = columns_of(table)
         paths = None if columns is None else _files(lake.table(name), table)
         if columns is None or paths is None:
             connection.register(name, table.to_pyarrow_dataset())
             continue
-        connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {_select(columns, paths, union_by_name=reads_rows)}")
+        connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {select_files(columns, paths, union_by_name=reads_rows)}")
         files += paths
     return files
 
@@ -88,7 +88,7 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-def _columns(table: DeltaTable) -> dict[str, str] | None:
+def columns_of(table: DeltaTable) -> dict[str, str] | None:
     """Columns and their types; None: the table takes more than reading its files."""
     if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
         return None
@@ -110,7 +110,7 @@ def _files(folder: str, table: DeltaTable) -> list[str] | None:
     return None if "://" in folder or elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-def _select(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool) -> str:
+def select_files(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool = True) -> str:
     """The columns of the table, whichever of them a file has: a file that is older than a column has none of it."""
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
     if not files:

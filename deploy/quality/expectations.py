@@ -1,0 +1,255 @@
+"""Kiln's expectations as classes of Great Expectations, which finds them by name once this module is imported, and the
+one way in which Kiln lets Great Expectations look at rows.
+
+Great Expectations runs without telemetry, progress bars and files: in an ephemeral context, over pandas frames.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Great Expectations reads these when it is imported, and asks nobody: without them some of its versions report use.
+os.environ["GX_ANALYTICS_ENABLED"] = "False"
+os.environ["GX_CLOUD_MODE"] = "False"
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import great_expectations as gx
+import pandas as pd
+from great_expectations.core import ExpectationSuite
+from great_expectations.core.batch_definition import BatchDefinition
+from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.execution_engine import ExecutionEngine, PandasExecutionEngine
+from great_expectations.expectations.expectation import (
+    BatchExpectation,
+    ColumnMapExpectation,
+    ColumnPairMapExpectation,
+    Expectation,
+)
+from great_expectations.expectations.metrics.map_metric_provider import (
+    ColumnMapMetricProvider,
+    ColumnPairMapMetricProvider,
+    column_condition_partial,
+    column_pair_condition_partial,
+)
+from great_expectations.expectations.registry import get_expectation_impl
+
+from deploy.quality.catalogue import EXPECTATIONS
+from deploy.quality.suites import Check
+from schemas.cid import CidError, cid_bytes, cid_text
+from schemas.cid import verify
+from schemas.identity import PeerIdError, peer_bytes
+from schemas.streamid import StreamIdError, stream_text
+
+_NODE_ID: Final = 40  # hex digits of a node id of the BitTorrent DHT
+
+
+def _is_cid(text: object) -> bool:
+    try:
+        return isinstance(text, str) and cid_text(cid_bytes(text)) == text
+    except CidError:
+        return False
+
+
+def _is_stream(text: object) -> bool:
+    try:
+        return isinstance(text, str) and stream_text(text) == text
+    except StreamIdError:
+        return False
+
+
+def _is_peer(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    if len(text) == _NODE_ID and all(digit in "0123456789abcdef" for digit in text):
+        return True
+    try:
+        return bool(peer_bytes(text))
+    except PeerIdError:
+        return False
+
+
+def _is_of_block(cid: object, block: object) -> bool:
+    try:
+        return isinstance(cid, str) and isinstance(block, bytes | bytearray) and verify(bytes(block), cid_bytes(cid)) is None
+    except CidError:
+        return False
+
+
+def _each(values: pd.Series, good: Callable[[object], bool]) -> pd.Series:
+    """Whether each value is good; each distinct value is looked at once."""
+    return values.map({value: good(value) for value in values.unique()}).astype(bool)
+
+
+class _Cids(ColumnMapMetricProvider):
+    condition_metric_name = "column_values.kiln_cid"
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+        return _each(column, _is_cid)
+
+
+class _Streams(ColumnMapMetricProvider):
+    condition_metric_name = "column_values.kiln_stream_id"
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+        return _each(column, _is_stream)
+
+
+class _Peers(ColumnMapMetricProvider):
+    condition_metric_name = "column_values.kiln_peer_id"
+
+    @column_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+        return _each(column, _is_peer)
+
+
+class _Blocks(ColumnPairMapMetricProvider):
+    condition_metric_name = "column_pair_values.kiln_block"
+    condition_domain_keys = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
+    condition_value_keys = ()
+
+    @column_pair_condition_partial(engine=PandasExecutionEngine)
+    def _pandas(cls, column_A: pd.Series, column_B: pd.Series, **_: object) -> pd.Series:  # noqa: N803 - passed by name
+        good = [_is_of_block(cid, block) for cid, block in zip(column_A, column_B, strict=True)]
+        return pd.Series(good, index=column_A.index)
+
+
+class ExpectColumnValuesToBeCids(ColumnMapExpectation):
+    """Each value is a CID in its usual form."""
+
+    map_metric = _Cids.condition_metric_name
+    success_keys = ("mostly",)
+
+
+class ExpectColumnValuesToBeStreamIds(ColumnMapExpectation):
+    """Each value is a StreamID in its usual form."""
+
+    map_metric = _Streams.condition_metric_name
+    success_keys = ("mostly",)
+
+
+class ExpectColumnValuesToBePeerIds(ColumnMapExpectation):
+    """Each value is a peer id, or a node id of the BitTorrent DHT in hex."""
+
+    map_metric = _Peers.condition_metric_name
+    success_keys = ("mostly",)
+
+
+class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
+    """The CID in `column_A` is that of the block in `column_B`."""
+
+    ignore_row_if: Literal["either_value_is_missing"] = "either_value_is_missing"
+
+    map_metric = _Blocks.condition_metric_name
+    domain_keys = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
+    success_keys = ("mostly",)
+
+
+class NothingFound(BatchExpectation):
+    """The batch has what a finder found (`deploy.quality.finders`), a row for each key at fault; no row is right."""
+
+    metric_dependencies = ("table.row_count",)
+    success_keys = ()
+
+    def _validate(
+        self,
+        metrics: dict[str, object],
+        runtime_configuration: dict[str, object] | None = None,
+        execution_engine: ExecutionEngine | None = None,
+    ) -> dict[str, object]:
+        found = metrics["table.row_count"]
+        return {"success": found == 0, "result": {"observed_value": found}}
+
+
+def _spanning(name: str) -> type[NothingFound]:
+    """A class of its own for an expectation on what spans rows. Great Expectations makes the name out of the class's."""
+    title = "".join(part.capitalize() for part in name.split("_"))
+    return type(title, (NothingFound,), {"__doc__": EXPECTATIONS[name].says, "__module__": __name__})
+
+
+SPANNING: Final = {name: _spanning(name) for name, each in EXPECTATIONS.items() if not each.rows}
+"""Kiln's expectations on what spans rows, by name."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What Great Expectations says of one expectation on one chunk of rows. `failed`: rows that do not meet the
+    expectation; None: the expectation is on the chunk as a whole."""
+
+    success: bool
+    rows: int
+    failed: int | None
+    keys: Sequence[Mapping[str, object]]
+    values: Sequence[object]
+    observed: object
+    error: str = ""
+
+
+class Judge:
+    """Great Expectations, asked about frames of rows."""
+
+    def __init__(self) -> None:
+        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        context = gx.get_context(mode="ephemeral")
+        context.enable_analytics(False)
+        context.variables.progress_bars = ProgressBarsConfig(globally=False)
+        asset = context.data_sources.add_pandas("kiln").add_dataframe_asset("rows")
+        self._batch: BatchDefinition[object] = asset.add_batch_definition_whole_dataframe("chunk")
+
+    def rows(self, checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
+        """What is to be said of each check on rows, in the order of the checks."""
+        suite = ExpectationSuite(
+            "rows",
+            expectations=[
+                _impl(check.expectation)(meta={"at": at}, **check.arguments)
+                for at, check in enumerate(checks)
+            ],
+        )
+        told = self._batch.get_batch({"dataframe": rows}).validate(
+            suite,
+            result_format={
+                "result_format": "COMPLETE",
+                "unexpected_index_column_names": list(key),
+                "return_unexpected_index_query": False,
+            },
+        )
+        by_check: dict[int, Seen] = {}
+        for each in told.results:
+            result, raised = each.result, _raised(each.exception_info)
+            failed = result.get("unexpected_count")
+            found = result.get("unexpected_index_list") or ()
+            by_check[each.expectation_config.meta["at"]] = Seen(
+                bool(each.success) and not raised,
+                int(result.get("element_count") or len(rows)),
+                None if failed is None else int(failed),
+                [{name: one.get(name) for name in key} for one in found],
+                list(result.get("partial_unexpected_list") or ()),
+                result.get("observed_value"),
+                raised,
+            )
+        return [by_check[at] for at in range(len(checks))]
+
+    def found(self, name: str, found: Iterable[Sequence[object]]) -> bool:
+        """Whether an expectation on what spans rows is met, of which a finder found these keys."""
+        frame = pd.DataFrame(list(found), columns=["key", "at", "words"])
+        told = self._batch.get_batch({"dataframe": frame}).validate(SPANNING[name]())
+        return bool(told.success)
+
+
+def _impl(name: str) -> Callable[..., Expectation]:
+    found: Callable[..., Expectation] = get_expectation_impl(name)
+    return found
+
+
+def _raised(info: Mapping[str, object]) -> str:
+    if "raised_exception" in info:
+        info = {"": info}
+    for each in info.values():
+        if isinstance(each, Mapping) and each.get("raised_exception"):
+            return str(each.get("exception_message"))
+    return ""
