@@ -357,6 +357,13 @@ class Monitor(Section):
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
+class Quality(Section):
+    """Whether the tables are as expected, and how often that is looked at."""
+
+    every: Duration = timedelta(minutes=10)
+    suites: Names = ()
+
+
 class Job(Section):
     """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
 
@@ -620,6 +627,7 @@ class Settings(Section):
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
+    quality: Quality = Quality()
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
     discovery: Discovery = Discovery()
@@ -669,6 +677,11 @@ class Settings(Section):
     def bridge_dir(self) -> Path:
         """The folder of the bridge: its key, its seqno, its spool, its status."""
         return self.state / "bridge"
+
+    @property
+    def quality_dir(self) -> Path:
+        """The folder of what the checks of `kiln quality` remember."""
+        return self.state / "quality"
 
     @property
     def broker_dir(self) -> Path:

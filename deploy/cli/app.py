@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import typer
 
 from conf.errors import KilnError
-from deploy.cli import broker, config, health, interests, quarantine, recover, run, tables, traffic
+from deploy.cli import broker, config, health, interests, quality, quarantine, recover, run, tables, traffic
 from deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from schemas.printable import printable_lines
 
-GROUPS = (run, interests, traffic, tables, health, recover, quarantine, config, broker)
+GROUPS = (run, interests, traffic, tables, quality, health, recover, quarantine, config, broker)
 """In the order in which `kiln --help` lists their commands."""
 
 app = typer.Typer(

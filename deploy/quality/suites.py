@@ -63,6 +63,11 @@ class Check:
         return f"{self.expectation}({', '.join(words)})" if words else self.expectation
 
 
+def read_all(own: Iterable[str]) -> list[Check]:
+    """The checks of Kiln's suites and of a user's own: files and folders. SettingsError names every fault."""
+    return read_suites([FOLDER, *map(Path, own)])
+
+
 def read_suites(places: Iterable[Path]) -> list[Check]:
     """The checks of all suites in these files, and in the `*.yaml` of these folders. SettingsError names every fault."""
     checks: list[Check] = []
