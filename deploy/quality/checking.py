@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -90,10 +91,14 @@ class Checking:
             say(f"{table}: rows")
             for result in self._on_rows(table, None if version < 0 else version, list(group)):
                 found[result.check.id] = result
-        for check in there:
-            if not check.kind.rows:
-                say(f"{check.table}: {check.name}")
-                found[check.id] = self._spanning(check)
+        spanning = [check for check in there if not check.kind.rows]
+        for check in spanning:
+            say(f"{check.table}: {check.name}")
+            found[check.id] = self._spanning(check)
+        told = [(check.id, str(key), words) for check in spanning
+                for key, words in zip(found[check.id].keys, found[check.id].words, strict=True)]
+        for name, success in self._judge.found(spanning, told).items():
+            found[name] = replace(found[name], success=success)
         return [found[check.id] for check in there]
 
     def forget_all_but(self, checks: Iterable[Check]) -> None:
@@ -127,9 +132,9 @@ class Checking:
         source = select_files(columns_of(self._tables[table]) or {}, news.files)
         cursor = self._db.cursor()
         cursor.execute("SET TimeZone = 'UTC'")
-        cursor.execute(f"SELECT {', '.join(map(quoted, columns))} FROM ({source}){late}")
+        rows = cursor.sql(f"SELECT {', '.join(map(quoted, columns))} FROM ({source}){late}")
         sums = {check.id: _Sum() for check in checks}
-        for batch in cursor.to_arrow_reader(CHUNK):
+        for batch in rows.to_arrow_reader(CHUNK):
             if batch.num_rows:
                 frame = batch.to_pandas()
                 for check, seen in zip(checks, self._judge.rows(checks, frame, key), strict=True):
@@ -184,12 +189,11 @@ class Checking:
         total = self._db.execute(f"SELECT count(*) FROM ({found}){late}").fetchone()
         count = total[0] if total else 0
         shown = self._db.execute(f"SELECT key, seen_at, words FROM ({found}){late} ORDER BY seen_at, key LIMIT {SHOWN}").fetchall()
-        success = self._judge.found(check.expectation, shown)
         self._note(check, tables)
         keys: list[Key] = [json.loads(key) for key, _, _ in shown]
         words = [str(each) for _, _, each in shown]
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
-        return Result(check, success, observed, count, keys, words)
+        return Result(check, not count, observed, count, keys, words)
 
     def _news(self, check: Check, name: str) -> News:
         row = self._db.execute("SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, name]).fetchone()
@@ -202,9 +206,11 @@ class Checking:
         return row[0] if row else -1
 
     def _note(self, check: Check, tables: Iterable[str]) -> None:
-        self._db.execute("DELETE FROM checked WHERE id = ?", [check.id])
+        """Notes that the check has read these tables."""
+        known = dict(self._db.execute("SELECT name, version FROM checked WHERE id = ?", [check.id]).fetchall())
         for name in tables:
-            if name in self._tables:
+            if name in self._tables and known.get(name) != self._tables[name].version():
+                self._db.execute("DELETE FROM checked WHERE id = ? AND name = ?", [check.id, name])
                 self._db.execute("INSERT INTO checked VALUES (?, ?, ?)", [check.id, name, self._tables[name].version()])
 
     def _forget(self, check: str) -> None:

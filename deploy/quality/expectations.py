@@ -22,6 +22,7 @@ import pandas as pd
 from great_expectations.core import ExpectationSuite
 from great_expectations.core.batch_definition import BatchDefinition
 from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.execution_engine import ExecutionEngine, PandasExecutionEngine
 from great_expectations.expectations.expectation import (
     BatchExpectation,
@@ -35,6 +36,8 @@ from great_expectations.expectations.metrics.map_metric_provider import (
     column_condition_partial,
     column_pair_condition_partial,
 )
+from great_expectations.expectations.metrics.metric_provider import metric_value
+from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 from great_expectations.expectations.registry import get_expectation_impl
 
 from deploy.quality.catalogue import EXPECTATIONS
@@ -150,11 +153,26 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
     success_keys = ("mostly",)
 
 
-class NothingFound(BatchExpectation):
-    """The batch has what a finder found (`deploy.quality.finders`), a row for each key at fault; no row is right."""
+class _Found(TableMetricProvider):
+    """How many rows the batch has of each check, by the column `id`."""
 
-    metric_dependencies = ("table.row_count",)
-    success_keys = ()
+    metric_name = "table.kiln_found"
+
+    @metric_value(engine=PandasExecutionEngine)
+    def _pandas(
+        cls, execution_engine: PandasExecutionEngine, metric_domain_kwargs: dict[str, object], **_: object
+    ) -> dict[str, int]:
+        frame, *_rest = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
+        return {str(name): int(count) for name, count in frame["id"].value_counts().items()}
+
+
+class NothingFound(BatchExpectation):
+    """The batch has what finders found (`deploy.quality.finders`), a row for each key at fault. The check of this id
+    found none."""
+
+    of: str
+    metric_dependencies = (_Found.metric_name,)
+    success_keys = ("of",)
 
     def _validate(
         self,
@@ -162,8 +180,9 @@ class NothingFound(BatchExpectation):
         runtime_configuration: dict[str, object] | None = None,
         execution_engine: ExecutionEngine | None = None,
     ) -> dict[str, object]:
-        found = metrics["table.row_count"]
-        return {"success": found == 0, "result": {"observed_value": found}}
+        counts = metrics[_Found.metric_name]
+        found = counts.get(self.of, 0) if isinstance(counts, dict) else 0
+        return {"success": not found, "result": {"observed_value": found}}
 
 
 def _spanning(name: str) -> type[NothingFound]:
@@ -234,11 +253,15 @@ class Judge:
             )
         return [by_check[at] for at in range(len(checks))]
 
-    def found(self, name: str, found: Iterable[Sequence[object]]) -> bool:
-        """Whether an expectation on what spans rows is met, of which a finder found these keys."""
-        frame = pd.DataFrame(list(found), columns=["key", "at", "words"])
-        told = self._batch.get_batch({"dataframe": frame}).validate(SPANNING[name]())
-        return bool(told.success)
+    def found(self, checks: Sequence[Check], found: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
+        """Whether each check on what spans rows is met, by id. `found`: id, key and words of all that was found."""
+        frame = pd.DataFrame(list(found), columns=["id", "key", "words"])
+        expectations: list[Expectation] = [SPANNING[check.expectation](of=check.id) for check in checks]
+        told = self._batch.get_batch({"dataframe": frame}).validate(ExpectationSuite("found", expectations=expectations))
+        for each in told.results:
+            if raised := _raised(each.exception_info):
+                raise RuntimeError(f"{each.expectation_config.type}: {raised}")
+        return {each.expectation_config.kwargs["of"]: bool(each.success) for each in told.results}
 
 
 def _impl(name: str) -> Callable[..., Expectation]:

@@ -7,6 +7,7 @@ The windows are made anew by a plain rule, and not by the code that makes the ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -53,6 +54,36 @@ def closed_windows(updates: Iterable[Update], open_: Open, length: int, grace: i
         if window is None:
             window = open_[partition, owner] = Window(heard, clock, set())
         window.leaves.add(leaf)
+
+
+class Unmatched(NamedTuple):
+    """A batch that no window makes (`there`), or a window whose batch is not there."""
+
+    owner: str
+    opened_at: int
+    length: int
+    cid: str
+    there: bool
+    excused: bool
+
+
+def to_blame(unmatched: Iterable[Unmatched]) -> Iterator[Unmatched]:
+    """Those that do not overlap, one after another, with what is excused: one update more or less moves the windows
+    after it, until there is a pause."""
+    for _, of_owner in groupby(sorted(unmatched), key=lambda each: each.owner):
+        run: list[Unmatched] = []
+        end = 0
+        for each in of_owner:
+            if run and each.opened_at >= end:
+                yield from _blamed(run)
+                run = []
+            run.append(each)
+            end = max(end if len(run) > 1 else 0, each.opened_at + each.length)
+        yield from _blamed(run)
+
+
+def _blamed(run: list[Unmatched]) -> list[Unmatched]:
+    return [] if any(each.excused for each in run) else run
 
 
 def batches_follow(look: Look) -> str:
@@ -102,25 +133,21 @@ def batches_follow(look: Look) -> str:
     found = look.keep("found", "key JSON, seen_at TIMESTAMPTZ, words VARCHAR")
     db.execute(f"DELETE FROM {found}")
     due = f"since + {span(look.duration('settle'))} <= {look.now}"
-    excused: list[tuple[str, int, int]] = []
-    for owner, at, length, cid, block in db.execute(
-        f"SELECT owner, opened_at, length, cid, block FROM {odd} WHERE {due}"
-    ).fetchall():
+    odds = db.execute(f"SELECT owner, opened_at, length, cid, block FROM {odd} WHERE {due}").fetchall()
+    unmatched = [
         # Of tips that are no updates another expectation speaks, and a batch of another T is of other settings.
-        if length != facts.window or not _all_heard(look, have, owner, block):
-            excused.append((owner, at, length))
-        else:
-            _say(look, found, owner, at, cid, "no window of the updates makes this batch")
-    for owner, at, cid in db.execute(f"SELECT owner, opened_at, cid FROM {owes} WHERE {due}").fetchall():
-        if not any(whose == owner and at < end + length and end < at + facts.window for whose, end, length in excused):
-            _say(look, found, owner, at, cid, "the batch of this window is missing")
+        Unmatched(owner, at, length, cid, True, length != facts.window or not _all_heard(look, have, owner, block))
+        for owner, at, length, cid, block in odds
+    ]
+    missing = db.execute(f"SELECT owner, opened_at, cid FROM {owes} WHERE {due}").fetchall()
+    unmatched += [Unmatched(owner, at, facts.window, cid, False, False) for owner, at, cid in missing]
+    for each in to_blame(unmatched):
+        _say(look, found, each)
     return f"SELECT key, seen_at, words FROM {found}"
 
 
 def _new_updates(look: Look) -> Iterator[Update]:
     facts, have = look.facts, f"{look.memory}_have"
-    rows = look.db.cursor()
-    rows.execute("SET TimeZone = 'UTC'")
     read = look.db.execute(
         "SELECT log_partition, network, origin, separator_key, separator_value, stream, tip, from_peer, "
         "separator_source, epoch_us(observed_at), epoch_us(updated_at) FROM new_updates "
@@ -167,12 +194,13 @@ def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
     return row is not None and row[0] == len(leaves)
 
 
-def _say(look: Look, found: str, owner: str, at: int, cid: str, words: str) -> None:
-    network, origin, key, value = msgspec.json.decode(owner, type=Owner)
+def _say(look: Look, found: str, each: Unmatched) -> None:
+    network, origin, key, value = msgspec.json.decode(each.owner, type=Owner)
+    words = "no window of the updates makes this batch" if each.there else "the batch of this window is missing"
     look.db.execute(
         f"INSERT INTO {found} SELECT json_object('network', ?, 'origin', ?, 'separator_key', ?, 'separator_value', ?, "
         "'opened_at', strftime(make_timestamp(?), '%Y-%m-%dT%H:%M:%S.%fZ'), 'cid', ?), make_timestamptz(?), ?",
-        [network, origin, key, value, at, cid, at, words],
+        [network, origin, key, value, each.opened_at, each.cid, each.opened_at, words],
     )
 
 

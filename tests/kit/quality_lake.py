@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-import dag_cbor
 import pyarrow as pa
 from deltalake import write_deltalake
 
@@ -119,20 +117,6 @@ def append(lake: Lake, table: str, rows: Sequence[Row]) -> None:
     """One commit more."""
     schema = arrow_schema(TABLES[table].columns, strict=True)
     write_deltalake(lake.table(table), pa.Table.from_pylist(list(rows), schema=schema), mode="append")
-
-
-def made_up_lake(folder: Path, messages: int = 600) -> Lake:
-    """A lake of clean traffic."""
-    lake = Lake(str(folder))
-    write_rows(lake, made_up_rows(messages))
-    return lake
-
-
-def tips_in(block: bytes) -> set[tuple[str, str]]:
-    """The (stream, tip) of a block, by another library."""
-    decoded = dag_cbor.decode(block)
-    assert isinstance(decoded, dict)
-    return {(stream, str(tip)) for stream, links in decoded["tips"].items() for tip in links}
 
 
 def at(seconds: float) -> datetime:
