@@ -170,7 +170,7 @@ class NothingFound(BatchExpectation):
     """The batch has what finders found (`deploy.quality.finders`), a row for each key at fault. The check of this id
     found none."""
 
-    of: str
+    of: str = ""
     metric_dependencies = (_Found.metric_name,)
     success_keys = ("of",)
 

@@ -83,7 +83,7 @@ def read_suites(places: Iterable[Path]) -> list[Check]:
                 seen[found.id] = found.place
                 checks.append(found)
     if faults:
-        raise SettingsError("\n".join(faults))
+        raise SettingsError(faults)
     return checks
 
 

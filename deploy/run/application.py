@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
+from deploy.children.quality import QualityChecks
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.monitor.server import Monitor
 from deploy.observe.ends import TopicEnds
@@ -133,6 +134,7 @@ class _Run:
             duration=duration,
             started=started,
         )
+        self._quality = QualityChecks(settings)
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
         self._first_batch: float | None = None
 
@@ -154,6 +156,7 @@ class _Run:
         finally:
             self._view.say("stopping")
             self._live.hush()
+            self._quality.stop()
             if jvm_end() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
@@ -181,6 +184,7 @@ class _Run:
             if not self._ends.error:  # else queries fail for no reason of their own, and would use up their restarts
                 self._queries.check()
             self._live.check()
+            self._quality.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:
@@ -195,7 +199,7 @@ class _Run:
             self._view.show(snapshot)
 
     def _errors(self) -> list[str]:
-        found = (self._broker.error, self._ends.error, *self._live.errors, self._monitor.error)
+        found = (self._broker.error, self._ends.error, *self._live.errors, self._monitor.error, *self._quality.errors)
         return [text for text in found if text]
 
 
