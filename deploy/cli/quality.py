@@ -22,11 +22,12 @@ commands = typer.Typer()
 @commands.command()
 def quality(
     table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Only the suites on this table; may be repeated.")
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only the suites on this table; may be repeated."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Look at rows of this last time alone, such as 1h, and keep nothing."),
+        typer.Option("--since", metavar="TIME", help="Look at rows of this last time alone, such as 1h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Check again every quality.every, until Ctrl-C.")] = False,
     docs: Annotated[
@@ -64,7 +65,9 @@ def quality(
         began = time.monotonic()
         results = check_lake(settings, lake, judge, datetime.now(UTC), tables=table or (), since=length)
         if as_json:
-            print(json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True)
+            print(
+                json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True
+            )
         else:
             answers().print(render_results(results))
         if folder:

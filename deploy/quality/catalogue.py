@@ -56,7 +56,9 @@ _STOCK: Final = (
     _stock("expect_column_value_lengths_to_be_between", {**_MAP, **_RANGE}),
     _stock("expect_column_values_to_match_regex", {**_MAP, "regex": "text"}, "regex"),
     _stock("expect_column_values_to_not_match_regex", {**_MAP, "regex": "text"}, "regex"),
-    _stock("expect_column_values_to_match_regex_list", {**_MAP, "regex_list": "list", "match_on": "text"}, "regex_list"),
+    _stock(
+        "expect_column_values_to_match_regex_list", {**_MAP, "regex_list": "list", "match_on": "text"}, "regex_list"
+    ),
     _stock("expect_column_values_to_be_json_parseable", _MAP),
     _stock("expect_column_min_to_be_between", {**_COLUMN, **_RANGE}),
     _stock("expect_column_max_to_be_between", {**_COLUMN, **_RANGE}),
@@ -174,9 +176,9 @@ _KILN: Final = (
     ),
     _kiln(
         "expect_volume_as_on_days_before",
-        "In the last whole hour, each type of LIVE message came at most `factor` times as often, and at least 1/`factor` "
-        "times as often, as in the median of that hour on up to 7 days before. With fewer than 3 such days, or fewer "
-        "than `least` messages, nothing is judged.",
+        "In the last whole hour, each type of LIVE message came at most `factor` times as often, and at least "
+        "1/`factor` times as often, as in the median of that hour on up to 7 days before. With fewer than 3 such days, "
+        "or fewer than `least` messages, nothing is judged.",
         {"factor": "number", "least": "number"},
         "factor",
     ),

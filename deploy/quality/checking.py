@@ -11,7 +11,7 @@ DuckDB found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -73,8 +73,10 @@ class Checking:
         try:
             self._db = duckdb.connect(":memory:" if memory is None else str(memory))
         except duckdb.Error as error:
-            raise QualityError(f"{memory}: the state of the checks cannot be read: {error}. Delete the file: the next "
-                               "check reads all rows anew") from error
+            raise QualityError(
+                f"{memory}: the state of the checks cannot be read: {error}. Delete the file: the next "
+                "check reads all rows anew"
+            ) from error
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET enable_progress_bar = false")
         self._db.execute(_STATE)
@@ -86,7 +88,9 @@ class Checking:
         """What became of the checks whose table is there, in their order. QualityError."""
         there = [check for check in checks if check.table in self._tables]
         found: dict[str, Result] = {}
-        rows = sorted((check for check in there if check.kind.rows), key=lambda check: (check.table, self._version(check)))
+        rows = sorted(
+            (check for check in there if check.kind.rows), key=lambda check: (check.table, self._version(check))
+        )
         for (table, version), group in groupby(rows, key=lambda check: (check.table, self._version(check))):
             say(f"{table}: rows")
             for result in self._on_rows(table, None if version < 0 else version, list(group)):
@@ -95,8 +99,11 @@ class Checking:
         for check in spanning:
             say(f"{check.table}: {check.name}")
             found[check.id] = self._spanning(check)
-        told = [(check.id, str(key), words) for check in spanning
-                for key, words in zip(found[check.id].keys, found[check.id].words, strict=True)]
+        told = [
+            (check.id, str(key), words)
+            for check in spanning
+            for key, words in zip(found[check.id].keys, found[check.id].words, strict=True)
+        ]
         for name, success in self._judge.found(spanning, told).items():
             found[name] = replace(found[name], success=success)
         return [found[check.id] for check in there]
@@ -124,8 +131,12 @@ class Checking:
 
     def _take_rows(self, table: str, checks: list[Check], news: News) -> None:
         key = identity(table)
-        named = [str(check.arguments[name]) for check in checks for name in ("column", "column_A", "column_B")
-                 if name in check.arguments]
+        named = [
+            str(check.arguments[name])
+            for check in checks
+            for name in ("column", "column_A", "column_B")
+            if name in check.arguments
+        ]
         columns = list(dict.fromkeys((*key, *named)))
         time = TIMES.get(table)
         late = f" WHERE {time} >= {stamp(self._since)}" if time and self._since else ""
@@ -149,8 +160,14 @@ class Checking:
         rows, failed, success, observed = told or (0, 0, True, None)
         keys = self._db.execute("SELECT key, words FROM failed WHERE id = ? LIMIT ?", [check.id, SHOWN]).fetchall()
         words = observed if observed is not None else f"{failed:,} of {rows:,} rows"
-        return Result(check, success, words, failed, [json.loads(key) for key, _ in keys] if not success else [],
-                      [each for _, each in keys] if not success else [])
+        return Result(
+            check,
+            success,
+            words,
+            failed,
+            [json.loads(key) for key, _ in keys] if not success else [],
+            [each for _, each in keys] if not success else [],
+        )
 
     # ---------------------------------------------------------------- what spans rows
 
@@ -188,7 +205,9 @@ class Checking:
         late = f" WHERE seen_at IS NULL OR seen_at >= {stamp(self._since)}" if self._since else ""
         total = self._db.execute(f"SELECT count(*) FROM ({found}){late}").fetchone()
         count = total[0] if total else 0
-        shown = self._db.execute(f"SELECT key, seen_at, words FROM ({found}){late} ORDER BY seen_at, key LIMIT {SHOWN}").fetchall()
+        shown = self._db.execute(
+            f"SELECT key, seen_at, words FROM ({found}){late} ORDER BY seen_at, key LIMIT {SHOWN}"
+        ).fetchall()
         self._note(check, tables)
         keys: list[Key] = [json.loads(key) for key, _, _ in shown]
         words = [str(each) for _, _, each in shown]
@@ -202,7 +221,9 @@ class Checking:
     # ---------------------------------------------------------------- what is kept
 
     def _version(self, check: Check) -> int:
-        row = self._db.execute("SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, check.table]).fetchone()
+        row = self._db.execute(
+            "SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, check.table]
+        ).fetchone()
         return row[0] if row else -1
 
     def _note(self, check: Check, tables: Iterable[str]) -> None:
@@ -266,8 +287,9 @@ class _Sum:
         elif row:
             self.rows, self.failed = self.rows + row[0], self.failed + row[1]
             self.success = not self.failed
-        db.execute("INSERT INTO tally VALUES (?, ?, ?, ?, ?)",
-                   [check.id, self.rows, self.failed, self.success, self.observed])
+        db.execute(
+            "INSERT INTO tally VALUES (?, ?, ?, ?, ?)", [check.id, self.rows, self.failed, self.success, self.observed]
+        )
         if self.keys:
             db.executemany("INSERT INTO failed VALUES (?, ?, ?)", [(check.id, *key) for key in self.keys])
 

@@ -21,8 +21,8 @@ import great_expectations as gx
 import pandas as pd
 from great_expectations.core import ExpectationSuite
 from great_expectations.core.batch_definition import BatchDefinition
-from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.core.metric_domain_types import MetricDomainTypes
+from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.execution_engine import ExecutionEngine, PandasExecutionEngine
 from great_expectations.expectations.expectation import (
     BatchExpectation,
@@ -42,8 +42,7 @@ from great_expectations.expectations.registry import get_expectation_impl
 
 from deploy.quality.catalogue import EXPECTATIONS
 from deploy.quality.suites import Check
-from schemas.cid import CidError, cid_bytes, cid_text
-from schemas.cid import verify
+from schemas.cid import CidError, cid_bytes, cid_text, verify
 from schemas.identity import PeerIdError, peer_bytes
 from schemas.streamid import StreamIdError, stream_text
 
@@ -77,7 +76,11 @@ def _is_peer(text: object) -> bool:
 
 def _is_of_block(cid: object, block: object) -> bool:
     try:
-        return isinstance(cid, str) and isinstance(block, bytes | bytearray) and verify(bytes(block), cid_bytes(cid)) is None
+        return (
+            isinstance(cid, str)
+            and isinstance(block, bytes | bytearray)
+            and verify(bytes(block), cid_bytes(cid)) is None
+        )
     except CidError:
         return False
 
@@ -91,7 +94,7 @@ class _Cids(ColumnMapMetricProvider):
     condition_metric_name = "column_values.kiln_cid"
 
     @column_condition_partial(engine=PandasExecutionEngine)
-    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+    def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
         return _each(column, _is_cid)
 
 
@@ -99,7 +102,7 @@ class _Streams(ColumnMapMetricProvider):
     condition_metric_name = "column_values.kiln_stream_id"
 
     @column_condition_partial(engine=PandasExecutionEngine)
-    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+    def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
         return _each(column, _is_stream)
 
 
@@ -107,17 +110,25 @@ class _Peers(ColumnMapMetricProvider):
     condition_metric_name = "column_values.kiln_peer_id"
 
     @column_condition_partial(engine=PandasExecutionEngine)
-    def _pandas(cls, column: pd.Series, **_: object) -> pd.Series:
+    def _pandas(self, column: pd.Series, **_: object) -> pd.Series:
         return _each(column, _is_peer)
 
 
 class _Blocks(ColumnPairMapMetricProvider):
     condition_metric_name = "column_pair_values.kiln_block"
-    condition_domain_keys = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
+    condition_domain_keys = (
+        "batch_id",
+        "table",
+        "column_A",
+        "column_B",
+        "row_condition",
+        "condition_parser",
+        "ignore_row_if",
+    )
     condition_value_keys = ()
 
     @column_pair_condition_partial(engine=PandasExecutionEngine)
-    def _pandas(cls, column_A: pd.Series, column_B: pd.Series, **_: object) -> pd.Series:  # noqa: N803 - passed by name
+    def _pandas(self, column_A: pd.Series, column_B: pd.Series, **_: object) -> pd.Series:  # noqa: N803 - passed by name
         good = [_is_of_block(cid, block) for cid, block in zip(column_A, column_B, strict=True)]
         return pd.Series(good, index=column_A.index)
 
@@ -160,7 +171,7 @@ class _Found(TableMetricProvider):
 
     @metric_value(engine=PandasExecutionEngine)
     def _pandas(
-        cls, execution_engine: PandasExecutionEngine, metric_domain_kwargs: dict[str, object], **_: object
+        self, execution_engine: PandasExecutionEngine, metric_domain_kwargs: dict[str, object], **_: object
     ) -> dict[str, int]:
         frame, *_rest = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
         return {str(name): int(count) for name, count in frame["id"].value_counts().items()}
@@ -186,7 +197,7 @@ class NothingFound(BatchExpectation):
 
 
 def _spanning(name: str) -> type[NothingFound]:
-    """A class of its own for an expectation on what spans rows. Great Expectations makes the name out of the class's."""
+    """A class for an expectation on what spans rows. Great Expectations makes the name out of the name of the class."""
     title = "".join(part.capitalize() for part in name.split("_"))
     return type(title, (NothingFound,), {"__doc__": EXPECTATIONS[name].says, "__module__": __name__})
 
@@ -225,8 +236,7 @@ class Judge:
         suite = ExpectationSuite(
             "rows",
             expectations=[
-                _impl(check.expectation)(meta={"at": at}, **check.arguments)
-                for at, check in enumerate(checks)
+                _impl(check.expectation)(meta={"at": at}, **check.arguments) for at, check in enumerate(checks)
             ],
         )
         told = self._batch.get_batch({"dataframe": rows}).validate(
@@ -257,7 +267,9 @@ class Judge:
         """Whether each check on what spans rows is met, by id. `found`: id, key and words of all that was found."""
         frame = pd.DataFrame(list(found), columns=["id", "key", "words"])
         expectations: list[Expectation] = [SPANNING[check.expectation](of=check.id) for check in checks]
-        told = self._batch.get_batch({"dataframe": frame}).validate(ExpectationSuite("found", expectations=expectations))
+        told = self._batch.get_batch({"dataframe": frame}).validate(
+            ExpectationSuite("found", expectations=expectations)
+        )
         for each in told.results:
             if raised := _raised(each.exception_info):
                 raise RuntimeError(f"{each.expectation_config.type}: {raised}")

@@ -37,7 +37,5 @@ FINDERS: Final[Mapping[str, Spanning]] = {
     "expect_table_to_keep_up": Spanning(spanning.table_keeps_up, _own_and_named),
     "expect_table_to_be_fresh": Spanning(spanning.table_is_fresh, _own),
     "expect_volume_as_on_days_before": Spanning(spanning.volume_is_as_before, lambda _: ("messages",)),
-    "expect_quarantine_share_to_be_at_most": Spanning(
-        spanning.quarantine_is_small, lambda _: ("quarantine", "copies")
-    ),
+    "expect_quarantine_share_to_be_at_most": Spanning(spanning.quarantine_is_small, lambda _: ("quarantine", "copies")),
 }

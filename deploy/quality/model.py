@@ -44,7 +44,7 @@ Open = dict[tuple[int, Owner], Window]
 
 
 def closed_windows(updates: Iterable[Update], open_: Open, length: int, grace: int) -> Iterator[tuple[Owner, Window]]:
-    """The windows that later updates end, in a partition's order. `open_` holds those that are open, before and after."""
+    """The windows that later updates end, in a partition's order. `open_` has those that are open, before and after."""
     for partition, owner, leaf, observed, clock in updates:
         heard = min(observed, clock)
         window = open_.get((partition, owner))
@@ -156,9 +156,7 @@ def _new_updates(look: Look) -> Iterator[Update]:
     leaves: list[tuple[str, bytes]] = []
     updates: list[Update] = []
     for partition, network, origin, key, value, stream, tip, author, source, heard, clock in read:
-        if (facts.authors is not None and author not in facts.authors) or (
-            facts.only_verified and source != "genesis"
-        ):
+        if (facts.authors is not None and author not in facts.authors) or (facts.only_verified and source != "genesis"):
             continue
         try:
             leaf = stream_key(stream) + cid_bytes(tip)

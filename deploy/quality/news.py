@@ -61,5 +61,7 @@ def _all(lake: Lake, name: str, table: DeltaTable) -> News:
 
 def _news(files: Mapping[str, object]) -> News:
     """`files`: paths, and when they were committed: ms since the epoch, or a time."""
-    times = [at if isinstance(at, datetime) else datetime.fromtimestamp(int(str(at)) / 1000, UTC) for at in files.values()]
+    times = [
+        at if isinstance(at, datetime) else datetime.fromtimestamp(int(str(at)) / 1000, UTC) for at in files.values()
+    ]
     return News(tuple(files), max(times, default=None))

@@ -23,7 +23,10 @@ def lists() -> str:
             arguments = ", ".join(f"`{name}`" if name in each.needs else f"[`{name}`]" for name in each.arguments)
             lines.append(f"| `{each.name}` | {arguments or 'none'} | {_cell(each.says)} |")
     stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.stock)
-    lines += ["", "Of Great Expectations' own, a suite may name these, with the arguments that Great Expectations gives them:"]
+    lines += [
+        "",
+        "Of Great Expectations' own, a suite may name these, with the arguments that they have there:",
+    ]
     lines += ["", f"{stock}.", "", "### The suites", ""]
     for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
         lines += [f"#### {table}", "", "| expectation | level | owner | where it fails |", "| --- | --- | --- | --- |"]

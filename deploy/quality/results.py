@@ -115,5 +115,6 @@ def _is(name: str, value: object, kind: str) -> str:
         return f"{name} IS NULL"
     if kind in ("int", "bigint", "boolean"):
         return f"{name} = {value}"
+    written = {"binary": "from_hex({})", "timestamp": "TIMESTAMPTZ {}"}.get(kind, "{}")
     text = "'" + str(value).replace("'", "''") + "'"
-    return f"{name} = {dict(binary='from_hex({})', timestamp='TIMESTAMPTZ {}').get(kind, '{}').format(text)}"
+    return f"{name} = {written.format(text)}"

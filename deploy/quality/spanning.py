@@ -1,9 +1,9 @@
-"""What spans rows, looked at by DuckDB: each finder takes the new rows of its tables into a small memory, and says which
-keys are at fault by now.
+"""What spans rows, looked at by DuckDB: each finder takes the new rows of its tables into a small memory, and says
+which keys are at fault by now.
 
-The memory of a check is tables in the state of the checks, whose names begin with `Look.memory`. So a finder reads each
-row of the lake once. A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was on the
-wire; null where nothing says so) and `words`.
+The memory of a check is tables in the state of the checks, whose names begin with `Look.memory`. So a finder reads
+each row of the lake once. A finder returns a query of three columns: `key` (a JSON object), `seen_at` (when the key was
+on the wire; null where nothing says so) and `words`.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def sequences_have_no_gaps(look: Look) -> str:
 def connections_are_closed(look: Look) -> str:
     ends = look.keep("ends", "connection BLOB, direction VARCHAR, closed BOOLEAN, seen_at TIMESTAMPTZ")
     look.db.execute(
-        f"""CREATE OR REPLACE TEMP TABLE merged AS SELECT connection, direction, bool_or(closed) AS closed, max(seen_at) AS seen_at
+        f"""CREATE OR REPLACE TEMP TABLE merged AS
+            SELECT connection, direction, bool_or(closed) AS closed, max(seen_at) AS seen_at
             FROM (SELECT * FROM {ends} UNION ALL
                   SELECT connection, direction, octet_length(payload) = 0, observed_at FROM new_frames
                   WHERE protocol <> 'bep50') GROUP BY ALL"""
@@ -230,9 +231,9 @@ def connections_are_closed(look: Look) -> str:
     )
     settle = span(look.duration("settle"))
     return (
-        f"SELECT json_object('connection', lower(hex(o.connection)), 'direction', o.direction) AS key, c.seen_at AS seen_at, "
-        f"'the other direction has ended, and this one has no last frame' AS words FROM {ends} o JOIN {ends} c "
-        f"ON o.connection = c.connection AND c.closed AND NOT o.closed "
+        f"SELECT json_object('connection', lower(hex(o.connection)), 'direction', o.direction) AS key, "
+        f"c.seen_at AS seen_at, 'the other direction has ended, and this one has no last frame' AS words "
+        f"FROM {ends} o JOIN {ends} c ON o.connection = c.connection AND c.closed AND NOT o.closed "
         f"WHERE c.seen_at < (SELECT max(seen_at) FROM {ends}) - {settle} OR c.seen_at < {look.now} - {settle}"
     )
 
@@ -259,7 +260,8 @@ def offsets_have_no_holes(look: Look) -> str:
             FROM rows LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
     )
     _newest(look, ends, "kafka_partition", "max(kafka_offset)")
-    return f"""SELECT json_object('kafka_partition', h.kafka_partition, 'kafka_offset', first) AS key, any_value(seen_at) AS seen_at,
+    return f"""SELECT json_object('kafka_partition', h.kafka_partition, 'kafka_offset', first) AS key,
+        any_value(seen_at) AS seen_at,
         'offsets ' || first || ' to ' || last || ' have no row' AS words FROM {holes} h LEFT JOIN {refused} r
         ON r.kafka_partition = h.kafka_partition AND r.kafka_offset BETWEEN h.first AND h.last
         GROUP BY h.kafka_partition, first, last HAVING count(r.kafka_offset) < last - first + 1"""
@@ -328,9 +330,9 @@ def claims_agree(look: Look) -> str:
     )
     return (
         "SELECT json_object('network', c.network, 'stream', c.stream, 'from_peer', c.from_peer) AS key, "
-        "max(c.seen_at) AS seen_at, any_value(c.source || ' claimed ' || c.separator_key || '/' || c.separator_value || "
-        f"', and the genesis names ' || k.separator_key || '/' || k.separator_value) AS words FROM {claims} c "
-        f"JOIN {known} k USING (network, stream) WHERE c.separator_value <> k.separator_value "
+        "max(c.seen_at) AS seen_at, any_value(c.source || ' claimed ' || c.separator_key || '/' || "
+        f"c.separator_value || ', and the genesis names ' || k.separator_key || '/' || k.separator_value) AS words "
+        f"FROM {claims} c JOIN {known} k USING (network, stream) WHERE c.separator_value <> k.separator_value "
         "AND (c.source = 'topic' OR c.separator_key = k.separator_key) GROUP BY c.network, c.stream, c.from_peer"
     )
 
@@ -402,7 +404,8 @@ def table_keeps_up(look: Look) -> str:
     within = span(look.duration("within"))
     return (
         f"SELECT json_object('table', '{table}') AS key, ahead.seen_at AS seen_at, coalesce('the newest row is of ' || "
-        f"strftime(own.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S'), 'there is no row') || ', and that of {than} of ' || "
+        f"strftime(own.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S'), 'there is no row') || "
+        f"', and that of {than} of ' || "
         "strftime(ahead.seen_at AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words "
         f"FROM (SELECT seen_at FROM {newest} WHERE name = '{than}') ahead "
         f"LEFT JOIN (SELECT seen_at FROM {newest} WHERE name = '{table}') own ON true "
@@ -425,7 +428,9 @@ def table_is_fresh(look: Look) -> str:
 
 
 def _forget_older(look: Look, newest: str) -> None:
-    look.db.execute(f"CREATE OR REPLACE TEMP TABLE merged AS SELECT name, max(seen_at) AS seen_at FROM {newest} GROUP BY name")
+    look.db.execute(
+        f"CREATE OR REPLACE TEMP TABLE merged AS SELECT name, max(seen_at) AS seen_at FROM {newest} GROUP BY name"
+    )
     look.db.execute(f"DELETE FROM {newest}")
     look.db.execute(f"INSERT INTO {newest} SELECT * FROM merged WHERE seen_at IS NOT NULL")
 
@@ -447,8 +452,9 @@ def volume_is_as_before(look: Look) -> str:
                    ON h.hour = days.hour AND h.type = known.type GROUP BY known.type),
         now_ AS (SELECT known.type, coalesce(sum(n), 0) AS n FROM known CROSS JOIN last
                  LEFT JOIN {hours} h ON h.hour = last.hour AND h.type = known.type GROUP BY known.type)
-        SELECT json_object('type', type) AS key, (SELECT hour FROM last) AS seen_at, now_.n::BIGINT || ' in the hour, and ' ||
-            before.n::BIGINT || ' in that hour of the days before' AS words FROM now_ JOIN before USING (type)
+        SELECT json_object('type', type) AS key, (SELECT hour FROM last) AS seen_at,
+            now_.n::BIGINT || ' in the hour, and ' || before.n::BIGINT || ' in that hour of the days before' AS words
+        FROM now_ JOIN before USING (type)
         WHERE days >= 3 AND greatest(now_.n, before.n) >= {least}
             AND (now_.n > before.n * {factor} OR now_.n * {factor} < before.n)"""
 

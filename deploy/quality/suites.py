@@ -57,8 +57,11 @@ class Check:
     @property
     def name(self) -> str:
         """The expectation, and on what: `expect_keys_to_be_unique(network, message)`."""
-        told = [self.arguments[name] for name in ("column", "column_A", "column_B", "columns", "tables", "than", "rule")
-                if name in self.arguments]
+        told = [
+            self.arguments[name]
+            for name in ("column", "column_A", "column_B", "columns", "tables", "than", "rule")
+            if name in self.arguments
+        ]
         words = [", ".join(map(str, each)) if isinstance(each, list) else str(each) for each in told]
         return f"{self.expectation}({', '.join(words)})" if words else self.expectation
 
@@ -69,7 +72,7 @@ def read_all(own: Iterable[str]) -> list[Check]:
 
 
 def read_suites(places: Iterable[Path]) -> list[Check]:
-    """The checks of all suites in these files, and in the `*.yaml` of these folders. SettingsError names every fault."""
+    """The checks of all suites in these files, and in these folders' `*.yaml`. SettingsError names every fault."""
     checks: list[Check] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
@@ -114,7 +117,9 @@ def _read(file: Path) -> Iterator[Check | str]:
     wrong = [*_unknown(file, suite, _SUITE, "key of a suite")]
     table = suite.get("table")
     if table not in _READ:
-        wrong.append(f"{file}:{_line(suite, 'table')}: table {table}: there is no such table{nearest(str(table), _READ)}")
+        wrong.append(
+            f"{file}:{_line(suite, 'table')}: table {table}: there is no such table{nearest(str(table), _READ)}"
+        )
     each = suite.get("expectations")
     if not isinstance(each, CommentedSeq) or not each:
         wrong.append(f"{file}:{_line(suite, 'expectations')}: expectations: expected a list of expectations")

@@ -54,7 +54,9 @@ def open_tables(
         if columns is None or paths is None:
             connection.register(name, table.to_pyarrow_dataset())
             continue
-        connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {select_files(columns, paths, union_by_name=reads_rows)}")
+        connection.execute(
+            f"CREATE TEMP VIEW {quoted(name)} AS {select_files(columns, paths, union_by_name=reads_rows)}"
+        )
         files += paths
     return files
 

@@ -31,7 +31,12 @@ WINDOW = 1_000_000
 
 def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | None = None) -> dict[str, list[Row]]:
     """Rows by table: clean traffic from START on, at `rate` messages a second, with T = 1 s."""
-    traffic = Traffic(options or TrafficOptions(reconnects=0.002, garbage=0, forged=0, impostors=0), int(START.timestamp() * 1e9), rate, keep_ledger=False)
+    traffic = Traffic(
+        options or TrafficOptions(reconnects=0.002, garbage=0, forged=0, impostors=0),
+        int(START.timestamp() * 1e9),
+        rate,
+        keep_ledger=False,
+    )
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
     said: dict[tuple[str, str], Decoded] = {}
@@ -62,7 +67,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[Decoded]) -> None:
         content = item.content
         if content.type != "UPDATE" or content.stream is None or content.tip is None:
             continue
-        separator = Claims(item.separator, content.model and Separator("model", content.model) or None).first
+        separator = Claims(item.separator, (content.model and Separator("model", content.model)) or None).first
         new = (item.network, item.origin, separator, content.stream, content.tip)
         if new in known:
             continue
@@ -71,7 +76,12 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[Decoded]) -> None:
         clock = item.observed_at + 50_000
         key, value = separator or (None, None)
         source = None if separator is None else "topic" if item.separator else "model"
-        common = {"network": item.network, "stream": content.stream, "tip": content.tip, "observed_at": item.observed_at}
+        common = {
+            "network": item.network,
+            "stream": content.stream,
+            "tip": content.tip,
+            "observed_at": item.observed_at,
+        }
         rows["updates"].append(
             common
             | {"origin": item.origin, "message": item.message, "from_peer": author(item), "separator_key": key}

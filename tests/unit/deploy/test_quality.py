@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from great_expectations.expectations.registry import get_expectation_impl
+from kit.quality_lake import append, made_up_rows, write_rows
 
 from conf.errors import SettingsError
 from conf.settings.model import Settings
@@ -22,8 +24,6 @@ from deploy.quality.expectations import SPANNING, Judge
 from deploy.quality.finders import FINDERS
 from deploy.quality.page import with_lists
 from deploy.quality.suites import FOLDER, read_suites
-from great_expectations.expectations.registry import get_expectation_impl
-from kit.quality_lake import append, made_up_rows, write_rows
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
@@ -60,7 +60,12 @@ def suite(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("wrong", "right", "line", "words"),
     [
-        ("expect_column_values_to_be_in_set", "expect_column_value_to_be_in_set", 4, "expect_column_values_to_be_in_set?"),
+        (
+            "expect_column_values_to_be_in_set",
+            "expect_column_value_to_be_in_set",
+            4,
+            "expect_column_values_to_be_in_set?",
+        ),
         ("column: network", "column: netwrok", 5, "did you mean network?"),
         ("table: messages", "table: mesages", 1, "did you mean messages?"),
         ("level: error", "level: fatal", 11, "expected warn or error"),
@@ -77,7 +82,9 @@ def test_what_is_wrong_in_a_suite_is_named_with_its_line(
     file = suite(tmp_path, OWN.replace(wrong, right, 1))
     with pytest.raises(SettingsError) as error:
         read_suites([file])
-    assert any(each.startswith(f"{file}:{line}: ") and words in each for each in str(error.value).splitlines()), error.value
+    assert any(each.startswith(f"{file}:{line}: ") and words in each for each in str(error.value).splitlines()), (
+        error.value
+    )
 
 
 def test_config_check_reads_the_suites(
@@ -125,9 +132,7 @@ def test_a_wrong_command_line_is_named(arguments: list[str], words: str, capsys:
     assert words in capsys.readouterr().err
 
 
-def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lake_of(tmp_path)
     settings = Settings(state=tmp_path / "state")
     judge, seen = Judge(), dict[str, int]()
@@ -169,7 +174,9 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
     settings, judge = Settings(state=tmp_path / "state"), Judge()
 
     def failed(since: timedelta) -> list[str]:
-        results = check_lake(settings, lake, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since)
+        results = check_lake(
+            settings, lake, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
+        )
         return [each.check.expectation for each in results if not each.success]
 
     assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_between"]

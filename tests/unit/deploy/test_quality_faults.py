@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
+from kit.log_model import Owner
+from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, write_rows
 
 from deploy.quality.checking import Checking
 from deploy.quality.expectations import Judge
@@ -20,8 +22,6 @@ from deploy.quality.results import Result
 from deploy.quality.spanning import Facts
 from deploy.quality.suites import FOLDER, Check, read_suites
 from deploy.sql.ask import ask
-from kit.log_model import Owner
-from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, write_rows
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
@@ -149,7 +149,8 @@ def _not_fresh(town: Town) -> str:
     update = dict(town.rows["updates"][-1])
     town.append(
         "updates",
-        update | {"message": "later", "observed_at": late, "updated_at": late, "separator_key": None, "tip": update["tip"]}
+        update
+        | {"message": "later", "observed_at": late, "updated_at": late, "separator_key": None, "tip": update["tip"]}
         | {"separator_value": None, "separator_source": None, "log_offset": 10_000_000},
     )
     return "the newest row is of 2026-05-04 12:00"
@@ -165,7 +166,8 @@ def _false_claim(town: Town) -> str:
     told = {name: row[name] for name in ("network", "stream")}
     town.append(
         "streams",
-        told | {"separator_key": row["separator_key"], "separator_value": other["separator_value"], "source": "genesis"},
+        told
+        | {"separator_key": row["separator_key"], "separator_value": other["separator_value"], "source": "genesis"},
     )
     return str(row["from_peer"])
 
@@ -173,9 +175,7 @@ def _false_claim(town: Town) -> str:
 def _flood(town: Town) -> str:
     row = town.row("copies")
     late = int(START.timestamp() * 1e6) + 400_000_000
-    town.append(
-        "copies", *(row | {"observed_at": late + n, "kafka_offset": 1_000_000 + n} for n in range(150))
-    )
+    town.append("copies", *(row | {"observed_at": late + n, "kafka_offset": 1_000_000 + n} for n in range(150)))
     return str(row["message"])
 
 
