@@ -19,22 +19,29 @@ from typing import Final, Literal
 
 import great_expectations as gx
 import pandas as pd
-from great_expectations.core import ExpectationSuite
-from great_expectations.core.batch_definition import BatchDefinition
+from great_expectations.core import ExpectationSuite, ExpectationValidationResult
 from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.data_context.types.base import ProgressBarsConfig
-from great_expectations.execution_engine import ExecutionEngine, PandasExecutionEngine
+from great_expectations.execution_engine.execution_engine import ExecutionEngine
+from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
 from great_expectations.expectations.expectation import (
     BatchExpectation,
     ColumnMapExpectation,
     ColumnPairMapExpectation,
     Expectation,
 )
-from great_expectations.expectations.metrics.map_metric_provider import (
-    ColumnMapMetricProvider,
-    ColumnPairMapMetricProvider,
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+from great_expectations.expectations.metrics.map_metric_provider.column_condition_partial import (
     column_condition_partial,
+)
+from great_expectations.expectations.metrics.map_metric_provider.column_map_metric_provider import (
+    ColumnMapMetricProvider,
+)
+from great_expectations.expectations.metrics.map_metric_provider.column_pair_condition_partial import (
     column_pair_condition_partial,
+)
+from great_expectations.expectations.metrics.map_metric_provider.column_pair_map_metric_provider import (
+    ColumnPairMapMetricProvider,
 )
 from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
@@ -127,7 +134,7 @@ class _Blocks(ColumnPairMapMetricProvider):
     )
     condition_value_keys = ()
 
-    @column_pair_condition_partial(engine=PandasExecutionEngine)
+    @column_pair_condition_partial(engine=PandasExecutionEngine)  # type: ignore[untyped-decorator]  # it has no types
     def _pandas(self, column_A: pd.Series, column_B: pd.Series, **_: object) -> pd.Series:  # noqa: N803 - passed by name
         good = [_is_of_block(cid, block) for cid, block in zip(column_A, column_B, strict=True)]
         return pd.Series(good, index=column_A.index)
@@ -160,8 +167,7 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
     ignore_row_if: Literal["either_value_is_missing"] = "either_value_is_missing"
 
     map_metric = _Blocks.condition_metric_name
-    domain_keys = ("batch_id", "table", "column_A", "column_B", "row_condition", "condition_parser", "ignore_row_if")
-    success_keys = ("mostly",)
+    success_keys = ("ignore_row_if", "mostly")
 
 
 class _Found(TableMetricProvider):
@@ -171,7 +177,10 @@ class _Found(TableMetricProvider):
 
     @metric_value(engine=PandasExecutionEngine)
     def _pandas(
-        self, execution_engine: PandasExecutionEngine, metric_domain_kwargs: dict[str, object], **_: object
+        cls,  # noqa: N805 - Great Expectations passes `cls` by name
+        execution_engine: PandasExecutionEngine,
+        metric_domain_kwargs: dict[str, object],
+        **_: object,
     ) -> dict[str, int]:
         frame, *_rest = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
         return {str(name): int(count) for name, count in frame["id"].value_counts().items()}
@@ -189,7 +198,7 @@ class NothingFound(BatchExpectation):
         self,
         metrics: dict[str, object],
         runtime_configuration: dict[str, object] | None = None,
-        execution_engine: ExecutionEngine | None = None,
+        execution_engine: ExecutionEngine[object] | None = None,
     ) -> dict[str, object]:
         counts = metrics[_Found.metric_name]
         found = counts.get(self.of, 0) if isinstance(counts, dict) else 0
@@ -229,7 +238,7 @@ class Judge:
         context.enable_analytics(False)
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
         asset = context.data_sources.add_pandas("kiln").add_dataframe_asset("rows")
-        self._batch: BatchDefinition[object] = asset.add_batch_definition_whole_dataframe("chunk")
+        self._batch = asset.add_batch_definition_whole_dataframe("chunk")
 
     def rows(self, checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
         """What is to be said of each check on rows, in the order of the checks."""
@@ -252,7 +261,7 @@ class Judge:
             result, raised = each.result, _raised(each.exception_info)
             failed = result.get("unexpected_count")
             found = result.get("unexpected_index_list") or ()
-            by_check[each.expectation_config.meta["at"]] = Seen(
+            by_check[_asked(each).meta["at"]] = Seen(
                 bool(each.success) and not raised,
                 int(result.get("element_count") or len(rows)),
                 None if failed is None else int(failed),
@@ -272,8 +281,15 @@ class Judge:
         )
         for each in told.results:
             if raised := _raised(each.exception_info):
-                raise RuntimeError(f"{each.expectation_config.type}: {raised}")
-        return {each.expectation_config.kwargs["of"]: bool(each.success) for each in told.results}
+                raise RuntimeError(f"{_asked(each).type}: {raised}")
+        return {_asked(each).kwargs["of"]: bool(each.success) for each in told.results}
+
+
+def _asked(result: ExpectationValidationResult) -> ExpectationConfiguration:
+    """What a result is the result of."""
+    asked = result.expectation_config
+    assert asked is not None
+    return asked
 
 
 def _impl(name: str) -> Callable[..., Expectation]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from deltalake import DeltaTable
 from great_expectations.expectations.registry import get_expectation_impl
@@ -20,10 +21,10 @@ from deploy.children.quality import QualityChecks
 from deploy.cli.app import run_command
 from deploy.quality.catalogue import EXPECTATIONS
 from deploy.quality.check import check_lake
-from deploy.quality.expectations import SPANNING, Judge
+from deploy.quality.expectations import SPANNING, Judge, Seen
 from deploy.quality.finders import FINDERS
 from deploy.quality.page import with_lists
-from deploy.quality.suites import FOLDER, read_suites
+from deploy.quality.suites import FOLDER, Check, read_suites
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
@@ -138,7 +139,7 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     judge, seen = Judge(), dict[str, int]()
     rows_of = judge.rows
 
-    def counted(checks, rows, key):  # type: ignore[no-untyped-def] - as Judge.rows
+    def counted(checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
         seen[checks[0].table] = seen.get(checks[0].table, 0) + len(rows)
         return rows_of(checks, rows, key)
 

@@ -84,7 +84,9 @@ def _gap(town: Town) -> str:
 def _frame_twice(town: Town) -> str:
     row = town.row("frames")
     town.append("frames", row)
-    return bytes(row["connection"]).hex()  # type: ignore[arg-type] - the column is binary
+    connection = row["connection"]
+    assert isinstance(connection, bytes)
+    return connection.hex()
 
 
 def _batch_twice(town: Town) -> str:
