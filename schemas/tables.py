@@ -339,14 +339,15 @@ _ALL: Final = (
     ),
     Table(
         "quality_results",
-        "Results of the quality expectations on the other tables, one row for each expectation and run. Nothing fills "
-        "the table yet",
+        "Results of the quality expectations on the other tables, one row for each expectation and run",
         (
             _must("run_id", "string", "Id of the quality run"),
             _must("run_at", "timestamp", "When the run began (UTC)"),
             _must("table_name", "string", "Table that the run looked at"),
             _must("expectation", "string", "Type of the expectation"),
-            _may("column_name", "string", "Column that the expectation is about; null: the whole table"),
+            _may(
+                "column_name", "string", "Columns, tables or rule that the expectation is about; null: the whole table"
+            ),
             _must("success", "boolean", "Whether the table met the expectation"),
             _may("observed_value", "string", "What the run found"),
             _may("unexpected_count", "bigint", "How many rows did not meet the expectation"),

@@ -25,6 +25,7 @@ def write_docs(results: Sequence[Result], folder: Path) -> Path:
         document = ValidationResultsPageRenderer().render(_suite(table, each))
         html = DefaultJinjaPageView().render(document)  # type: ignore[no-untyped-call]  # the library has no types here
         (folder / f"{table}.html").write_text(html, encoding="utf-8")
+        said = f"{failed} of {len(each)} expectations are not met" if failed else f"{len(each)} expectations are met"
         links.append(f'<li><a href="{escape(table)}.html">{escape(table)}</a>: {said}</li>')
     index = folder / "index.html"
     index.write_text(
