@@ -55,7 +55,7 @@ def quality(
     from deploy.quality.check import check_lake
     from deploy.quality.suites import read_all
 
-    read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
+    every = read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
     say = notes()
     from deploy.quality.expectations import Judge
     from deploy.show.quality import render_results
@@ -63,7 +63,7 @@ def quality(
     judge, lake = Judge(), lake_of(settings)
     while True:
         began = time.monotonic()
-        results = check_lake(settings, lake, judge, datetime.now(UTC), tables=table or (), since=length)
+        results = check_lake(settings, lake, every, judge, datetime.now(UTC), tables=table or (), since=length)
         if as_json:
             print(
                 json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True

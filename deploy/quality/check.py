@@ -17,7 +17,7 @@ from conf.settings.model import Settings
 from deploy.quality.checking import Checking
 from deploy.quality.results import Result, rows_of
 from deploy.quality.spanning import Facts
-from deploy.quality.suites import read_all
+from deploy.quality.suites import Check
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema
 from schemas.identity import peer_bytes, peer_text
@@ -48,6 +48,7 @@ def facts_of(settings: Settings, now: datetime) -> Facts:
 def check_lake(
     settings: Settings,
     lake: Lake,
+    every: Sequence[Check],
     judge: Judge,
     now: datetime,
     *,
@@ -55,12 +56,12 @@ def check_lake(
     since: timedelta | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
-    """The results of all suites, or of those on `tables`, which are also appended to `quality_results`.
+    """The results of `every` check of the suites, or of those on `tables`. The results are also appended to
+    `quality_results`.
 
     `since`: only of what was later than that before `now`; nothing is kept of such a look. StateInUseError: another
-    check is at work. SettingsError, LakeError, QualityError.
+    check is at work. LakeError, QualityError.
     """
-    every = read_all(settings.quality.suites)
     checks = [check for check in every if not tables or check.table in tables]
     with locked(settings.state, "quality"):
         memory = settings.quality_dir / "state.duckdb"

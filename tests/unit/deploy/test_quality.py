@@ -46,6 +46,9 @@ expectations:
 """
 
 
+CHECKS = read_suites([FOLDER])
+
+
 def lake_of(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "state" / "lake"))
     write_rows(lake, made_up_rows(60))
@@ -151,17 +154,17 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     monkeypatch.setattr(socket, "getaddrinfo", refused)
     monkeypatch.chdir(tmp_path / "state" / "lake")
     now = datetime.now(UTC) + timedelta(hours=1)
-    check_lake(settings, lake, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now)
     tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in ("copies", "messages", "tips")}
     assert {name: seen[name] for name in tables} == {name: table.num_rows for name, table in tables.items()}
     seen.clear()
-    check_lake(settings, lake, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now)
     assert seen == {}
     append(lake, "copies", [tables["copies"].to_pylist()[0] | {"kafka_offset": 999_999}])
-    check_lake(settings, lake, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now)
     assert seen == {"copies": 1}
     DeltaTable(lake.table("copies")).optimize.compact()
-    check_lake(settings, lake, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now)
     assert seen == {"copies": 1}
     assert {path.name for path in Path.cwd().iterdir()} == set(TABLES)
     assert not (Path.cwd() / "gx").exists()
@@ -176,7 +179,7 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
 
     def failed(since: timedelta) -> list[str]:
         results = check_lake(
-            settings, lake, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
+            settings, lake, CHECKS, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
         )
         return [each.check.expectation for each in results if not each.success]
 
@@ -220,6 +223,6 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
 
 
 def test_all_suites_are_owned_and_say_what_to_do() -> None:
-    for check in read_suites([FOLDER]):
+    for check in CHECKS:
         assert check.owner
         assert len(check.hint) > 20
