@@ -454,14 +454,18 @@ _ALL: Final = (
     ),
     Table(
         "quality_results",
-        "Results of the quality expectations on the other tables, one row for each expectation and run. Nothing fills "
-        "the table yet",
+        "Results of the quality expectations on the other tables, one row for each expectation and run",
         (
             _must("run_id", "string", "Id of the quality run", "2026-11-01T12:00"),
             _must("run_at", "timestamp", "When the run began (UTC)", "2026-11-01 12:00:00"),
             _must("table_name", "string", "Table that the run looked at", "messages"),
             _must("expectation", "string", "Type of the expectation", "expect_column_values_to_not_be_null"),
-            _may("column_name", "string", "Column that the expectation is about; null: the whole table", "observed_at"),
+            _may(
+                "column_name",
+                "string",
+                "Columns, tables or rule that the expectation is about; null: the whole table",
+                "observed_at",
+            ),
             _must("success", "boolean", "Whether the table met the expectation", "true"),
             _may("observed_value", "string", "What the run found", "0"),
             _may("unexpected_count", "bigint", "How many rows did not meet the expectation", "0"),

@@ -377,6 +377,13 @@ class Monitor(Section):
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
+class Quality(Section):
+    """Whether the tables are as expected, and how often that is looked at."""
+
+    every: Duration = timedelta(minutes=10)
+    suites: Names = ()
+
+
 class Job(Section):
     """One streaming query: how often it runs and how much it takes at a time (0: all there is)."""
 
@@ -648,6 +655,7 @@ class Settings(Section):
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
     backfill: Backfill = Backfill()
+    quality: Quality = Quality()
     traffic: Traffic = Traffic()
     bridge: Bridge = Bridge()
     discovery: Discovery = Discovery()
@@ -697,6 +705,11 @@ class Settings(Section):
     def bridge_dir(self) -> Path:
         """The folder of the bridge: its key, its seqno, its spool, its status."""
         return self.state / "bridge"
+
+    @property
+    def quality_dir(self) -> Path:
+        """The folder of what the checks of `kiln quality` remember."""
+        return self.state / "quality"
 
     @property
     def broker_dir(self) -> Path:

@@ -28,6 +28,9 @@ def config_check(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Check a settings file together with the environment, and name each fault with its place."""
+    """Check a settings file, the environment and the suites of kiln quality, and name each fault with its place."""
     found = loaded(file or config, None)
+    from deploy.quality.suites import read_all
+
+    read_all(found.settings.quality.suites)
     print(f"{found.file}: fine")

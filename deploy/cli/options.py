@@ -57,16 +57,16 @@ def lake_of(settings: Settings) -> Lake:
     return Lake(str(settings.lake_folder))
 
 
-def length_of(text: str) -> timedelta:
-    """The value of `--for`. UsageError: the text is no length of time, or the length is 0."""
+def length_of(text: str, option: str = "--for") -> timedelta:
+    """The value of an option. UsageError: the text is no length of time, or the length is 0."""
     from conf.settings.durations import parse_duration
 
     try:
         duration = parse_duration(text)
     except ValueError as error:
-        raise UsageError(f"--for {text}: expected {error}") from None
+        raise UsageError(f"{option} {text}: expected {error}") from None
     if not duration:
-        raise UsageError(f"--for {text}: expected more than nothing")
+        raise UsageError(f"{option} {text}: expected more than nothing")
     return duration
 
 

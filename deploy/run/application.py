@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
 from deploy.children.maintain import CareProcess
+from deploy.children.quality import QualityChecks
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.monitor.server import Monitor
 from deploy.observe.ends import TopicEnds
@@ -94,7 +95,7 @@ def run_application(
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
         care = CareProcess(settings) if maintain else None
         names = names or settings.jobs.run
-        beside = _Beside(broker, live, monitor, care)
+        beside = _Beside(broker, live, monitor, care, QualityChecks(settings))
         run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
         return run.go(stop)
 
@@ -107,12 +108,14 @@ class _Beside:
     live: LiveNetwork
     monitor: Monitor
     care: CareProcess | None
+    quality: QualityChecks
 
     @property
     def errors(self) -> list[str]:
         """In words."""
         care = self.care.error if self.care is not None else ""
-        return [text for text in (self.broker.error, *self.live.errors, care, self.monitor.error) if text]
+        found = (self.broker.error, *self.live.errors, care, *self.quality.errors, self.monitor.error)
+        return [text for text in found if text]
 
 
 class _Run:
@@ -172,6 +175,7 @@ class _Run:
             self._live.hush()
             if self._beside.care is not None:
                 self._beside.care.stop()
+            self._beside.quality.stop()
             if jvm_end() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
@@ -201,6 +205,7 @@ class _Run:
             self._live.check()
             if self._beside.care is not None:
                 self._beside.care.check()
+            self._beside.quality.check()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:

@@ -62,22 +62,24 @@ def show_tables(
     """
     files: list[str] = []
     for name, table in tables.items():
-        columns = _columns(table)
+        columns = columns_of(table)
         paths = None if columns is None else _files(lake.table(name), table)
         if columns is None or paths is None:
             connection.register(name, table.to_pyarrow_dataset())
             continue
-        connection.execute(f"CREATE TEMP VIEW {quoted(name)} AS {_select(columns, paths, union_by_name=reads_rows)}")
+        connection.execute(
+            f"CREATE TEMP VIEW {quoted(name)} AS {select_columns(columns, paths, union_by_name=reads_rows)}"
+        )
         files += paths
     return files
 
 
 def select_files(table: DeltaTable, paths: Sequence[str]) -> str:
     """A SELECT of a table's columns over these of its files. LakeError: the table takes more than reading its files."""
-    columns = _columns(table)
+    columns = columns_of(table)
     if columns is None:
         raise LakeError(f"the table at {table.table_uri} was not made by Kiln: its files do not say all of its rows")
-    return _select(columns, paths, union_by_name=True)
+    return select_columns(columns, paths)
 
 
 def with_empty(select: str, tables: Iterable[str], there: Collection[str]) -> str:
@@ -120,7 +122,7 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-def _columns(table: DeltaTable) -> dict[str, str] | None:
+def columns_of(table: DeltaTable) -> dict[str, str] | None:
     """Columns and their types; None: the table takes more than reading its files."""
     if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
         return None
@@ -142,7 +144,7 @@ def _files(folder: str, table: DeltaTable) -> list[str] | None:
     return None if "://" in folder or elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-def _select(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool) -> str:
+def select_columns(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool = True) -> str:
     """The columns of the table, whichever of them a file has: a file that is older than a column has none of it."""
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
     if not files:

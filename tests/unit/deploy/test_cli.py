@@ -71,7 +71,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
     ("arguments", "expected"),
     [
         (["qsl"], "No such command 'qsl'"),
-        (["sql"], "Missing argument 'QUERY'"),
+        (["trace"], "Missing argument 'ID'"),
         (["sql", "select 1", "--jsn"], "No such option: --jsn"),
         (["run", "--for", "soon"], '--for soon: expected a duration such as "100ms"'),
         (["run", "--for", "0s"], "expected more than nothing"),

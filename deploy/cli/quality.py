@@ -1,0 +1,91 @@
+"""`kiln quality`: whether the tables are as the suites expect."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deploy.cli.exits import FAILED, OK, UsageError
+from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, length_of, notes, settings_of
+
+if TYPE_CHECKING:
+    from deploy.quality.results import Result
+
+commands = typer.Typer()
+
+
+@commands.command()
+def quality(
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Only the suites on this table; may be repeated."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Look at rows of this last time alone, such as 1h."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again every quality.every, until Ctrl-C.")] = False,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", metavar="DIR", help="Write Data Docs (HTML) into this folder.")
+    ] = None,
+    open_docs: Annotated[bool, typer.Option("--open", help="Write Data Docs, and open them in the browser.")] = False,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Check the tables against the suites of expectations.
+
+    Each check reads only rows that the check has not read before. The results go into the table quality_results. The
+    command works while Kiln runs, and needs no Java. The exit code is 1 if an expectation of level error fails.
+    """
+    settings = settings_of(config, state)
+    from conf.settings.keys import nearest
+    from schemas.tables import TABLES
+
+    for name in table or ():
+        if name not in TABLES:
+            raise UsageError(f"--table {name}: there is no such table{nearest(name, TABLES)}")
+    length = length_of(since, "--since") if since else None
+    folder = docs or (settings.quality_dir / "docs" if open_docs else None)
+    from deploy.quality.check import check_lake
+    from deploy.quality.suites import read_all
+
+    every = read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
+    say = notes()
+    from deploy.quality.expectations import Judge
+    from deploy.show.quality import render_results
+
+    judge, lake = Judge(), lake_of(settings)
+    while True:
+        began = time.monotonic()
+        results = check_lake(settings, lake, every, judge, datetime.now(UTC), tables=table or (), since=length)
+        if as_json:
+            print(
+                json.dumps([each.as_json() for each in results], indent=2, ensure_ascii=False, default=str), flush=True
+            )
+        else:
+            answers().print(render_results(results))
+        if folder:
+            _write_docs(results, folder, open_docs)
+        if not watch:
+            break
+        pause = max(settings.quality.every.total_seconds() or 600.0, 1.0)
+        say.print(f"checked in {time.monotonic() - began:.1f} s; the next check is in {pause:.0f} s", style="dim")
+        time.sleep(pause)
+    raise typer.Exit(FAILED if any(each.is_error for each in results) else OK)
+
+
+def _write_docs(results: list[Result], folder: Path, show: bool) -> None:
+    import webbrowser
+
+    from deploy.quality.data_docs import write_docs
+
+    index = write_docs(results, folder)
+    notes().print(f"Data Docs: {index}")
+    if show:
+        webbrowser.open(index.resolve().as_uri())

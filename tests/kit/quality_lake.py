@@ -1,0 +1,139 @@
+"""A real Delta lake of made-up traffic, as Kiln's queries would have filled the tables; built without Spark and Kafka.
+
+Frames, copies and messages come out of the code of the queries. Updates and batches are made by other means: the
+windows by the model of the tests, the blocks by another library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from deploy.traffic import Traffic, TrafficOptions
+from kit.log_model import Owner, Update, block_of, cid_of, windows_of
+from pipelines.lake.lake import Lake
+from pipelines.logic.decode import Decoded, Decoder, Decoding, author
+from pipelines.spark.rows import arrow_schema
+from pipelines.transforms.archive import copy_row, frame_row, message_row
+from schemas.claims import Claims
+from schemas.frames import read_frame
+from schemas.reject import Rejected
+from schemas.tables import TABLES
+from schemas.topics import Separator
+
+Row = dict[str, object]
+START = datetime(2026, 5, 4, 12, tzinfo=UTC)
+WINDOW = 1_000_000
+
+
+def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | None = None) -> dict[str, list[Row]]:
+    """Rows by table: clean traffic from START on, at `rate` messages a second, with T = 1 s."""
+    traffic = Traffic(
+        options or TrafficOptions(reconnects=0.002, garbage=0, forged=0, impostors=0),
+        int(START.timestamp() * 1e9),
+        rate,
+        keep_ledger=False,
+    )
+    frames: list[tuple[object, ...]] = []
+    copies: list[tuple[object, ...]] = []
+    said: dict[tuple[str, str], Decoded] = {}
+    decoder = Decoder(Decoding())
+    for offset, generated in enumerate(traffic.frames(messages=messages)):
+        value = generated.frame.SerializeToString()
+        frame = read_frame(value)
+        assert not isinstance(frame, Rejected)
+        frames.append(frame_row(0, offset, frame.observed_at // 1000 + 20_000, frame))
+        for item in decoder.decode(value, 0, offset, 0):
+            assert isinstance(item, Decoded), item
+            copies.append(copy_row(item, frame))
+            said.setdefault((item.network, item.message), item)
+    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
+    rows["frames"] = _named("frames", frames)
+    rows["copies"] = _named("copies", copies)
+    rows["messages"] = _named("messages", [message_row(item) for item in said.values()])
+    _batched(rows, sorted(said.values(), key=lambda item: item.observed_at))
+    return rows
+
+
+def _batched(rows: dict[str, list[Row]], heard: Iterable[Decoded]) -> None:
+    """Rows of the tables after `kiln.updates`, where every third record is a tick."""
+    known: set[tuple[object, ...]] = set()
+    log: list[tuple[int, Update | None]] = []
+    offset = clock = 0
+    for item in heard:
+        content = item.content
+        if content.type != "UPDATE" or content.stream is None or content.tip is None:
+            continue
+        separator = Claims(item.separator, (content.model and Separator("model", content.model)) or None).first
+        new = (item.network, item.origin, separator, content.stream, content.tip)
+        if new in known:
+            continue
+        known.add(new)
+        offset += 1 if offset % 3 else 2
+        clock = item.observed_at + 50_000
+        key, value = separator or (None, None)
+        source = None if separator is None else "topic" if item.separator else "model"
+        common = {
+            "network": item.network,
+            "stream": content.stream,
+            "tip": content.tip,
+            "observed_at": item.observed_at,
+        }
+        rows["updates"].append(
+            common
+            | {"origin": item.origin, "message": item.message, "from_peer": author(item), "separator_key": key}
+            | {"separator_value": value, "separator_source": source, "updated_at": clock}
+            | {"log_partition": 0, "log_offset": offset}
+        )
+        if not any(tip["stream"] == content.stream and tip["tip"] == content.tip for tip in rows["tips"][-50:]):
+            rows["tips"].append(common | {"source": "update", "cid": None})
+        owner: Owner | None = (item.network, item.origin, key, value) if key and value else None
+        log.append((clock, owner and Update(owner, content.stream, content.tip, item.observed_at)))
+    log.append((clock + 2 * WINDOW, None))
+    for window in windows_of(log, WINDOW):
+        add_batch(rows, window.owner, window.opened_at, window.tips)
+
+
+def add_batch(rows: dict[str, list[Row]], owner: Owner, opened_at: int, tips: Iterable[tuple[str, str]]) -> None:
+    """A batch with its tips and its receipt."""
+    told = sorted(tips)
+    block = block_of(told)
+    cid, closed = cid_of(block), opened_at + WINDOW
+    network, origin, key, value = owner
+    rows["batches"].append(
+        {"cid": cid, "network": network, "origin": origin, "separator_key": key, "separator_value": value}
+        | {"opened_at": opened_at, "closed_at": closed, "emitted_at": closed + 300_000, "tips": len(told)}
+        | {"streams": len({stream for stream, _ in told}), "bytes": len(block), "block": block}
+    )
+    rows["batch_tips"] += [{"cid": cid, "stream": stream, "tip": tip} for stream, tip in told]
+    rows["publications"].append(
+        {"cid": cid, "transport": "gossipsub", "topic": f"/ceramic/{network}/{key}/{value}", "target": None}
+        | {"peers": 3, "published_at": closed + 400_000, "error": None}
+    )
+
+
+def write_rows(lake: Lake, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Appends rows; a table without a row is made too."""
+    lake.create(TABLES)
+    for name, each in rows.items():
+        if each:
+            append(lake, name, each)
+
+
+def append(lake: Lake, table: str, rows: Sequence[Row]) -> None:
+    """One commit more."""
+    schema = arrow_schema(TABLES[table].columns, strict=True)
+    write_deltalake(lake.table(table), pa.Table.from_pylist(list(rows), schema=schema), mode="append")
+
+
+def at(seconds: float) -> datetime:
+    """A moment of the traffic."""
+    return START + timedelta(seconds=seconds)
+
+
+def _named(table: str, rows: Iterable[Sequence[object]]) -> list[Row]:
+    names = [column.name for column in TABLES[table].columns]
+    return [dict(zip(names, row, strict=True)) for row in rows]

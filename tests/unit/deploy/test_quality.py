@@ -1,0 +1,228 @@
+"""Suites, the command and what surrounds a check: faults in YAML are named, a user's suite works, nothing leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from deltalake import DeltaTable
+from great_expectations.expectations.registry import get_expectation_impl
+from kit.quality_lake import append, made_up_rows, write_rows
+
+from conf.errors import SettingsError
+from conf.settings.model import Settings
+from deploy.children.quality import QualityChecks
+from deploy.cli.app import run_command
+from deploy.quality.catalogue import EXPECTATIONS
+from deploy.quality.check import check_lake
+from deploy.quality.expectations import SPANNING, Judge, Seen
+from deploy.quality.finders import FINDERS
+from deploy.quality.page import with_lists
+from deploy.quality.suites import FOLDER, Check, read_suites
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+OWN = """\
+table: messages
+owner: me
+expectations:
+  - expect: expect_column_values_to_be_in_set
+    column: network
+    value_set: [mainnet]
+    level: warn
+    hint: "another network"
+  - expect: expect_rows_to_hold
+    rule: "octet_length(data) < 3"
+    level: error
+    hint: "large"
+"""
+
+
+CHECKS = read_suites([FOLDER])
+
+
+def lake_of(tmp_path: Path) -> Lake:
+    lake = Lake(str(tmp_path / "state" / "lake"))
+    write_rows(lake, made_up_rows(60))
+    return lake
+
+
+def suite(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "line", "words"),
+    [
+        (
+            "expect_column_values_to_be_in_set",
+            "expect_column_value_to_be_in_set",
+            4,
+            "expect_column_values_to_be_in_set?",
+        ),
+        ("column: network", "column: netwrok", 5, "did you mean network?"),
+        ("table: messages", "table: mesages", 1, "did you mean messages?"),
+        ("level: error", "level: fatal", 11, "expected warn or error"),
+        ("rule:", "rul:", 10, "did you mean rule?"),
+        ("    value_set: [mainnet]\n", "", 4, "value_set is missing"),
+        ("value_set: [mainnet]", "value_set: mainnet", 6, "expected a list"),
+        ("owner: me\n", "", 3, "owner is missing"),
+        ("owner: me", "owner: [me", 3, ""),
+    ],
+)
+def test_what_is_wrong_in_a_suite_is_named_with_its_line(
+    wrong: str, right: str, line: int, words: str, tmp_path: Path
+) -> None:
+    file = suite(tmp_path, OWN.replace(wrong, right, 1))
+    with pytest.raises(SettingsError) as error:
+        read_suites([file])
+    assert any(each.startswith(f"{file}:{line}: ") and words in each for each in str(error.value).splitlines()), (
+        error.value
+    )
+
+
+def test_config_check_reads_the_suites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KILN_QUALITY__SUITES", str(suite(tmp_path, OWN)))
+    assert run_command(["config", "check"]) == 0
+    suite(tmp_path, OWN.replace("column: network", "column: netwrok"))
+    assert run_command(["config", "check"]) == 2
+    assert f"{tmp_path / 'own.yaml'}:5: column: netwrok" in capsys.readouterr().err
+
+
+def test_a_suite_of_ones_own_works_from_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = lake_of(tmp_path)
+    rows = DeltaTable(lake.table("messages")).to_pyarrow_table().num_rows
+    monkeypatch.setenv("KILN_QUALITY__SUITES", str(suite(tmp_path, OWN)))
+    monkeypatch.setenv("KILN_STATE", str(tmp_path / "state"))
+    assert run_command(["quality", "--json", "--table", "messages"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    failed = {each["expectation"]: each for each in told if not each["success"]}
+    assert {name: each["level"] for name, each in failed.items()} == {
+        "expect_column_values_to_be_in_set": "warn",
+        "expect_rows_to_hold": "error",
+    }
+    assert failed["expect_column_values_to_be_in_set"]["observed"] == f"{rows:,} of {rows:,} rows"
+    assert failed["expect_rows_to_hold"]["count"] == rows
+    assert failed["expect_rows_to_hold"]["hint"] == "large"
+    kept = DeltaTable(lake.table("quality_results")).to_pyarrow_table().to_pylist()
+    assert len(kept) == len(told)
+    assert sum(not row["success"] for row in kept) == 2
+
+    (tmp_path / "own.yaml").unlink()
+    monkeypatch.delenv("KILN_QUALITY__SUITES")
+    assert run_command(["quality", "--table", "messages"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--table", "mesages"], "did you mean messages?"), (["--since", "an hour"], "--since an hour: expected")],
+)
+def test_a_wrong_command_line_is_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["quality", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = lake_of(tmp_path)
+    settings = Settings(state=tmp_path / "state")
+    judge, seen = Judge(), dict[str, int]()
+    rows_of = judge.rows
+
+    def counted(checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
+        seen[checks[0].table] = seen.get(checks[0].table, 0) + len(rows)
+        return rows_of(checks, rows, key)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a check has tried to reach somebody")
+
+    monkeypatch.setattr(judge, "rows", counted)
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.chdir(tmp_path / "state" / "lake")
+    now = datetime.now(UTC) + timedelta(hours=1)
+    check_lake(settings, lake, CHECKS, judge, now)
+    tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in ("copies", "messages", "tips")}
+    assert {name: seen[name] for name in tables} == {name: table.num_rows for name, table in tables.items()}
+    seen.clear()
+    check_lake(settings, lake, CHECKS, judge, now)
+    assert seen == {}
+    append(lake, "copies", [tables["copies"].to_pylist()[0] | {"kafka_offset": 999_999}])
+    check_lake(settings, lake, CHECKS, judge, now)
+    assert seen == {"copies": 1}
+    DeltaTable(lake.table("copies")).optimize.compact()
+    check_lake(settings, lake, CHECKS, judge, now)
+    assert seen == {"copies": 1}
+    assert {path.name for path in Path.cwd().iterdir()} == set(TABLES)
+    assert not (Path.cwd() / "gx").exists()
+    assert os.environ["GX_ANALYTICS_ENABLED"] == "False"
+
+
+def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path)
+    row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
+    append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
+    settings, judge = Settings(state=tmp_path / "state"), Judge()
+
+    def failed(since: timedelta) -> list[str]:
+        results = check_lake(
+            settings, lake, CHECKS, judge, row["observed_at"] + timedelta(hours=2), tables=["copies"], since=since
+        )
+        return [each.check.expectation for each in results if not each.success]
+
+    assert failed(timedelta(hours=3)) == ["expect_column_values_to_be_between"]
+    assert failed(timedelta(hours=1)) == []
+    assert not (settings.quality_dir / "state.duckdb").exists()
+
+
+def test_each_expectation_of_the_catalogue_is_one_of_great_expectations() -> None:
+    for name, each in EXPECTATIONS.items():
+        impl = SPANNING[name] if name in SPANNING else get_expectation_impl(name)
+        if each.rows:
+            fields: Mapping[str, object] = impl.__fields__
+            assert each.arguments.keys() <= fields.keys(), name
+            assert each.says or not name.startswith("kiln")
+    assert FINDERS.keys() == SPANNING.keys()
+
+
+def test_the_lists_in_the_documentation_are_those_of_the_suites() -> None:
+    page = (ROOT / "docs" / "quality.md").read_text()
+    assert with_lists(page) == page
+
+
+def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path: Path) -> None:
+    lake = lake_of(tmp_path)
+    row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
+    append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
+    clock = [0.0]
+    checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
+    checks.check()
+    assert checks._process is None
+    clock[0] = 601.0
+    checks.check()
+    assert checks._process is not None
+    checks._process.wait(120)
+    checks.check()
+    assert [words.split(":")[:3] for words in checks.errors] == [
+        ["quality error", " copies", " expect_column_values_to_be_between"]
+    ]
+    checks.stop()
+
+
+def test_all_suites_are_owned_and_say_what_to_do() -> None:
+    for check in CHECKS:
+        assert check.owner
+        assert len(check.hint) > 20

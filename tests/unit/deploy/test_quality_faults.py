@@ -1,0 +1,296 @@
+"""Faults put into a real lake, one at a time: the right expectation fails and names the fault, no other error does, and
+after the repair nothing fails. `FAULTS` is also the table in docs/quality.md."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from deltalake import DeltaTable
+from kit.log_model import Owner
+from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, write_rows
+
+from deploy.quality.checking import Checking
+from deploy.quality.expectations import Judge
+from deploy.quality.results import Result
+from deploy.quality.spanning import Facts
+from deploy.quality.suites import FOLDER, Check, read_suites
+from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[3]
+LATER = timedelta(hours=1)
+"""By then everything has settled."""
+
+
+class Town:
+    """A lake, and checks of it one after another with one memory."""
+
+    def __init__(self, folder: Path, rows: dict[str, list[Row]], checks: Sequence[Check], judge: Judge) -> None:
+        self.lake = Lake(str(folder / "lake"))
+        self.rows = rows
+        self._checks, self._judge = checks, judge
+        self._memory = folder / "state.duckdb"
+
+    def check(self, now: datetime | None = None, *, running: bool = False) -> list[Result]:
+        checking = Checking(
+            self.lake, Facts(now or datetime.now(UTC) + LATER, running=running), self._judge, self._memory
+        )
+        try:
+            return checking.results(self._checks)
+        finally:
+            checking.close()
+
+    def failed(self, *, running: bool = False, now: datetime | None = None) -> list[Result]:
+        return [each for each in self.check(now, running=running) if not each.success]
+
+    def delete(self, table: str, where: str) -> None:
+        deleted = DeltaTable(self.lake.table(table)).delete(where)["num_deleted_rows"]
+        assert deleted, where
+
+    def append(self, table: str, *rows: Row) -> None:
+        append(self.lake, table, rows)
+
+    def restore(self, table: str, version: int) -> None:
+        DeltaTable(self.lake.table(table)).restore(version)
+
+    def row(self, table: str, which: Callable[[Row], object] = lambda _: True) -> Row:
+        return next(row for row in self.rows[table][len(self.rows[table]) // 3 :] if which(row))
+
+
+class Fault(NamedTuple):
+    """A fault as docs/quality.md tells it. `put` puts the fault in, and returns a text that the result names."""
+
+    words: str
+    table: str
+    expectation: str
+    level: str
+    put: Callable[[Town], str]
+
+
+def _gap(town: Town) -> str:
+    row = town.row("frames", lambda row: row["payload"] and row["sequence"] == 5)
+    town.delete("frames", f"kafka_offset = {row['kafka_offset']}")
+    return "frame 5 is missing"
+
+
+def _frame_twice(town: Town) -> str:
+    row = town.row("frames")
+    town.append("frames", row)
+    connection = row["connection"]
+    assert isinstance(connection, bytes)
+    return connection.hex()
+
+
+def _batch_twice(town: Town) -> str:
+    row = town.row("batches")
+    town.append("batches", row)
+    return str(row["cid"])
+
+
+def _block_changed(town: Town) -> str:
+    row = town.row("batches")
+    town.delete("batches", f"cid = '{row['cid']}'")
+    block = row["block"]
+    assert isinstance(block, bytes)
+    town.append("batches", row | {"block": block[:-1] + bytes([block[-1] ^ 1])})
+    return str(row["cid"])
+
+
+def _own_window(town: Town) -> str:
+    """A batch of true tips that no window of the updates has: all tips of a separator, from many windows."""
+    owners = Counter(_owner(row) for row in town.rows["updates"] if row["separator_key"])
+    ((owner, _),) = owners.most_common(1)
+    tips = {(str(row["stream"]), str(row["tip"])) for row in town.rows["updates"] if _owner(row) == owner}
+    opened = town.row("batches", lambda row: _owner(row) == owner)["opened_at"]
+    assert isinstance(opened, int)
+    made: dict[str, list[Row]] = {name: [] for name in TABLES}
+    add_batch(made, owner, opened + WINDOW // 2, tips)
+    for name, each in made.items():
+        if each:
+            town.append(name, *each)
+    return str(made["batches"][0]["cid"])
+
+
+def _owner(row: Row) -> Owner:
+    return str(row["network"]), str(row["origin"]), str(row["separator_key"]), str(row["separator_value"])
+
+
+def _update_lost(town: Town) -> str:
+    models = {row["message"] for row in town.rows["messages"] if row["model"]}
+    row = town.row("updates", lambda row: row["separator_key"] and row["message"] in models)
+    town.delete("updates", f"message = '{row['message']}'")
+    return str(row["tip"])
+
+
+def _tip_of_nobody(town: Town) -> str:
+    batch, other = town.row("batch_tips"), town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
+    town.append("batch_tips", batch | {"tip": other["batch"]})
+    return str(other["batch"])
+
+
+def _batch_lost(town: Town) -> str:
+    row = town.row("publications")
+    missing = town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
+    town.append("publications", row | {"cid": missing["batch"]})
+    return str(missing["batch"])
+
+
+def _not_fresh(town: Town) -> str:
+    late = at(3600)
+    new = [row | {"observed_at": late + timedelta(seconds=n)} for n, row in enumerate(town.rows["frames"][-3:])]
+    for n, row in enumerate(new):
+        town.append("frames", row | {"connection": bytes([n]) * 16, "sequence": 1, "kafka_offset": _next(town) + n})
+    update = dict(town.rows["updates"][-1])
+    town.append(
+        "updates",
+        update
+        | {"message": "later", "observed_at": late, "updated_at": late, "separator_key": None, "tip": update["tip"]}
+        | {"separator_value": None, "separator_source": None, "log_offset": 10_000_000},
+    )
+    return "the newest row is of 2026-05-04 12:00"
+
+
+def _next(town: Town) -> int:
+    return max(int(str(row["kafka_offset"])) for row in town.rows["frames"]) + 1
+
+
+def _false_claim(town: Town) -> str:
+    row = town.row("updates", lambda row: row["separator_source"] in ("topic", "model"))
+    other = town.row("updates", lambda other: other["separator_value"] not in (None, row["separator_value"]))
+    told = {name: row[name] for name in ("network", "stream")}
+    town.append(
+        "streams",
+        told
+        | {"separator_key": row["separator_key"], "separator_value": other["separator_value"], "source": "genesis"},
+    )
+    return str(row["from_peer"])
+
+
+def _flood(town: Town) -> str:
+    row = town.row("copies")
+    late = int(START.timestamp() * 1e6) + 400_000_000
+    town.append("copies", *(row | {"observed_at": late + n, "kafka_offset": 1_000_000 + n} for n in range(150)))
+    return str(row["message"])
+
+
+def _garbage(town: Town) -> str:
+    row: Row = {
+        "kafka_partition": 0,
+        "message_index": 0,
+        "cid": None,
+        "stage": "message",
+        "reason": "not_json",
+        "detail": "",
+        "data": b"x",
+        "observed_at": START,
+    }
+    town.append("quarantine", *(row | {"kafka_offset": n} for n in range(200)))
+    return "not_json"
+
+
+FAULTS = (
+    Fault("a gap in frames", "frames", "expect_sequences_without_gaps", "error", _gap),
+    Fault("a frame twice", "frames", "expect_keys_to_be_unique", "error", _frame_twice),
+    Fault("a batch twice", "batches", "expect_keys_to_be_unique", "error", _batch_twice),
+    Fault("a block that is not its CID", "batches", "expect_column_pair_cid_to_be_of_block", "error", _block_changed),
+    Fault(
+        "a batch that does not follow from the updates",
+        "batches",
+        "expect_batches_to_follow_from_updates",
+        "error",
+        _own_window,
+    ),
+    Fault("an update lost from the table", "messages", "expect_rows_in_tables", "error", _update_lost),
+    Fault("a tip in a batch that nobody announced", "batch_tips", "expect_rows_in_tables", "error", _tip_of_nobody),
+    Fault("a receipt of a batch that is not there", "publications", "expect_rows_in_tables", "error", _batch_lost),
+    Fault("a table that is not fresh", "messages", "expect_table_to_keep_up", "error", _not_fresh),
+    Fault("a false claim", "updates", "expect_claims_to_agree_with_geneses", "warn", _false_claim),
+    Fault("a flood of one old message", "copies", "expect_old_messages_not_to_flood", "warn", _flood),
+    Fault("much garbage", "quarantine", "expect_quarantine_share_to_be_at_most", "warn", _garbage),
+)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def checks() -> list[Check]:
+    return read_suites([FOLDER])
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[Check], judge: Judge) -> Town:
+    """A lake that was checked once, and found clean."""
+    folder = tmp_path_factory.mktemp("clean")
+    rows = made_up_rows(400)
+    write_rows(Lake(str(folder / "lake")), rows)
+    town = Town(folder, rows, checks, judge)
+    results = town.check()
+    assert len(results) == len(checks)
+    assert [each.as_json() for each in results if not each.success] == []
+    return town
+
+
+@pytest.fixture
+def town(clean: Town, tmp_path: Path, checks: list[Check], judge: Judge) -> Town:
+    shutil.copytree(Path(clean.lake.path).parent, tmp_path / "town")
+    return Town(tmp_path / "town", clean.rows, checks, judge)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.words)
+def test_a_fault_is_found_and_named_and_clears_after_the_repair(fault: Fault, town: Town) -> None:
+    before = {name: DeltaTable(town.lake.table(name)).version() for name in town.lake.tables()}
+    named = fault.put(town)
+    failed = town.failed()
+    found = [each for each in failed if (each.check.table, each.check.expectation) == (fault.table, fault.expectation)]
+    assert [(each.check.level, each.success) for each in found] == [(fault.level, False)], [e.as_json() for e in failed]
+    assert named in str(found[0].as_json())
+    errors = [each.check.name for each in failed if each.is_error and each not in found]
+    assert errors == []
+    assert found[0].sql
+    list(ask(town.lake, found[0].sql).rows())  # the SQL can be asked
+
+    assert [each.check.id for each in town.failed()] == [each.check.id for each in failed], "it stays until repaired"
+    for name, version in before.items():
+        if DeltaTable(town.lake.table(name)).version() != version:
+            town.restore(name, version)
+    assert [each.as_json() for each in town.failed()] == []
+
+
+def test_frames_are_not_fresh_only_while_a_bridge_runs(town: Town) -> None:
+    assert town.failed(running=False) == []
+    failed = town.failed(running=True)
+    assert [(each.check.table, each.check.expectation) for each in failed] == [("frames", "expect_table_to_be_fresh")]
+    assert town.failed(running=True, now=at(60)) == []
+
+
+def test_a_late_row_fills_a_gap(town: Town) -> None:
+    row = town.row("frames", lambda row: row["payload"] and row["sequence"] == 5)
+    town.delete("frames", f"kafka_offset = {row['kafka_offset']}")
+    assert {each.check.table for each in town.failed()} == {"frames"}
+    town.append("frames", row)
+    assert town.failed() == []
+
+
+def test_what_has_just_come_may_still_be_awaited(town: Town) -> None:
+    row = town.row("publications")
+    missing = town.row("messages", lambda row: row["type"] == "BATCH_UPDATE")
+    town.append("publications", row | {"cid": missing["batch"]})
+    assert town.failed(now=datetime.now(UTC)) == []
+    assert [each.check.table for each in town.failed()] == ["publications"]
+
+
+def test_the_faults_are_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "quality.md").read_text()
+    rows = re.findall(r"^\| (.+) \| `(\w+)` \| `(\w+)` \| (\w+) \|$", page, re.MULTILINE)
+    assert rows == [fault[:4] for fault in FAULTS]
