@@ -217,7 +217,7 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
     checks._process.wait(120)
     checks.check()
     assert [words.split(":")[:3] for words in checks.errors] == [
-        ["quality error", " copies", " expect_column_values_to_be_between"]
+        ["quality", " copies", " expect_column_values_to_be_between"]
     ]
     checks.stop()
 
