@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from conf.locks import locked
 from conf.settings.model import JobName, Settings
 from deploy.children.maintain import CareProcess
+from deploy.children.now_and_then import NowAndThen
 from deploy.children.quality import QualityChecks
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.monitor.server import Monitor
@@ -72,7 +73,7 @@ def run_application(
     """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
 
     `names`: the queries, by default those of the settings. `source`: where frames come from. `maintain`: also cares for
-    the tables, as the settings say. KilnError: something that a user can mend.
+    the tables and checks them, as the settings say. KilnError: something that a user can mend.
     """
     started = time.monotonic()
     stop = threading.Event()
@@ -94,8 +95,9 @@ def run_application(
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
         care = CareProcess(settings) if maintain else None
+        quality = QualityChecks(settings) if maintain else None
         names = names or settings.jobs.run
-        beside = _Beside(broker, live, monitor, care, QualityChecks(settings))
+        beside = _Beside(broker, live, monitor, care, quality)
         run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
         return run.go(stop)
 
@@ -108,13 +110,27 @@ class _Beside:
     live: LiveNetwork
     monitor: Monitor
     care: CareProcess | None
-    quality: QualityChecks
+    quality: QualityChecks | None
+
+    def check_children(self) -> None:
+        """To be called often."""
+        for each in self._children:
+            each.check()
+
+    def stop_children(self) -> None:
+        for each in self._children:
+            each.stop()
+
+    @property
+    def _children(self) -> list[NowAndThen]:
+        return [each.child for each in (self.care, self.quality) if each is not None]
 
     @property
     def errors(self) -> list[str]:
         """In words."""
         care = self.care.error if self.care is not None else ""
-        found = (self.broker.error, *self.live.errors, care, *self.quality.errors, self.monitor.error)
+        quality = self.quality.errors if self.quality is not None else []
+        found = (self.broker.error, *self.live.errors, care, *quality, self.monitor.error)
         return [text for text in found if text]
 
 
@@ -173,9 +189,7 @@ class _Run:
         finally:
             self._view.say("stopping")
             self._live.hush()
-            if self._beside.care is not None:
-                self._beside.care.stop()
-            self._beside.quality.stop()
+            self._beside.stop_children()
             if jvm_end() is None:
                 self._queries.stop()
             self._live.stop()  # last, so that what the queries gave out in the end is published
@@ -203,9 +217,7 @@ class _Run:
             if not self._ends.error:  # else queries fail for no reason of their own, and would use up their restarts
                 self._queries.check()
             self._live.check()
-            if self._beside.care is not None:
-                self._beside.care.check()
-            self._beside.quality.check()
+            self._beside.check_children()
             if self._duration is not None and now - self._started >= self._duration.total_seconds():
                 return
             if now - shown < _SHOW_EVERY:

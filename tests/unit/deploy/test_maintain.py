@@ -9,10 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from kit.awaiting import wait_until
 
 from conf.locks import locked
 from conf.settings.model import Maintain, Settings
 from deploy.children.maintain import CareProcess
+from deploy.children.now_and_then import NowAndThen
 from deploy.cli.app import run_command
 from deploy.maintain.maintain import rules_of
 from deploy.recovery.recover import Recovery
@@ -131,33 +133,33 @@ def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_care(state: P
     assert files(lake) == 1
 
 
-def ended(care: CareProcess) -> None:
-    deadline = time.monotonic() + 60
-    while care.running:
-        assert time.monotonic() < deadline
-        care.check()
-        time.sleep(0.01)
+def ended(child: NowAndThen) -> None:
+    def no_more() -> bool:
+        child.check()
+        return not child.running
+
+    wait_until(no_more, "the child's end", 60)
 
 
 def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
     lake = fill(state)
     clock = [0.0]
     care = CareProcess(Settings(state=state), lambda: clock[0])
-    care.check()
-    assert not care.running, "not before its time"
+    care.child.check()
+    assert not care.child.running, "not before its time"
     clock[0] += 600
-    care.check()
-    ended(care)
+    care.child.check()
+    ended(care.child)
     assert (care.error, files(lake), count(lake)) == ("", 1, 10)
     with locked(state, "maintain"):
         clock[0] += 600
-        care.check()
-        ended(care)
+        care.child.check()
+        ended(care.child)
     assert "runs in another Kiln" in care.error
     clock[0] += 600
-    care.check()
-    care.stop()
-    assert not care.running
+    care.child.check()
+    care.child.stop()
+    assert not care.child.running
 
 
 def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
@@ -165,5 +167,5 @@ def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
     clock = [0.0]
     care = CareProcess(Settings(state=state, maintain=Maintain(every=timedelta())), lambda: clock[0])
     clock[0] += 1e9
-    care.check()
-    assert not care.running
+    care.child.check()
+    assert not care.child.running

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from deltalake import DeltaTable
 from great_expectations.expectations.registry import get_expectation_impl
+from kit.awaiting import wait_until
 from kit.quality_lake import append, made_up_rows, write_rows
 
 from conf.errors import SettingsError
@@ -209,17 +210,21 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
     append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
-    checks.check()
-    assert checks._process is None
+    checks.child.check()
+    assert not checks.child.running
     clock[0] = 601.0
-    checks.check()
-    assert checks._process is not None
-    checks._process.wait(120)
-    checks.check()
+
+    def checked() -> bool:
+        checks.child.check()
+        return not checks.child.running
+
+    checks.child.check()
+    assert checks.child.running
+    wait_until(checked, "the end of the check", 120)
     assert [words.split(":")[:3] for words in checks.errors] == [
         ["quality", " copies", " expect_column_values_to_be_between"]
     ]
-    checks.stop()
+    checks.child.stop()
 
 
 def test_all_suites_are_owned_and_say_what_to_do() -> None:
