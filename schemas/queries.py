@@ -33,7 +33,8 @@ class Query:
     the queries that make batches come first."""
 
 
-_SINK = ("updates", "tips", "batches", "batch_tips", "publications", "streams", "quarantine")
+# In the order of the commits: no reader sees a batch without its tips.
+_SINK = ("updates", "tips", "batch_tips", "batches", "publications", "streams", "quarantine")
 
 # In the order of the flow, which is the order in which settings and screen name them.
 QUERIES: Final[dict[str, Query]] = {
