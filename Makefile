@@ -102,7 +102,7 @@ $(VENV)/.java: $(VENV)/.python deploy/embedded/java.py
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.python requirements.lock pyproject.toml
-	@echo "installing requirements.lock into $(VENV) (1.5 GB: the first time takes a minute or two)"
-	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --require-hashes -r requirements.lock
+	@echo "installing requirements.lock into $(VENV) (2.2 GB: the first time takes a minute or two)"
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(PY) --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -64,8 +64,8 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     assert {name: each.type for name, each in families.items()} == {
         name: each.kind for name, each in FAMILIES.items() if each.where != FETCHES
     }
-    empty = {name for name, each in families.items() if not each.samples} - {"kiln_quarantined"}
-    assert not empty
+    empty = {name for name, each in families.items() if not each.samples}
+    assert empty <= {"kiln_quarantined", "kiln_bep50_dropped"}, "what goes wrong may have no value"
     values = {each.name: sum(sample.value for sample in each.samples) for each in families.values()}
     for name in ("frames", "messages", "copies", "batches", "batch_tips", "table_rows", "bridge_peers", "publications"):
         assert values[f"kiln_{name}"] > 0, name
