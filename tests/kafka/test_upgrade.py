@@ -25,6 +25,7 @@ from kit.log_model import Emitted, Update, expected_batches, heard_when_stamped,
 
 from conf.state_version import STATE_VERSION
 from deploy.embedded.broker import EmbeddedBroker
+from pipelines.lake.lake import Lake
 from schemas.tables import TABLES, TABLES_VERSION
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
@@ -203,7 +204,7 @@ def upgraded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFact
     lake = state / "lake"
     before = Before(
         checkpoints=checkpoints(state),
-        tables={table: texts(rows(lake, table)) for table in TABLES},
+        tables={table: texts(rows(lake, table)) if Lake(str(lake)).has(table) else Counter() for table in TABLES},
         batches=rows(lake, "batches"),
         status=status(state),
         seqno=int((state / "bridge" / "seqno").read_text()),
