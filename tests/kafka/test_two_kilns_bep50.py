@@ -218,6 +218,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
         "KILN_PUBLISH__ENABLED": "false",
         "KILN_PUBLISH__TIMEOUT": "3s",
         "KILN_IPFS__API": "helia",
+        "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_IPFS__TIMEOUT": "3s",
         "KILN_BEP50__ENABLED": "true",
         "KILN_JOBS__SINK__TRIGGER": "1s",
