@@ -387,8 +387,8 @@ def test_a_tip_announced_ten_times_is_one_update_in_one_batch_whatever_comes_to_
         if number == 3:
             wanted = len(kiln.read("wanted"))
             wait_until(
-                lambda: kiln.fetcher.counts["claims"] + kiln.fetcher.waiting == wanted,  # noqa: B023
-                lambda: f"{kiln.fetcher.status()} of {wanted}",  # noqa: B023
+                lambda: kiln.fetcher.counts["claims"] + kiln.fetcher.waiting == wanted,  # noqa: B023 – the loop waits for it at once
+                lambda: f"{kiln.fetcher.status()} of {wanted}",  # noqa: B023 – the loop waits for it at once
             )
             for of in streams.values():
                 kiln.ipfs.add(of.genesis)

@@ -103,7 +103,7 @@ def test_each_worker_knows_all_that_the_topic_holds(turns: list[tuple[list[objec
         path = Path(folder) / "streams.sqlite"
         workers = [KnownStreams(log.consumer(), StreamsFile(path)) for _ in range(2)]
         for what, turn in turns:
-            write(log, what, all_of_it)  # type: ignore[arg-type]
+            write(log, what, all_of_it)  # type: ignore[arg-type]  # the kinds of the parameters
             if turn == 2:
                 workers.append(KnownStreams(log.consumer(), StreamsFile(path)))
             workers[turn].refresh()
