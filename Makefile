@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom clean
+.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom dist clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -63,14 +63,18 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 
 lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew, and write checksums of the jars
 	$(LOCK) --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
+	$(LOCK) --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
 	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
 	$(PY) -m deploy.embedded.jars --lock
 
 sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as CycloneDX (ARGS="FILE")
 	@$(PY) -m deploy.sbom $(or $(ARGS),build/kiln.cdx.json)
 
+dist: setup ## make a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
+	@$(PY) -m deploy.dist $(ARGS)
+
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
-	rm -rf $(VENV) .jars .peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- stamps: made again when what they are made from is newer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -62,6 +63,23 @@ app = typer.Typer(
 )
 for group in GROUPS:
     app.add_typer(group.commands)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"kiln {version('kiln')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print version and commit.")
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
 
 
 def run_command(arguments: Sequence[str]) -> int:

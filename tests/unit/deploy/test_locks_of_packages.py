@@ -13,7 +13,7 @@ import pytest
 
 from deploy.embedded.jars import PROJECT
 
-LOCKS = ("requirements.lock", "conf/uv.lock", "bench/peers/quix.lock")
+LOCKS = ("requirements.lock", "conf/runtime.lock", "conf/uv.lock", "bench/peers/quix.lock")
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -28,6 +28,13 @@ def test_every_package_has_checksums_and_no_host_is_named(name: str) -> None:
         assert re.fullmatch(r"[a-z0-9.-]+==[^ ]+( ; .+)? *", first), first
         assert hashes, first
         assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64} *", line) for line in hashes), first
+
+
+def test_what_kiln_runs_with_is_what_it_is_tested_with() -> None:
+    def pins(name: str) -> set[str]:
+        return {line.rstrip(" \\") for line in (PROJECT / name).read_text().splitlines() if line[:1].isalnum()}
+
+    assert pins("conf/runtime.lock") < pins("requirements.lock"), "make lock"
 
 
 def test_setup_installs_nothing_without_a_checksum() -> None:
