@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from pydantic import SecretStr
@@ -16,20 +17,36 @@ from conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 def shown(loaded: Loaded) -> str:
     """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
-    defaults = Settings(state=Settings().state.absolute())
+    said = f"# settings file: {loaded.file}; where a value is not the default, its place is named"
+    return _toml(said, known_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
+
+
+def changed(loaded: Loaded) -> str:
+    """As `shown`, only the values that are not defaults, each with the default too."""
+    defaults = _defaults()
+    keys = [each for each in known_keys() if value_at(loaded.settings, each) != value_at(defaults, each)]
+    said = f"# settings file: {loaded.file}; what is not the default" if keys else "# every value is the default"
+    return _toml(said, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
+
+
+def _toml(said: str, wanted: Iterable[Keys], loaded: Loaded, remark: Callable[[Keys, str], str]) -> str:
+    defaults = _defaults()
     lines: list[str] = []
     table: Keys = ()
-    for keys in known_keys():
+    for keys in wanted:
         if keys[:-1] != table:
             table = keys[:-1]
             lines += ["", f"[{dotted(table)}]"]
-        value = value_at(loaded.settings, keys)
+        value, default = value_at(loaded.settings, keys), value_at(defaults, keys)
         # a file that repeats a default says nothing new
-        same = value == value_at(defaults, keys)
-        lines.append(f"{keys[-1]} = {_value_text(value)}" + ("" if same else f"  # {loaded.source(keys)}"))
-    return "\n".join(
-        [f"# settings file: {loaded.file}; where a value is not the default, its place is named", *lines, ""]
-    )
+        lines.append(
+            f"{keys[-1]} = {_value_text(value)}" + ("" if value == default else remark(keys, _value_text(default)))
+        )
+    return "\n".join([said, *lines, ""])
+
+
+def _defaults() -> Settings:
+    return Settings(state=Settings().state.absolute())
 
 
 def _value_text(value: object) -> str:

@@ -13,12 +13,17 @@ commands = typer.Typer(name="config", no_args_is_help=True, help="Print the sett
 
 
 @commands.command("show")
-def config_show(state: StateOption = None, config: ConfigOption = None) -> None:
+def config_show(
+    state: StateOption = None,
+    config: ConfigOption = None,
+    diff: Annotated[bool, typer.Option("--diff", help="Print only what is not the default, with the default.")] = False,
+) -> None:
     """Print the settings in force as TOML, and say where each comes from that is not the default."""
-    from conf.settings.printing import shown
+    from conf.settings.printing import changed, shown
     from schemas.printable import printable_lines
 
-    print(printable_lines(shown(loaded(config, state))), end="")
+    found = loaded(config, state)
+    print(printable_lines(changed(found) if diff else shown(found)), end="")
 
 
 @commands.command("check")

@@ -152,6 +152,38 @@ def test_config_show_prints_what_is_in_force(capsys: Capture, monkeypatch: pytes
     assert "# environment KILN_KAFKA__SASL_PASSWORD" in text
 
 
+def test_config_show_diff_prints_what_is_changed_and_by_what(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KILN_STATE")
+    path = tmp_path / "mine.toml"
+    path.write_text('[batch]\nwindow = "2s"\ntick = "100ms"\n[spark]\nui = true\n', encoding="utf-8")
+    monkeypatch.setenv("KILN_SPARK__SHUFFLE_PARTITIONS", "8")
+    monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "hunter2")
+    assert run_command(["config", "show", "--diff", "--config", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "hunter2" not in text
+    said = {"window": "2s"}, {"shuffle_partitions": 8, "ui": True}, {"sasl_password": "**********"}
+    assert tomllib.loads(text) == dict(zip(("batch", "spark", "kafka"), said, strict=True))
+    assert f'window = "2s"  # {path}; default: "1s"\n' in text
+    assert "shuffle_partitions = 8  # environment KILN_SPARK__SHUFFLE_PARTITIONS; default: 2\n" in text
+    for name in ("KILN_SPARK__SHUFFLE_PARTITIONS", "KILN_KAFKA__SASL_PASSWORD"):
+        monkeypatch.delenv(name)
+    assert run_command(["config", "show", "--diff"]) == 0
+    assert capsys.readouterr().out == "# every value is the default\n"
+
+
+@pytest.mark.parametrize("path", sorted(DEFAULT_FILE.parent.glob("*.toml")), ids=lambda path: path.name)
+def test_each_file_of_settings_is_fine(capsys: Capture, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.delenv("KILN_STATE")
+    assert run_command(["config", "check", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: fine\n"
+    assert run_command(["config", "show", "--diff", "--config", str(path)]) == 0
+    changed = tomllib.loads(capsys.readouterr().out)
+    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert changed == ({} if path == DEFAULT_FILE else told), "the file repeats a default"
+
+
 def test_config_check(capsys: Capture, tmp_path: Path) -> None:
     assert run_command(["config", "check"]) == 0
     assert capsys.readouterr().out == f"{DEFAULT_FILE}: fine\n"
