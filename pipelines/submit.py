@@ -12,10 +12,13 @@ import signal
 import sys
 import threading
 
+from kafka.errors import KafkaError
+
 from conf.errors import KilnError
 from conf.locks import keep_private
 from conf.settings.model import JobName
 from conf.settings.reading import load_settings
+from conf.state_version import take_on
 from pipelines.spark.session import create_session
 from pipelines.supervisor import GaveUpError, Supervisor
 from schemas.printable import printable_lines
@@ -32,6 +35,7 @@ def main(name: JobName) -> int:
     try:
         settings = load_settings()
         keep_private(settings.state)
+        take_on(settings.state)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
@@ -59,6 +63,9 @@ def main(name: JobName) -> int:
                 print(json.dumps(_report(supervisor, name)), flush=True)
     except GaveUpError as error:
         print(printable_lines(str(error)), file=sys.stderr)
+        return 1
+    except KafkaError as error:
+        print(printable_lines(f"Kafka at {settings.broker.servers}: {error}"), file=sys.stderr)
         return 1
     finally:
         supervisor.stop()

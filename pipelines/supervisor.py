@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from pipelines.recovery import DamageError, Place, mend
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kept_checkpoint import KeptCheckpoint
 from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
 from pipelines.spark.ticks import Ticker
 from pipelines.spark.told_place import Told, ToldPlace
 from schemas.queries import QUERIES
@@ -108,12 +110,28 @@ class Supervisor:
         self._kept_at = 0.0
         self._runs: dict[JobName, _Run] = {}
         self._listener = ProgressListener()
+        kafka = settings.broker
+        # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
+        self._sole = [
+            SoleDriver(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
+            for name in self._names
+            if kafka.bootstrap
+        ]
         self.ticker: Ticker | None = None
         self.mended: list[str] = []
         """what a power cut had damaged, and what was done about it at the start, in words"""
 
     def start(self) -> None:
-        """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start."""
+        """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start.
+
+        KafkaError: no broker answers.
+        """
+        try:
+            with ThreadPoolExecutor(max(1, len(self._sole))) as threads:
+                for _ in threads.map(SoleDriver.take, self._sole):
+                    pass
+        except SecondDriverError as error:
+            raise GaveUpError(str(error)) from error
         try:
             told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
             self.mended = mend(place_of(self._settings), self._names, told)
@@ -143,8 +161,13 @@ class Supervisor:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
 
         GaveUpError: a query failed more than `jobs.restarts` times with no finished micro-batch in between, or says
-        that decoding is broken, or that another driver runs the query.
+        that decoding is broken, or another driver runs the query.
         """
+        try:
+            for each in self._sole:
+                each.check()
+        except SecondDriverError as error:
+            raise GaveUpError(str(error)) from error
         self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
         if self._kept is not None and "batch" in self._runs and self._now() >= self._kept_at + _KEEP_EVERY:
             self._kept_at = self._now()
@@ -220,6 +243,8 @@ class Supervisor:
             run.query.stop()
         if self._kept is not None and "batch" in self._runs:
             self._kept.keep()
+        for each in self._sole:  # last: until here this driver may write
+            each.close()
 
 
 def failure_text(error: BaseException | None) -> str:

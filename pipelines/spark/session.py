@@ -32,7 +32,7 @@ _DELTA = {
 # second for every step of every micro-batch. This jar has a local file system that does both in Java. These settings
 # make all who rename files use it.
 _LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
-_LOCAL_FILES = {
+LOCAL_FILES = {
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -104,7 +104,7 @@ def create_session(
         if not master.startswith("local"):
             conf["spark.jars"] = ",".join(named)
     if any(_LOCAL_FILES_JAR in jar for jar in named):
-        conf |= _LOCAL_FILES
+        conf |= LOCAL_FILES
     if options:
         conf["spark.driver.extraJavaOptions"] = " ".join(options)
     if scratch is not None:

@@ -1,0 +1,110 @@
+"""pipelines.spark.sole_driver against a broker: of two drivers of a query one goes on, and the other says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kit.broker_access import client
+from kit.log_feed import kiln_beside
+
+from deploy.embedded.broker import EmbeddedBroker
+from pipelines.spark.sole_driver import SESSION, SecondDriverError, SoleDriver
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+# What a driver does with it; prints `taken`, and in the end the error.
+DRIVER = """
+import json, sys, time
+from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
+sole = SoleDriver(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3])
+try:
+    sole.take()
+    print("taken", flush=True)
+    while True:
+        sole.check()
+        time.sleep(0.2)
+except SecondDriverError as error:
+    print(error, flush=True)
+"""
+
+Driver = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start(
+    broker: EmbeddedBroker, prefix: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Driver]]:
+    kiln_beside(broker.address, prefix, tmp_path_factory.mktemp("state"))  # makes the topics
+    started: list[Driver] = []
+
+    def start() -> Driver:
+        arguments = [json.dumps(client(broker.address)), f"{prefix}updates", f"{prefix}updates"]
+        started.append(subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def says(driver: Driver) -> str:
+    assert driver.stdout is not None
+    return driver.stdout.readline()
+
+
+@pytest.fixture
+def sole(broker: EmbeddedBroker, prefix: str) -> Iterator[SoleDriver]:
+    made = SoleDriver(client(broker.address), f"{prefix}updates", f"{prefix}updates")
+    yield made
+    made.close()
+
+
+def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: SoleDriver) -> None:
+    first = start()
+    assert says(first) == "taken\n"
+    with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
+        sole.take(patience=2)
+    assert first.poll() is None
+
+
+def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(
+    start: Callable[[], Driver], sole: SoleDriver
+) -> None:
+    first = start()
+    assert says(first) == "taken\n"
+    first.kill()
+    first.wait()
+    began = time.monotonic()
+    sole.take()
+    sole.check()
+    assert time.monotonic() - began < SESSION / 2
+
+
+def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Driver], sole: SoleDriver) -> None:
+    first = start()
+    assert says(first) == "taken\n"
+    os.kill(first.pid, signal.SIGSTOP)  # a machine that hangs, or is cut off
+    sole.take()
+    os.kill(first.pid, signal.SIGCONT)
+    assert f"updates has been taken over by another driver, process {os.getpid()} on " in says(first)
+    assert first.wait(timeout=30) == 0
+    sole.check()  # goes on
+
+
+def test_a_driver_may_begin_again_in_the_same_process(start: Callable[[], Driver], sole: SoleDriver) -> None:
+    second = start()
+    assert says(second) == "taken\n"
+    second.terminate()
+    second.wait()
+    sole.take()
+    sole.close()
+    sole.take()
+    sole.check()
