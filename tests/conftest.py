@@ -94,6 +94,8 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "`ipfs` program": lambda: shutil.which("ipfs") is None,
     "promtool": lambda: shutil.which("promtool") is None,
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
+    "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,
+    "KILN_TEST_CLUSTER": lambda: "KILN_TEST_CLUSTER" not in os.environ,
 }
 
 

@@ -10,9 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
+from conf.settings.model import Settings
+from conf.settings.reading import load_settings
 from deploy.show.answer_json import write_json
 from deploy.sql.ask import ask
+from kit.log_model import read_records
 from pipelines.lake.lake import Lake
 
 
@@ -82,6 +86,36 @@ class Kiln:
         assert self.sql(f"{announced} except select network, stream, tip from updates") == []
         new = "network, origin, separator_key, separator_value, stream, tip"
         assert self.sql(f"select {new}, count(*) as n from updates group by all having n > 1 limit 3") == []
+
+    def check_tables_hold_each_thing_once(self) -> None:
+        """Each table has rows, and no two of them with the same key."""
+        for table, key in {
+            "frames": "connection, direction, sequence",
+            "messages": "network, message",
+            "updates": "network, origin, message",
+            "batch_tips": "cid, stream, tip",
+            "tips": "network, stream, tip",
+            "copies": "kafka_partition, kafka_offset, message_index",
+            "quarantine": "kafka_partition, kafka_offset, message_index, stage",
+        }.items():
+            twice = self.sql(f"select {key}, count(*) as n from {table} group by all having n > 1 limit 3")
+            assert not twice, f"{table}: {twice}"
+            assert self.count(table) > 0
+
+    def check_no_frame_or_tip_is_lost(self, address: str, prefix: str) -> None:
+        """Each frame of the log is in the tables, and each tip that has a separator in a batch."""
+        records = read_records(address, f"{prefix}frames").values()
+        frames = {value for part in records for _, _, value in part}
+        assert self.count("frames") == len(frames) - self.count("quarantine", "stage = 'frame'")
+        missed = (
+            "select stream, tip from updates where separator_key is not null except select stream, tip from batch_tips"
+        )
+        assert self.sql(missed) == []
+
+    def settings(self) -> Settings:
+        """The settings of a command of this Kiln."""
+        with mock.patch.dict(os.environ, self.environment, clear=True):
+            return load_settings()
 
     def count(self, table: str, where: str = "true") -> int:
         number = self.sql(f"select count(*) as n from {table} where {where}")[0]["n"]

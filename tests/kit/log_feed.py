@@ -17,12 +17,17 @@ from kit.kiln_process import Kiln
 from schemas.log import TOPICS
 
 
-def kiln_beside(address: str, prefix: str, state: Path, environment: dict[str, str] | None = None) -> Kiln:
-    """A Kiln on the broker at `address`, with topics of its own under `prefix`; they are there when this returns."""
+def kiln_beside(
+    address: str, prefix: str, state: Path, environment: dict[str, str] | None = None, *, partitions: int = 2
+) -> Kiln:
+    """A Kiln on the broker at `address`, with topics of its own under `prefix`; they are there when this returns.
+
+    `partitions`: of `frames` and `updates`.
+    """
     ensure_topics(
         address,
         prefix,
-        {name: 2 if name in ("frames", "updates") else 1 for name in TOPICS},
+        {name: partitions if name in ("frames", "updates") else 1 for name in TOPICS},
         dict.fromkeys(TOPICS, timedelta(days=7)),
         client_options=security(address),
     )

@@ -138,7 +138,8 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 def test_every_setting_that_is_named_exists() -> None:
     known = set(known_keys())
     sections = {keys[0] for keys in known if len(keys) > 1}
-    variables = {*map(variable, known), "KILN_CONFIG"}
+    of_tests = re.findall(r"\bKILN_TEST_[A-Z_]+\b", text("tests/conftest.py"))
+    variables = {*map(variable, known), "KILN_CONFIG", *of_tests}
     for page in PAGES:
         words = page.read_text(encoding="utf-8")
         for name in re.findall(r"\bKILN_[A-Z_]+\b", words):

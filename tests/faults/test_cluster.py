@@ -1,0 +1,168 @@
+"""Kiln's jobs on a Spark standalone cluster, by plain spark-submit, from a release: executors and drivers are killed,
+yet log, batches and tables are as if nothing had happened. A second copy of a job is refused.
+
+KILN_TEST_CLUSTER says how many executors and drivers are killed, one after the other. Without it the test is skipped:
+master, workers, drivers and executors are a dozen JVMs, and the environment takes minutes to pack.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from kit.awaiting import wait_until
+from kit.broker_access import variables
+from kit.kiln_process import Kiln
+from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
+from kit.log_model import Emitted, expected_batches, read_batches, read_log
+from kit.spark_cluster import SparkCluster, kill, unpack
+
+from deploy.dist import main as make_dist
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.observe.status import read_status
+from deploy.traffic import TrafficOptions
+from deploy.traffic.feed import Feed
+from schemas.queries import QUERIES
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]
+
+KILLS = int(os.environ.get("KILN_TEST_CLUSTER", "0"))
+PREFIX = "cluster."
+PARTITIONS = 8
+WINDOW = 1_000_000  # µs
+RATE = 100  # messages/s
+SETTINGS = {
+    "KILN_CONFIG": "conf/cluster.toml",
+    "KILN_JOBS__ARCHIVE__TRIGGER": "5s",
+    "KILN_JOBS__SINK__TRIGGER": "5s",
+    "KILN_SPARK__SHUFFLE_PARTITIONS": "2",
+}
+
+
+class Jobs:
+    """The four queries on the cluster, and the log that they share."""
+
+    def __init__(self, cluster: SparkCluster, dist: Path, python: Path, address: str, kiln: Kiln) -> None:
+        self._cluster, self._dist, self._python, self.address, self.kiln = cluster, dist, python, address, kiln
+        told = {name: value for name, value in kiln.environment.items() if name.startswith("KILN_")}
+        self._variables = {**told, "KILN_STATE": str(kiln.state)}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def submit(self, job: str) -> subprocess.Popen[bytes]:
+        self.running[job] = self.second(job)
+        return self.running[job]
+
+    def second(self, job: str) -> subprocess.Popen[bytes]:
+        return self._cluster.submit(self._dist, self._python, job, self._variables)
+
+    def await_batches(self, number: int) -> None:
+        """Returns when so many new batches are on Kafka, while each driver runs."""
+        with new_records(self.address, f"{PREFIX}batches") as watched:
+            await_records(watched, number, polls=240)
+        ended = {job: self._cluster.said(job) for job, each in self.running.items() if each.poll() is not None}
+        assert ended == {}
+
+    def kill_executor(self, job: str, random: Random) -> None:
+        before = self._cluster.executors(job)
+        os.kill(random.choice(before), signal.SIGKILL)
+        wait_until(lambda: set(self._cluster.executors(job)) - set(before) != set(), f"a new executor of {job}", 180)
+
+    def kill_driver(self, job: str) -> None:
+        kill(self.running[job])
+        self.submit(job)
+
+    def behind(self) -> list[str]:
+        settings = self.kiln.settings()
+        return [query.name for query in read_status(settings).queries if query.name in QUERIES and query.lag != 0]
+
+    def said(self) -> str:
+        return "\n".join(f"{job}:\n{self._cluster.said(job)}" for job in self.running)
+
+
+@pytest.fixture(scope="module")
+def jobs(broker: EmbeddedBroker, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    if not KILLS:
+        pytest.skip("KILN_TEST_CLUSTER is not set: a dozen JVMs, for some ten minutes")
+    dist = Path(os.environ.get("KILN_TEST_DIST") or tmp_path_factory.mktemp("dist"))
+    if not (dist / "environment.tar.gz").exists():
+        assert make_dist(["--into", str(dist)]) == 0
+    folder = tmp_path_factory.mktemp("cluster")
+    settings = {**SETTINGS, "KILN_CONFIG": str(root / SETTINGS["KILN_CONFIG"]), **variables(broker.address)}
+    kiln = kiln_beside(broker.address, PREFIX, folder / "state", settings, partitions=PARTITIONS)
+    cluster = SparkCluster(folder)
+    try:
+        cluster.start()
+        yield Jobs(cluster, dist, unpack(dist / "environment.tar.gz", folder / "driver"), broker.address, kiln)
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def batches(jobs: Jobs) -> tuple[set[Emitted], list[Emitted]]:
+    """What the model makes of the log, and what the jobs made, after all the killing and with nothing left to do."""
+    address, random = jobs.address, Random(1)
+    feed = Feed(TrafficOptions(seed=1, network="local-cluster"), RATE, lambda: frames_producer(address, PREFIX))
+    feed.start()
+    began = time.monotonic()
+    for job in QUERIES:
+        jobs.submit(job)
+    jobs.await_batches(40)
+    for turn in range(KILLS):
+        job = ("batch", "updates", "archive", "sink")[turn % 4]
+        jobs.kill_executor(job, random)
+        jobs.await_batches(40)
+        jobs.kill_driver(job)
+        jobs.await_batches(40)
+    feed.stop()
+    assert feed.error is None
+    wait_until(lambda: expected(address) == set(read_batches(address, f"{PREFIX}batches")), jobs.said, 300)
+    wait_until(lambda: jobs.behind() == [], jobs.said, 300)
+    emitted = read_batches(address, f"{PREFIX}batches")
+    print(f"{KILLS} executors and {KILLS} drivers killed in {time.monotonic() - began:.0f} s, {len(emitted)} batches")
+    return expected(address), emitted
+
+
+def expected(address: str) -> set[Emitted]:
+    return expected_batches(read_log(address, f"{PREFIX}updates"), WINDOW)
+
+
+def test_the_batches_are_those_of_the_model_over_the_log(batches: tuple[set[Emitted], list[Emitted]]) -> None:
+    model, emitted = batches
+    assert len(model) > 40 * KILLS
+    assert set(emitted) == model
+
+
+def test_nothing_is_lost_and_nothing_is_twice(jobs: Jobs, batches: tuple[set[Emitted], list[Emitted]]) -> None:
+    rows = jobs.kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
+    assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in batches[0])
+    jobs.kiln.check_tables_hold_each_thing_once()
+    jobs.kiln.check_no_frame_or_tip_is_lost(jobs.address, PREFIX)
+    jobs.kiln.check_updates_are_new_once()
+
+
+@pytest.mark.usefixtures("batches")
+def test_a_second_copy_of_a_job_is_refused_in_words(jobs: Jobs) -> None:
+    for job in ("updates", "sink"):
+        second = jobs.second(job)
+        assert second.wait(timeout=240) == 1, jobs.said()
+        assert f"{PREFIX}{job} is run by another driver, process " in jobs.said()
+        assert jobs.running[job].poll() is None
+
+
+def test_one_machine_gives_the_same_cids(
+    jobs: Jobs, batches: tuple[set[Emitted], list[Emitted]], tmp_path: Path
+) -> None:
+    kill(jobs.running["batch"])
+    alone = kiln_beside(jobs.address, PREFIX, tmp_path, {"KILN_JOBS__RUN": '["batch"]'}, partitions=PARTITIONS)
+    before = len(read_batches(jobs.address, f"{PREFIX}batches"))
+    alone.run("run", "--catch-up")
+    again = read_batches(jobs.address, f"{PREFIX}batches")[before:]
+    assert len(again) == len(set(again))
+    assert set(again) == batches[0]

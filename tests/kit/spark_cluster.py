@@ -1,0 +1,164 @@
+"""A Spark standalone cluster on loopback, and Kiln's jobs on it as `make dist` ships them and a user submits them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import pyspark
+from conftest import free_ports
+
+from deploy.embedded.java import find_java
+from kit.awaiting import wait_until
+from pipelines.spark.session import LOCAL_FILES
+
+SPARK_HOME = Path(pyspark.__file__).parent
+WORKERS = 2
+
+
+class _Application(msgspec.Struct):
+    id: str
+    name: str
+
+
+class _Told(msgspec.Struct):
+    """Of what the page /json/ of a master holds."""
+
+    aliveworkers: int
+    activeapps: list[_Application]
+
+
+class SparkCluster:
+    """A master and two workers, until `stop()`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port, self._page, *self._pages = free_ports(2 + WORKERS)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._environment = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("KILN_", "SPARK_", "PYSPARK_"))
+            },
+            "JAVA_HOME": str(find_java().executable.parents[1]),
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+        }
+
+    @property
+    def master(self) -> str:
+        return f"spark://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        at = ("--host", "127.0.0.1")
+        master = "org.apache.spark.deploy.master.Master"
+        self._daemon("master", master, *at, "--port", str(self._port), "--webui-port", str(self._page))
+        wait_until(lambda: self._told() is not None, "a master", 120)
+        for number, page in enumerate(self._pages):
+            place = ("--cores", "8", "--memory", "8g", "--work-dir", str(self._folder / f"work-{number}"))
+            worker = "org.apache.spark.deploy.worker.Worker"
+            self._daemon(f"worker-{number}", worker, *at, "--webui-port", str(page), *place, self.master)
+        wait_until(lambda: (told := self._told()) is not None and told.aliveworkers == WORKERS, "two workers", 120)
+
+    def submit(self, dist: Path, python: Path, job: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Submits a job of a release. It is in a session of its own, so that `kill` ends JVM and Python."""
+        jars = sorted((dist / "jars").iterdir())
+        (local_files,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
+        command = [
+            str(SPARK_HOME / "bin" / "spark-submit"),
+            *("--master", self.master, "--driver-memory", "512m", "--executor-memory", "640m"),
+            *("--executor-cores", "1", "--total-executor-cores", str(WORKERS)),
+            *("--jars", ",".join(map(str, jars)), "--archives", f"{dist / 'environment.tar.gz'}#environment"),
+            *("--driver-class-path", str(local_files), "--conf", f"spark.executor.extraClassPath={local_files}"),
+            *(part for key, value in LOCAL_FILES.items() for part in ("--conf", f"{key}={value}")),
+            *("--conf", "spark.pyspark.python=./environment/bin/python"),
+            *("--conf", f"spark.pyspark.driver.python={python}"),
+            *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
+            *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1"),
+            str(dist / "jobs" / f"{job}.py"),
+        ]
+        with (self._folder / f"{job}.out").open("ab") as out:
+            self._started.append(
+                subprocess.Popen(
+                    command,
+                    cwd=self._folder,
+                    env={**self._environment, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        return self._started[-1]
+
+    def said(self, job: str) -> str:
+        """The end of what a job's driver has printed."""
+        path = self._folder / f"{job}.out"
+        return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+
+    def executors(self, job: str) -> list[int]:
+        """The process ids of a job's executors."""
+        told = self._told()
+        ids = {each.id for each in told.activeapps if each.name == f"kiln-{job}"} if told else set()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it has ended
+                continue
+            if "--app-id" in words and words[words.index("--app-id") + 1] in ids:
+                found.append(int(process.name))
+        return found
+
+    def stop(self) -> None:
+        """Ends all that was started here, the jobs first."""
+        for process in reversed(self._started):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    kill(process)
+
+    def _daemon(self, name: str, kind: str, *arguments: str) -> None:
+        with (self._folder / f"{name}.out").open("ab") as out:
+            self._started.append(
+                subprocess.Popen(
+                    [str(SPARK_HOME / "bin" / "spark-class"), kind, *arguments],
+                    cwd=self._folder,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def _told(self) -> _Told | None:
+        """What the master says of itself; None: nothing answers yet."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer:
+                return msgspec.json.decode(answer.read(), type=_Told)
+        except OSError:
+            return None
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a job's driver, with the JVM and the Python of it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def unpack(archive: Path, into: Path) -> Path:
+    """Unpacks the environment of a release, and returns its Python."""
+    into.mkdir()
+    subprocess.run(["tar", "xzf", str(archive), "-C", str(into)], check=True)
+    return into / "bin" / "python"
