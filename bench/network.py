@@ -38,7 +38,7 @@ from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, PeerID, Send
 from bridge.gossip.router import Router
 from bridge.gossip.signatures import verifier
-from bridge.kafka.producers import StoppableKafkaProducer
+from bridge.kafka.librdkafka import LibrdkafkaProducer
 from bridge.node.host import Node
 from bridge.node.links import Link, Session
 from bridge.node.options import NodeOptions
@@ -306,7 +306,7 @@ def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Ka
     if side == KAFKA:
         assert kafka is not None
         frames = FrameSink(
-            lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()),
+            lambda: LibrdkafkaProducer(kafka.server_list(), kafka.security_options(), "kiln.frames"),
             "kiln.frames",
             Path(folder, "spool"),
             1 << 30,

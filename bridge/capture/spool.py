@@ -11,7 +11,7 @@ frames of one answer time (LINGER and a round trip). When an answer takes longer
 go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
 most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next start sends the spool first.
 
-The sink has two threads besides kafka-python's own: one sends, one keeps the spool. Neither waits for the other's disk
+The sink has two threads besides the producer's own: one sends, one keeps the spool. Neither waits for the other's disk
 or network.
 """
 
@@ -39,7 +39,7 @@ TICK: Final = 0.1
 """seconds: how often the spool's thread looks whether frames must go to disk"""
 LINGER: Final = 0.02
 """seconds: how long the thread that sends lets frames gather. Waking it for each frame costs more than sending the
-frame, and a request of kafka-python's costs as much as 30 frames in it"""
+frame, and a request costs as much as many frames in it"""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """bytes: with key and headers it must fit in a request"""
 
@@ -49,8 +49,8 @@ _BATCH: Final = 200  # frames handed to the producer at a time
 _ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
-# what kafka-python's send raises (its partitioner a ValueError), and what reading the spool does
-_REFUSED: Final = (KafkaError, ValueError, AssertionError, OSError)
+# what a producer's send raises, and what reading the spool does
+_REFUSED: Final = (KafkaError, OSError)
 
 
 class SinkError(RuntimeError):
@@ -343,7 +343,7 @@ class FrameSink:
         return batch
 
     def _acknowledge(self, producer: StoppableProducer, items: list[_Item], _: object) -> None:
-        """In kafka-python's thread. Of a producer that failed or was given up it changes nothing: what it has sent goes
+        """In the producer's thread. Of a producer that failed or was given up it changes nothing: what it has sent goes
         again."""
         with self._lock:
             if self._producer is not producer or self._failure is not None:
@@ -392,7 +392,6 @@ class FrameSink:
     def _trouble(self, error: BaseException) -> None:
         """Note it, and wait before the next try."""
         with self._lock:
-            # kafka-python does not name the topic that it waits for
             self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {error!r}"
             self._settled.notify_all()
             until = self._clock() + self._retry_after

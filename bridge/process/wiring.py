@@ -16,6 +16,7 @@ from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.pending import FetchingOptions
 from bridge.gossip.options import RouterOptions
 from bridge.ipfs import Blocks, open_blocks
+from bridge.kafka.librdkafka import LibrdkafkaProducer
 from bridge.kafka.producers import StoppableKafkaProducer
 from bridge.kafka.quarantine import Quarantine
 from bridge.node.discovery import Discovery, DiscoveryOptions
@@ -206,9 +207,10 @@ def _interests(settings: Settings) -> InterestsFile:
 @contextmanager
 def _sink(settings: Settings) -> Iterator[FrameSink]:
     kafka = settings.broker
+    topic = kafka.topic("frames")
     sink = FrameSink(
-        lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()),
-        kafka.topic("frames"),
+        lambda: LibrdkafkaProducer(kafka.server_list(), kafka.security_options(), topic),
+        topic,
         settings.bridge_dir / "spool",
         settings.bridge.spool_bytes,
         settings.bridge.memory_bytes,

@@ -16,16 +16,17 @@ from typing import Protocol
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kit.awaiting import awaited
 from kit.broker_access import client, security
 
 from bridge.capture.spool import FrameSink
 from bridge.capture.tap import Connection
-from bridge.kafka.producers import StoppableKafkaProducer
+from bridge.kafka.librdkafka import LibrdkafkaProducer
 from deploy.embedded.broker import EmbeddedBroker, running
 from deploy.kafka.topics import ensure_topics
 from schemas.frames import read_frame
-from schemas.log import TOPICS
+from schemas.log import MAX_RECORD, TOPICS
 from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.kafka
@@ -38,7 +39,9 @@ class NewBroker(Protocol):
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
-    return FrameSink(partial(StoppableKafkaProducer, [address], security(address)), topic, folder, 256 << 20, 16 << 20)
+    return FrameSink(
+        partial(LibrdkafkaProducer, [address], security(address), topic), topic, folder, 256 << 20, 16 << 20
+    )
 
 
 def more_spooled(sink: FrameSink) -> Callable[[], bool]:
@@ -184,6 +187,28 @@ def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: N
     assert awaited(lambda: sink.status().waiting == 0)
     assert sink.close(10) == 0
     assert_complete(address, topic, peers)
+
+
+def longest_record(address: str, topic: str, size: int) -> None:
+    """The longest batch of records that the broker takes for the topic, in bytes."""
+    with KafkaAdminClient(**client(address)) as admin:
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": size})])
+
+
+def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:
+    topic = make_topics(broker, prefix)
+    longest_record(broker.address, topic, 200_000)
+    sink = new_sink(broker.address, topic, tmp_path / "spool")
+    connection = Connection("n", b"a" * 16, b"", b"", "/meshsub/1.2.0")
+    for number in range(1, 101):
+        payload = random.randbytes(300_000 if number == 51 else 300)
+        sink.put(connection.id, connection.frame("IN", payload, number))
+    assert awaited(lambda: "MessageSizeTooLarge" in (sink.error or ""))
+    longest_record(broker.address, topic, MAX_RECORD)
+    assert awaited(lambda: sink.status().waiting == 0)
+    assert sink.error is None
+    assert sink.close(5) == 0
+    assert firsts(broker.address, topic) == {connection.id: list(range(1, 101))}
 
 
 def test_topic_that_is_missing_is_told(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:

@@ -1,0 +1,155 @@
+"""Frames into Kafka by librdkafka, whose threads are in C: kafka-python takes a third of a bridge's time under load.
+
+What else the bridge writes are few records, and goes by kafka-python (bridge.kafka.producers).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from confluent_kafka import KafkaError as LibrdkafkaError
+from confluent_kafka import KafkaException, Message, Producer
+from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, for_code
+
+from bridge.kafka.producers import FramesProducerError
+from conf.kafka_refusals import in_words
+from schemas.log import MAX_RECORD
+
+_OPTIONS: Final[Mapping[str, str | int | bool]] = {
+    "enable.idempotence": True,
+    # a record that is refused must keep back all that come after it
+    "enable.gapless.guarantee": True,
+    # tries until it is told to stop
+    "message.timeout.ms": 0,
+    "message.max.bytes": MAX_RECORD,
+    "batch.size": 256 * 1024,
+    # records come in portions; who sends them bounds what is under way, in bytes
+    "linger.ms": 0,
+    "queue.buffering.max.messages": 0,
+    # the partition that every other Kafka client chooses for a key
+    "partitioner": "murmur2",
+    # a broker that is back is found at once
+    "reconnect.backoff.max.ms": 1_000,
+    "enable.metrics.push": False,
+}
+_SECURITY: Final[Mapping[str, tuple[str, ...]]] = {
+    "security_protocol": ("security.protocol",),
+    "sasl_mechanism": ("sasl.mechanism",),
+    "sasl_plain_username": ("sasl.username",),
+    "sasl_plain_password": ("sasl.password",),
+    "ssl_cafile": ("ssl.ca.location",),
+    "ssl_certfile": ("ssl.certificate.location", "ssl.key.location"),
+}
+"""kafka-python's name of an option to librdkafka's"""
+
+_PATIENCE: Final = 5.0  # s for a broker to say which topics there are
+_TURN: Final = 0.2  # s at most between two looks whether to end
+
+_log = logging.getLogger("librdkafka")
+
+
+class Record:
+    """What becomes of one record: bridge.kafka.producers.Sent."""
+
+    __slots__ = ("_callbacks", "_errbacks", "_error", "_lock", "_settled")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._settled = False
+        self._error: KafkaError | None = None
+        self._callbacks: list[Callable[[object], None]] = []
+        self._errbacks: list[Callable[[BaseException], None]] = []
+
+    def add_callback(self, f: Callable[[object], None], /) -> None:
+        """Has `f` called when the broker has the record, in the producer's thread or, if the broker has it already, at
+        once."""
+        with self._lock:
+            self._callbacks.append(f)
+            if not self._settled:
+                return
+        if self._error is None:
+            f(None)
+
+    def add_errback(self, f: Callable[[BaseException], None], /) -> None:
+        """Has `f` called with kafka-python's name for the error, when the record is refused."""
+        with self._lock:
+            self._errbacks.append(f)
+            if not self._settled:
+                return
+        if self._error is not None:
+            f(self._error)
+
+    def settle(self, error: LibrdkafkaError | None, _: Message) -> None:
+        """librdkafka's report."""
+        named = None if error is None else _named(error)
+        with self._lock:
+            self._settled, self._error = True, named
+            callbacks, errbacks = self._callbacks[:], self._errbacks[:]
+        if named is None:
+            for callback in callbacks:
+                callback(None)
+        else:
+            for errback in errbacks:
+                errback(named)
+
+
+class LibrdkafkaProducer:
+    """A producer that can be made to stop in mid-stream: bridge.kafka.producers.StoppableProducer.
+
+    The broker gets the records of a key in the order of `send`, each once, and none after a record that it refused.
+    """
+
+    def __init__(self, bootstrap_servers: Sequence[str], security: Mapping[str, str], topic: str) -> None:
+        """`security`: as for kafka-python. FramesProducerError: no broker answers, or has no such topic."""
+        options = {new: value for old, value in security.items() for new in _SECURITY[old]}
+        servers = {"bootstrap.servers": ",".join(bootstrap_servers)}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        try:
+            self._producer = Producer({**_OPTIONS, **servers, **options}, logger=_log)
+            # of all topics: to ask for one could make the topic, with the broker's defaults
+            topics = self._producer.list_topics(timeout=_PATIENCE).topics
+        except (KafkaException, ValueError) as error:
+            timeout = KafkaTimeoutError(f"no answer within {_PATIENCE:g} s")
+            why = in_words(timeout, {"bootstrap_servers": list(bootstrap_servers), **security})
+            raise FramesProducerError(f"no producer for {servers['bootstrap.servers']}: {why}") from error
+        if topic not in topics:
+            raise FramesProducerError(f"no producer for {servers['bootstrap.servers']}: there is no topic {topic}")
+        self._thread = threading.Thread(target=self._hear, name="librdkafka", daemon=True)
+        self._thread.start()
+
+    def send(self, topic: str, *, value: bytes, key: bytes) -> Record:
+        """KafkaError: an earlier record was refused, or the producer has ended."""
+        record = Record(self._lock)
+        try:
+            self._producer.produce(topic, value, key, on_delivery=record.settle)
+        except KafkaException as error:
+            raise _named(error.args[0]) from error
+        return record
+
+    def abandon(self) -> None:
+        """Send nothing more. Does not wait, so it may be called from a callback."""
+        self._producer.purge(blocking=False)
+
+    def close(self, timeout: float) -> None:
+        """Abandons the producer, and returns when it has ended or after `timeout` seconds."""
+        self.abandon()
+        self._ended.set()
+        self._thread.join(timeout)
+
+    def _hear(self) -> None:
+        while not self._ended.is_set():
+            with suppress(KafkaException):  # of a refused record, which is also told by itself
+                self._producer.poll(_TURN)
+
+
+def _named(error: LibrdkafkaError) -> KafkaError:
+    """kafka-python's error for one of librdkafka's: its own (below 0) have no name there."""
+    if error.code() < 0:
+        return KafkaError(error.str())
+    kind: type[BrokerResponseError] = for_code(error.code())
+    return kind(error.str())
