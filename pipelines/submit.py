@@ -1,7 +1,7 @@
 """One query as a Spark application of its own: what `spark-submit pipelines/jobs/NAME.py` runs.
 
 The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. What spark-submit is
-given of master, memory and jars weighs more.
+given of master, memory and jars weighs more. The driver serves `/metrics`, `/health` and `/ready` at `monitor.listen`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,78 @@ import json
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 
 from kafka.errors import KafkaError
+from prometheus_client.metrics_core import Metric
 
 from conf.errors import KilnError
+from conf.exporter import Exporter
 from conf.locks import keep_private
-from conf.settings.model import JobName
+from conf.logs import set_up_logs
+from conf.settings.model import JobName, Kafka
 from conf.settings.reading import load_settings
 from conf.state_version import take_on
+from pipelines.spark.ends import TopicEnds
 from pipelines.spark.session import create_session
+from pipelines.spark.standing import RUNS, QueryLine, QueryWatch, query_families
 from pipelines.supervisor import GaveUpError, Supervisor
+from schemas.families import family
 from schemas.printable import printable_lines
+from schemas.queries import QUERIES
 
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
+_SILENT = 30.0  # s after which a driver that does not look after its query hangs
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """`at`: monotonic s; `problems`: in words."""
+
+    at: float
+    line: QueryLine
+    problems: Sequence[str]
+
+
+class Job:
+    """The driver of one query, as the driver says of itself over HTTP. `see` takes how the query stands."""
+
+    def __init__(self, name: str, network: str) -> None:
+        self._name = name
+        self._network = network
+        self._started = time.monotonic()
+        self._newest: _Seen | None = None
+
+    def see(self, line: QueryLine, problems: Sequence[str]) -> None:
+        self._newest = _Seen(time.monotonic(), line, problems)
+
+    def metrics(self) -> Iterator[Metric]:
+        version = metadata.version("kiln")
+        yield family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
+        yield family("kiln_run_seconds", [((), time.monotonic() - self._started)])
+        seen = self._newest
+        if seen is not None:
+            yield family("kiln_problems", [((), len(seen.problems))])
+            yield from query_families([seen.line])
+
+    def why_dead(self) -> list[str]:
+        """A driver that starts is alive."""
+        silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
+        return [f"the driver has not looked after its query for {silent:.0f} s"] if silent > _SILENT else []
+
+    def why_not_ready(self) -> list[str]:
+        seen = self._newest
+        if seen is None:
+            return ["starting"]
+        down = [] if seen.line.phase in RUNS else [f"{seen.line.name} {seen.line.phase}"]
+        return [*self.why_dead(), *down, *seen.problems]
+
+    def page(self) -> None:
+        """None: `kiln job` has a page."""
 
 
 def main(name: JobName) -> int:
@@ -36,6 +94,7 @@ def main(name: JobName) -> int:
         settings = load_settings()
         keep_private(settings.state)
         take_on(settings.state)
+        set_up_logs(settings.log.format, settings.log.level, settings.log.levels)
     except KilnError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code
@@ -51,16 +110,34 @@ def main(name: JobName) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])
+    job = Job(name, settings.network)
     try:
-        supervisor.start()
-        for words in supervisor.mended:
-            print(words, file=sys.stderr)
-        for check in itertools.count(1):
-            if stop.wait(_CHECK_EVERY):
-                break
-            supervisor.check()
-            if check % _REPORT_EVERY == 0:
-                print(json.dumps(_report(supervisor, name)), flush=True)
+        with Exporter(settings.monitor.host_and_port, job) as exporter:
+            if exporter.error:
+                print(exporter.error, file=sys.stderr)
+            supervisor.start()
+            for words in supervisor.mended:
+                print(words, file=sys.stderr)
+            topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
+            ends: TopicEnds | None = None
+            watch = QueryWatch(name, topics)
+            for check in itertools.count(1):
+                if stop.wait(_CHECK_EVERY):
+                    break
+                supervisor.check()
+                ends = ends or _ends(settings.broker, topics)
+                line = watch.line(
+                    time.monotonic(),
+                    ends.read() if ends is not None else {},
+                    supervisor.progress.get(name),
+                    restarts=supervisor.restarts[name],
+                    error=supervisor.errors.get(name, ""),
+                    tripped=False,
+                )
+                away = ends.error if ends is not None else "the broker does not answer"
+                job.see(line, [*supervisor.errors.values(), *([away] if away else [])])
+                if check % _REPORT_EVERY == 0:
+                    print(json.dumps(_report(supervisor, name)), flush=True)
     except GaveUpError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return 1
@@ -71,6 +148,14 @@ def main(name: JobName) -> int:
         supervisor.stop()
         spark.stop()
     return 0
+
+
+def _ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
+    """None: the broker is away."""
+    try:
+        return TopicEnds(kafka.client_options(), topics)
+    except KafkaError:
+        return None
 
 
 def _report(supervisor: Supervisor, name: JobName) -> dict[str, object]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.backoff import pause_after
+from conf.logs import say
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
 from pipelines.lake.commits import SecondWriterError
@@ -26,11 +29,18 @@ from pipelines.spark.progress import ProgressListener, QueryProgress
 from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
 from pipelines.spark.ticks import Ticker
 from pipelines.spark.told_place import Told, ToldPlace
+from pipelines.spark.trip import Trip, forget_trip, remember_trip
 from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
 
-_FATAL = (DecodingBrokenError.__name__, SecondWriterError.__name__)
-"""Errors after which a query does harm when it goes on."""
+_LOG = logging.getLogger("pipelines.supervisor")
+_BROKEN = DecodingBrokenError.__name__
+"""What a query fails with whose breaker tripped."""
+_FATAL = SecondWriterError.__name__
+"""The error after which a query does harm when it goes on."""
+_DECODED = "frames"
+"""The topic of what strangers wrote."""
+_HOLD_PATIENCE = 10.0  # s for a micro-batch to end, of a query that is to be held
 _KEEP_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -45,7 +55,9 @@ class _Run:
     batch_id: int = -1
     """of the newest micro-batch at the last failure"""
     restart_at: float | None = None
-    """when a failed query is to start again, monotonic s; None: the query runs"""
+    """when a failed query is to start again, monotonic s; None: the query runs, or is held"""
+    held: bool = False
+    """whether the query waits for the next start of Kiln, because the breaker tripped"""
     error: str = ""
     """what ended the query last"""
 
@@ -150,8 +162,10 @@ class Supervisor:
             self.ticker.start()
         for name in self._names:
             self._runs[name] = _Run(self._start(name))
+            forget_trip(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
+        say(_LOG, "query starts", query=name)
         try:
             return launch(name, self._spark, self._settings, self._listener, self._report)
         except (DecodingBrokenError, BundleError) as error:
@@ -160,8 +174,9 @@ class Supervisor:
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
 
-        GaveUpError: a query failed more than `jobs.restarts` times with no finished micro-batch in between, or says
-        that decoding is broken, or another driver runs the query.
+        A query that says that decoding is broken is held, with each other that decodes. GaveUpError: a query failed
+        more than `jobs.restarts` times with no finished micro-batch in between, or says that another driver runs the
+        query; or all queries are held.
         """
         try:
             for each in self._sole:
@@ -173,6 +188,8 @@ class Supervisor:
             self._kept_at = self._now()
             self._kept.keep()
         for name, run in self._runs.items():
+            if run.held:
+                continue
             if run.restart_at is None and not run.query.isActive:
                 self._failed(name, run)
             elif run.restart_at is not None and self._now() >= run.restart_at:
@@ -185,9 +202,32 @@ class Supervisor:
         newest = progress.batch_id if progress else -1
         run.failures = run.failures + 1 if newest <= run.batch_id else 1
         run.batch_id = newest
-        if any(fatal in run.error for fatal in _FATAL) or run.failures > self._settings.jobs.restarts:
+        if _BROKEN in run.error:
+            self._trip(name, run.error)
+            return
+        if _FATAL in run.error or run.failures > self._settings.jobs.restarts:
             raise GaveUpError(f"{name} stopped: {run.error}")
+        say(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def _trip(self, name: JobName, error: str) -> None:
+        """Holds every query that decodes frames, so that each can read on once decoding is mended. The other queries go
+        on, and so does what brings frames. GaveUpError: no query is left."""
+        trip = Trip(name, error.partition(f"{_BROKEN}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC))
+        remember_trip(self._settings.state, trip)
+        say(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
+        for other, run in self._runs.items():
+            if _DECODED in QUERIES[other].reads:
+                run.held, run.restart_at = True, None
+                run.error = trip.in_words if other == name else f"held, because the breaker of {name} tripped"
+                self._stop(run, _HOLD_PATIENCE)
+        if all(run.held for run in self._runs.values()):
+            raise GaveUpError(f"{name} stopped: {trip.in_words}")
+
+    @property
+    def held(self) -> set[str]:
+        """The queries that the breaker holds."""
+        return {name for name, run in self._runs.items() if run.held}
 
     @property
     def progress(self) -> dict[str, QueryProgress]:
@@ -196,9 +236,11 @@ class Supervisor:
 
     @property
     def errors(self) -> dict[str, str]:
-        """What ended each query that waits for its restart; under "ticks" what keeps the ticks from the log; under
-        "clock of the log" and "clock" what it means that a clock trails."""
-        found: dict[str, str] = {name: run.error for name, run in self._runs.items() if run.restart_at is not None}
+        """What ended each query that waits for its restart or is held; under "ticks" what keeps the ticks from the log;
+        under "clock of the log" and "clock" what it means that a clock trails."""
+        found: dict[str, str] = {
+            name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
+        }
         if self.ticker is not None and self.ticker.error:
             found["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
@@ -238,13 +280,17 @@ class Supervisor:
             self.ticker.stop()
         deadline = self._now() + patience
         for run in self._runs.values():
-            while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
-                time.sleep(0.01)
-            run.query.stop()
+            self._stop(run, deadline - self._now())
         if self._kept is not None and "batch" in self._runs:
             self._kept.keep()
         for each in self._sole:  # last: until here this driver may write
             each.close()
+
+    def _stop(self, run: _Run, patience: float) -> None:
+        deadline = self._now() + patience
+        while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
+            time.sleep(0.01)
+        run.query.stop()
 
 
 def failure_text(error: BaseException | None) -> str:

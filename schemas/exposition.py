@@ -33,6 +33,7 @@ _RUN: Final = "since this run began"
 _BRIDGE: Final = "where the run has a bridge"
 _BEP50: Final = "where `bep50.enabled`"
 FETCHES: Final = "where `ipfs.api` is set"
+CHECKS: Final = "once the run has checked its tables, as `quality.every` says"
 
 LATENESS_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds, seconds."""
@@ -41,6 +42,9 @@ MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
 """Greatest number of peers, and the label; more: `over 12`. gossipsub keeps 6 to 12 (D_low is 4 or 5)."""
 
 SCORES: Final = ("graylisted", "negative", "zero", "positive")
+
+QUALITY_RESULTS: Final = ("passed", "warn", "error")
+"""What becomes of an expectation: a level is that of one that failed."""
 
 EXPOSED: Final = (
     Part(
@@ -73,6 +77,12 @@ EXPOSED: Final = (
         "Queries",
         (
             Family("kiln_query_up", "gauge", "1: the query runs. 0: it starts, or has failed.", ("query",)),
+            Family(
+                "kiln_query_tripped",
+                "gauge",
+                "1: the breaker tripped, and the query is held until Kiln starts again.",
+                ("query",),
+            ),
             Family("kiln_query_restarts", "counter", f"Starts of the query after a failure {_RUN}.", ("query",)),
             Family("kiln_query_batch", "gauge", "Number of the newest micro-batch.", ("query",)),
             Family("kiln_query_records", "counter", f"Records that the query read {_RUN}.", ("query",)),
@@ -173,6 +183,19 @@ EXPOSED: Final = (
             Family("kiln_table_bytes", "gauge", "Size of these files.", ("table",)),
             Family("kiln_table_version", "gauge", "Newest version of a table.", ("table",)),
             Family("kiln_table_age_seconds", "gauge", "Time since the newest commit to a table.", ("table",)),
+        ),
+    ),
+    Part(
+        "Quality",
+        (
+            Family(
+                "kiln_quality_expectations",
+                "gauge",
+                "Expectations that the last check of this run held against a table, by what became of them.",
+                ("table", "result"),
+                CHECKS,
+            ),
+            Family("kiln_quality_age_seconds", "gauge", "Time since the last check.", where=CHECKS),
         ),
     ),
 )

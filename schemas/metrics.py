@@ -531,8 +531,9 @@ made from `schemas/exposition.py` and `schemas/metrics.py`.
 
 ## /metrics
 
-`kiln run` serves these at `monitor.listen` (default: http://127.0.0.1:4814/metrics). A name that ends in `_seconds` or
-`_bytes` has that unit. A family with no value yet has its name and its sentence alone.
+`kiln run` serves these at `monitor.listen` (default: http://127.0.0.1:4814/metrics). [Watch Kiln](monitoring.md)
+says what other processes serve, and how to point Prometheus and Grafana at Kiln. A name that ends in
+`_seconds` or `_bytes` has that unit. A family with no value yet has its name and its sentence alone.
 {exposed()}
 ## status.json
 

@@ -92,6 +92,8 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "namespace": lambda: not loopback.available(),
     "go toolchain": lambda: shutil.which("go") is None,
     "`ipfs` program": lambda: shutil.which("ipfs") is None,
+    "`chromium` browser": lambda: shutil.which("chromium") is None,
+    "`prometheus` program": lambda: shutil.which("prometheus") is None,
     "promtool": lambda: shutil.which("promtool") is None,
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
     "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,

@@ -10,6 +10,7 @@ its own.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import random
 import time
@@ -56,11 +57,13 @@ from bridge.node.streams import AGENT, GossipStream, make_host, swarm_of
 from bridge.node.view import BootstrapInfo, NodeView, peer_name
 from bridge.status import PeerStatus, SavingStatus
 from conf.backoff import pause_after
+from conf.logs import say
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.reject import Rejected
 
+_LOG: Final = logging.getLogger("bridge.node")
 # What a stream or a connection does when the other side, or the network between, lets it down.
 BROKEN: Final = (
     BaseLibp2pError,
@@ -359,6 +362,8 @@ class Node:
         if link is not None and not self._open_connections(link.id):
             del self._links[peer]  # at once: a peer that comes back while this one is tidied up gets a new link
             link.gone.set()
+            if link.session is not None:
+                link.session.end("the connection ended")
             link.scope.cancel()
 
     def _open_connections(self, peer: ID) -> list[INetConn]:
@@ -370,7 +375,9 @@ class Node:
             began = trio.current_time()
             if not self._open_connections(target.id):
                 target.attempts += 1
-                target.error = await self._dial(target)
+                before, target.error = target.error, await self._dial(target)
+                if target.error and target.error != before:
+                    say(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
             link = self._links.get(target.id.to_bytes())
             if link is not None:
                 await link.gone.wait()
@@ -425,7 +432,7 @@ class Node:
         if link.session is not None and link.session.inbound is not None:
             # the newest stream counts: the peer has given up the other
             self.counters["stream_replaced"] += 1
-            link.session.scope.cancel()
+            link.session.end("it opened a new stream")
         await inbound.done.wait()
 
     async def _drop_inbound(self, inbound: Inbound) -> None:
@@ -475,6 +482,7 @@ class Node:
             )
             self._count_neighbours(session.ip)
             self._identify(link, session)
+            self._tell_came(link, session)
             with session.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, link, session)
@@ -482,6 +490,7 @@ class Node:
                     nursery.start_soon(self._read, link, session)
         finally:
             link.session = None
+            self._tell_went(link, session)
             now = self._clock_ns()
             for frame in session.connection.close(now):
                 self._sink.put(session.id, frame)
@@ -493,6 +502,27 @@ class Node:
             if session.inbound is not None:
                 await self._drop_inbound(session.inbound)
         return False
+
+    def _tell_came(self, link: Link, session: Session) -> None:
+        say(
+            _LOG,
+            "peer came",
+            peer=peer_name(link.peer),
+            address=session.address,
+            protocol=session.protocol,
+            dialled=session.dialled,
+        )
+
+    def _tell_went(self, link: Link, session: Session) -> None:
+        say(
+            _LOG,
+            "peer went",
+            peer=peer_name(link.peer),
+            why=session.end_reason or "the bridge stops",
+            agent=session.agent,
+            frames_in=session.frames_in,
+            frames_out=session.frames_out,
+        )
 
     async def _open(self, link: Link) -> tuple[NetStream, str]:
         # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
@@ -552,7 +582,7 @@ class Node:
         except EOFError:
             return  # some close the side they do not use
         except BROKEN:
-            session.scope.cancel()
+            session.end("it reset the node's stream")
 
     async def _read(self, link: Link, session: Session) -> None:
         while link.offered is None:
@@ -579,13 +609,15 @@ class Node:
                 greatest = self._unfinished.holds(session, splitter.held)
                 if greatest is not None:
                     self.counters["unfinished_dropped"] += 1
-                    greatest.scope.cancel()
+                    greatest.end("unfinished RPCs took too much memory")
                 if self.router.unbearable(link.peer):
                     self._keep_out(link, session)
         except BROKEN:
             self.counters["stream_ended"] += 1
+            session.end_reason = session.end_reason or "it ended its stream"
         except WireError:
             self.counters["stream_unreadable"] += 1
+            session.end_reason = session.end_reason or "the length of an RPC could not be read"
         finally:
             self._unfinished.holds(session, 0)
             # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
@@ -633,7 +665,7 @@ class Node:
             self.counters["kept_out"] += 1
         self._banned.add(link.peer, trio.current_time())
         self._nursery.start_soon(self._disconnect, link.id)
-        session.scope.cancel()
+        session.end("kept out for its conduct")
 
     def _take_in(self, link: Link, session: Session, payload: bytes | Cut) -> None:
         if isinstance(payload, Cut):
@@ -693,9 +725,9 @@ class Node:
                 self.counters["peer_stuck"] += 1
                 # a part of the frame may be written, so nothing more can be said on this connection
                 self._nursery.start_soon(self._disconnect, link.id)
-                session.scope.cancel()
+                session.end(f"it took nothing for {self._options.stuck_after:g} s")
             except BROKEN:
-                session.scope.cancel()
+                session.end("nothing could be written to it")
 
     def _dispatch(self, sends: Iterable[Send]) -> int:
         """Queue what the router wants sent. For how many peers there was room."""
@@ -720,7 +752,7 @@ class Node:
                 # without these RPCs the peer would have a wrong picture of the node
                 self.counters["peer_control_overflow"] += 1
                 self._nursery.start_soon(self._disconnect, link.id)
-                session.scope.cancel()
+                session.end("too much mesh upkeep waited for it")
             else:
                 self.counters["dropped"] += 1
                 session.dropped += 1

@@ -78,6 +78,12 @@ class Session:
         self.bytes_in = 0  # of captured frames
         self.bytes_spent = 0  # of the peer's budget
         self.held_back = False
+        self.end_reason = ""
+
+    def end(self, reason: str) -> None:
+        """Ends the session. `reason`: in words, for the log; the first counts."""
+        self.end_reason = self.end_reason or reason
+        self.scope.cancel()
 
 
 class Link:

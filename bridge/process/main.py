@@ -29,12 +29,15 @@ from bridge.process.wiring import Parts, wire
 from bridge.status import write_status
 from conf.errors import KilnError, PrerequisiteError
 from conf.locks import locked
+from conf.logs import Level, Problems, say, set_up_logs
 from conf.settings.broker_password import ensure_password
 from conf.settings.model import Settings
 from conf.settings.reading import load_settings
+from schemas.identity import peer_text
 from schemas.printable import printable_lines
 from schemas.topics import parse_interest
 
+_LOG = logging.getLogger("bridge.process")
 _EVERY = 1.0  # s between two looks at interests and statuses
 
 
@@ -63,9 +66,9 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 async def _run(settings: Settings) -> None:
     with ExitStack() as stack:
-        _log_plainly()
-        logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # a peer that cannot be dialled is an error to libp2p
-        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # the status says once that the broker is away
+        # a peer that cannot be dialled is an error to libp2p; the status says once that the broker is away
+        quiet: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
+        set_up_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
         parts = wire(settings, stack, trio.lowlevel.current_trio_token())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -79,6 +82,7 @@ async def _run(settings: Settings) -> None:
                     thread.start()
                 async for _ in signals:
                     break
+                say(_LOG, "bridge stops")
                 for thread in parts.threads:
                     # in one more thread: a publisher waits for this one while it publishes
                     await trio.to_thread.run_sync(thread.stop)
@@ -88,29 +92,19 @@ async def _run(settings: Settings) -> None:
 async def _look_after(parts: Parts, settings: Settings) -> None:
     """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, writes the status."""
     path = settings.bridge_dir / "status.json"
+    problems = Problems(_LOG)
+    say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
     while True:
         view = parts.node.view()
         interests = parts.interests.read()
         peers = parts.node.router.peers
         await _follow(parts, settings.network, interests, peers, view.topics)
         parts.blocks.stay_near(bitswap_peers(parts.node, peers))
+        status = status_of(parts, settings, view, interests, time.time())
+        problems.see(status.errors)
         with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old
-            write_status(path, status_of(parts, settings, view, interests, time.time()))
+            write_status(path, status)
         await trio.sleep(_EVERY)
-
-
-class _PlainFormatter(logging.Formatter):
-    """Log lines that somebody may look at in a terminal, whatever a peer said."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable_lines(super().format(record))
-
-
-def _log_plainly() -> None:
-    """Errors to stderr; libp2p would set up logging at the level of its own liking."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_PlainFormatter(logging.BASIC_FORMAT))
-    logging.basicConfig(level=logging.ERROR, handlers=[handler])
 
 
 async def _follow(

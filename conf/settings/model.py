@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from conf.errors import SettingsError
+from conf.logs import Format, Level
 from conf.settings.addresses import (
     check_author,
     check_interest,
@@ -377,6 +378,14 @@ class Monitor(Section):
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
+class Log(Section):
+    """What Kiln's own processes log, and how. `levels`: by part, such as `bridge.node`, or by a library's logger."""
+
+    format: Format = "text"
+    level: Level = "info"
+    levels: dict[str, Level] = {}
+
+
 class Quality(Section):
     """Whether the tables are as expected, and how often that is looked at."""
 
@@ -654,6 +663,7 @@ class Settings(Section):
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
     monitor: Monitor = Monitor()
+    log: Log = Log()
     backfill: Backfill = Backfill()
     quality: Quality = Quality()
     traffic: Traffic = Traffic()

@@ -10,6 +10,7 @@ from os import environ
 from pathlib import Path
 
 from bridge.status import BridgeStatus, read_status
+from conf.logs import is_news
 from conf.settings.keys import ENV_PREFIX
 from conf.settings.model import Settings
 from conf.settings.reading import environment
@@ -78,7 +79,7 @@ class BridgeProcess:
 
     def _last_words(self) -> str:
         lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
-        return next((line for line in lines if line), "it said nothing")
+        return next((line for line in lines if line and not is_news(line)), "it said nothing")
 
     @property
     def _told(self) -> Path:

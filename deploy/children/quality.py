@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,7 @@ import msgspec
 from conf.settings.model import Settings
 from deploy.children.bridge import child_environment
 from deploy.children.now_and_then import NowAndThen, Work
+from deploy.observe.snapshot import QualityInRun
 
 _KNOWN: Final = (0, 1)
 """exit codes of a check that was made"""
@@ -44,6 +46,8 @@ class QualityChecks:
         self.child = NowAndThen(work, settings.quality.every, self._ended, now)
         self.errors: list[str] = []
         """the errors that the last check found, in words; warnings are in `quality_results`"""
+        self.seen: QualityInRun | None = None
+        """the last check that was made; None: none yet"""
 
     def _ended(self, code: int) -> None:
         self.errors = self._found(code)
@@ -55,6 +59,8 @@ class QualityChecks:
             results = msgspec.json.decode(self._told.read_bytes(), type=list[Told])
         except (OSError, msgspec.DecodeError):
             return [f"quality: the check said nothing: {self.child.last_words()}"]
+        outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)
+        self.seen = QualityInRun(time.time(), outcomes)
         return [
             f"quality: {each.table}: {each.expectation}: {each.observed} (kiln quality says more)"
             for each in results

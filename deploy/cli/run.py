@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -131,11 +132,15 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     """
     settings = settings_of(config, state)
     from bridge.process.main import run as run_bridge
+    from conf.exporter import Exporter
     from deploy.kafka.broker import broker_in_time
+    from deploy.monitor.bridge import BridgeAlone
 
     out = notes()
-    with broker_in_time(settings, note_once(out)):
-        out.print(f"{settings.bridge_dir / 'status.json'} says how the bridge does; Ctrl-C stops it", style="dim")
+    told = settings.bridge_dir / "status.json"
+    alone = BridgeAlone(told, settings.network, metadata.version("kiln"))
+    with broker_in_time(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
+        out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deploy.observe.snapshot import Snapshot
 from deploy.observe.status import TableStatus
+from pipelines.spark.standing import RUNS
 
 _SILENT = 30.0
 """s after which a run that makes no snapshot hangs"""
@@ -35,7 +36,7 @@ def why_not_ready(facts: Facts | None) -> list[str]:
         return ["starting"]
     snapshot = facts.snapshot
     bridge = snapshot.bridge
-    reasons = [f"{line.name} {line.phase}" for line in snapshot.queries if line.phase not in ("running", "idle")]
+    reasons = [f"{line.name} {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
     if snapshot.broker:
         reasons.append(snapshot.broker)
     if bridge is not None and bridge.status is None:

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from bridge.gossip.protocols import VERSIONS
 from bridge.gossip.score import ScoreOptions
 from bridge.status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
 from deploy.monitor.facts import Facts
-from deploy.observe.snapshot import QueryLine, Snapshot
+from deploy.observe.snapshot import Snapshot
 from deploy.observe.status import TableStatus
+from pipelines.spark.standing import query_families
 from schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
+from schemas.families import Values, family
 from schemas.metrics import METRICS
 from schemas.printable import printable
 
@@ -25,43 +27,32 @@ _AGENTS: Final = 10
 _LONGEST: Final = 40
 _OTHER: Final = "other"
 
-Values = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the family's order, and the value."""
-
 
 def families(facts: Facts) -> Iterator[Metric]:
     """All families of which the facts have something to say."""
     yield from _run(facts)
-    yield from _queries(facts.snapshot.queries)
-    bridge = facts.snapshot.bridge
-    if bridge is not None:
-        yield _family("kiln_bridge_up", [((), float(bridge.status is not None))])
-        if bridge.status is not None:
-            yield from _bridge(bridge.status)
+    yield from query_families(facts.snapshot.queries)
+    if facts.snapshot.bridge is not None:
+        yield from bridge_families(facts.snapshot.bridge.status)
     yield from _lake(facts.tables, facts.read_at)
-
-
-def _family(name: str, values: Values) -> Metric:
-    declared = FAMILIES[name]
-    of_kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    family = of_kind(name, declared.says, labels=declared.labels)
-    for labels, value in values:
-        family.add_metric(labels, value)
-    return family
+    checked = facts.snapshot.quality
+    if checked is not None:
+        yield family("kiln_quality_expectations", checked.found.items())
+        yield family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
 
 
 def _run(facts: Facts) -> Iterator[Metric]:
     seen = facts.snapshot
-    yield _family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
-    yield _family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
-    yield _family("kiln_problems", [((), len(seen.errors))])
-    yield _family("kiln_frames", [((), seen.frames)])
-    yield _family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
-    yield _family("kiln_copies", [((), seen.copies or 0)])
-    yield _family("kiln_quarantined", seen.quarantine.items())
-    yield _family("kiln_windows_open", [((), seen.open_separators or 0)])
-    yield _family("kiln_batches", [((), seen.batches)])
-    yield _family("kiln_batch_tips", [((), seen.tips)])
+    yield family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
+    yield family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
+    yield family("kiln_problems", [((), len(seen.errors))])
+    yield family("kiln_frames", [((), seen.frames)])
+    yield family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
+    yield family("kiln_copies", [((), seen.copies or 0)])
+    yield family("kiln_quarantined", seen.quarantine.items())
+    yield family("kiln_windows_open", [((), seen.open_separators or 0)])
+    yield family("kiln_batches", [((), seen.batches)])
+    yield family("kiln_batch_tips", [((), seen.tips)])
     yield _lateness(seen)
 
 
@@ -73,53 +64,37 @@ def _lateness(seen: Snapshot) -> Metric:
     return HistogramMetricFamily(declared.name, declared.says, buckets=buckets, sum_value=seen.late_sum)
 
 
-def _queries(lines: Iterable[QueryLine]) -> Iterator[Metric]:
-    lines = list(lines)
-
-    def each(name: str, values: Mapping[str, float | None]) -> Metric:
-        return _family(name, [((query,), value) for query, value in values.items() if value is not None])
-
-    yield each("kiln_query_up", {line.name: float(line.phase in ("running", "idle")) for line in lines})
-    yield each("kiln_query_restarts", {line.name: line.restarts for line in lines})
-    yield each("kiln_query_batch", {line.name: line.batch for line in lines})
-    yield each("kiln_query_records", {line.name: line.records for line in lines})
-    yield each("kiln_query_lag_records", {line.name: line.lag for line in lines})
-    yield each("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
-    yield each("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
-    yield each("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
-    yield _family(
-        "kiln_query_phase_seconds",
-        [((line.name, phase), took / 1000) for line in lines for phase, took in sorted(line.phases.items())],
-    )
-
-
-def _bridge(status: BridgeStatus) -> Iterator[Metric]:
+def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
+    """The families about a bridge. None: the bridge says nothing."""
+    yield family("kiln_bridge_up", [((), float(status is not None))])
+    if status is None:
+        return
     spool = status.spool
-    yield _family("kiln_bridge_peers", _by_agent(status.peers).items())
-    yield _family("kiln_bridge_peer_scores", Counter((_score(peer),) for peer in status.peers).items())
-    yield _family("kiln_bridge_kept_out", [((), status.kept_out)])
-    yield _family("kiln_bridge_topics", [((), len(status.topics))])
-    yield _family("kiln_bridge_topics_refused", [((), status.topics_refused)])
-    yield _family("kiln_bridge_meshes", Counter((_mesh_size(peers),) for peers in status.mesh.values()).items())
-    yield _family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
-    yield _family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
-    yield _family("kiln_bridge_events", _declared("counters.", status.counters))
-    yield _family("kiln_bridge_spool_frames", [((), spool.waiting)])
-    yield _family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
-    yield _family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
-    yield _family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
-    yield _family("kiln_bridge_spool_full", [((), float(spool.full))])
+    yield family("kiln_bridge_peers", _by_agent(status.peers).items())
+    yield family("kiln_bridge_peer_scores", _by_score(status.peers).items())
+    yield family("kiln_bridge_kept_out", [((), status.kept_out)])
+    yield family("kiln_bridge_topics", [((), len(status.topics))])
+    yield family("kiln_bridge_topics_refused", [((), status.topics_refused)])
+    yield family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
+    yield family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
+    yield family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
+    yield family("kiln_bridge_events", _declared("counters.", status.counters))
+    yield family("kiln_bridge_spool_frames", [((), spool.waiting)])
+    yield family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
+    yield family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
+    yield family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
+    yield family("kiln_bridge_spool_full", [((), float(spool.full))])
     overlay = status.bep50
     transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
-    yield _family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
+    yield family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
     fetcher, node = status.fetcher, status.ipfs_node
     if fetcher is not None and fetcher.is_on:
-        yield _family("kiln_fetcher_waiting", [((), fetcher.waiting)])
-        yield _family("kiln_fetcher_fetching", [((), fetcher.fetching)])
-        yield _family("kiln_fetcher_claims", [((), fetcher.claimed)])
-        yield _family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
-        yield _family("kiln_ipfs_connections", [((), node.connections)])
-        yield _family("kiln_ipfs_provided", [((), node.provided)])
+        yield family("kiln_fetcher_waiting", [((), fetcher.waiting)])
+        yield family("kiln_fetcher_fetching", [((), fetcher.fetching)])
+        yield family("kiln_fetcher_claims", [((), fetcher.claimed)])
+        yield family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
+        yield family("kiln_ipfs_connections", [((), node.connections)])
+        yield family("kiln_ipfs_provided", [((), node.provided)])
     if overlay is not None:
         yield from _overlay(overlay)
 
@@ -133,11 +108,11 @@ def _publications(transport: str, told: PublisherStatus) -> Values:
 
 
 def _overlay(overlay: OverlayStatus) -> Iterator[Metric]:
-    yield _family("kiln_bep50_topics", [((), overlay.joined)])
-    yield _family("kiln_bep50_contacts", [((), overlay.contacts)])
-    yield _family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
-    yield _family("kiln_bep50_gaps", [((), overlay.gaps)])
-    yield _family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
+    yield family("kiln_bep50_topics", [((), overlay.joined)])
+    yield family("kiln_bep50_contacts", [((), overlay.contacts)])
+    yield family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
+    yield family("kiln_bep50_gaps", [((), overlay.gaps)])
+    yield family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
 
 
 def _declared(path: str, counts: Mapping[str, int]) -> Values:
@@ -148,11 +123,11 @@ def _declared(path: str, counts: Mapping[str, int]) -> Values:
 def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
     there = [table for table in tables if not table.problem]
     versions = [((table.name,), table.version) for table in there if table.version is not None]
-    yield _family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
-    yield _family("kiln_table_files", [((table.name,), table.files) for table in there])
-    yield _family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
-    yield _family("kiln_table_version", versions)
-    yield _family(
+    yield family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
+    yield family("kiln_table_files", [((table.name,), table.files) for table in there])
+    yield family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
+    yield family("kiln_table_version", versions)
+    yield family(
         "kiln_table_age_seconds",
         [((table.name,), now - table.committed_at.timestamp()) for table in there if table.committed_at is not None],
     )
@@ -160,7 +135,9 @@ def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
 
 def _by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
     """How many peers there are by agent and protocol; of agents, those with most peers."""
-    found = Counter((_agent(peer.agent), _protocol(peer.protocol)) for peer in peers)
+    found: Counter[tuple[str, str]] = Counter()
+    for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
+        found[_agent(agent), _protocol(protocol)] += number
     by_name: Counter[str] = Counter()
     for (agent, _), number in found.items():
         by_name[agent] += number
@@ -180,11 +157,17 @@ def _protocol(text: str) -> str:
     return text if text in VERSIONS else _OTHER
 
 
-def _score(peer: PeerStatus) -> str:
-    if peer.score < ScoreOptions().graylist_threshold:
-        return "graylisted"
-    return "negative" if peer.score < 0 else "positive" if peer.score else "zero"
+def _by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
+    least = ScoreOptions().graylist_threshold
+    found: Counter[tuple[str, ...]] = Counter()
+    for score, number in Counter([peer.score for peer in peers]).items():
+        name = "graylisted" if score < least else "negative" if score < 0 else "positive" if score else "zero"
+        found[(name,)] += number
+    return found
 
 
-def _mesh_size(peers: int) -> str:
-    return next((label for most, label in MESH_SIZES if peers <= most), "over 12")
+def _by_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
+    found: Counter[tuple[str, ...]] = Counter()
+    for peers, number in Counter(meshes).items():
+        found[(next((label for most, label in MESH_SIZES if peers <= most), "over 12"),)] += number
+    return found

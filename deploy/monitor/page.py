@@ -10,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from deploy.monitor.facts import Facts, why_not_ready
 from deploy.monitor.history import Plot
-from deploy.observe.snapshot import by_reason
+from deploy.observe.snapshot import QualityInRun, by_reason
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, top
+from schemas.exposition import QUALITY_RESULTS
 from schemas.printable import printable
 
 _REASONS: Final = 8
@@ -40,12 +41,21 @@ def render_page(facts: Facts | None, plots: Sequence[Plot]) -> str:
         copies=copies_per_message(snapshot),
         quarantine=top(by_reason(snapshot.quarantine), _REASONS),
         plots=plots,
+        quality=_quality(snapshot.quality),
+        checked=clock(timedelta(seconds=facts.read_at - snapshot.quality.at)) if snapshot.quality is not None else "",
         ages={
             table.name: clock(timedelta(seconds=facts.read_at - table.committed_at.timestamp()))
             for table in facts.tables
             if table.committed_at is not None
         },
     )
+
+
+def _quality(seen: QualityInRun | None) -> list[tuple[str, list[int]]]:
+    """By table: how many expectations were met, and how many of each level failed."""
+    found = seen.found if seen is not None else {}
+    tables = dict.fromkeys(table for table, _ in found)
+    return [(table, [found.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
 
 
 def size(number: float) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
 
 from bridge.status import BridgeStatus
-
-QueryPhase = Literal["starting", "running", "idle", "restarting", "failed", "stopped"]
+from pipelines.spark.standing import QueryLine
 
 
 @dataclass(frozen=True)
@@ -26,32 +24,6 @@ class BatchLine:
 
 
 @dataclass(frozen=True)
-class QueryLine:
-    """A streaming query. Rates are rows a second. `took`: seconds of the last micro-batch. `lag`: records not read yet.
-
-    None: not known (yet). `error`: in words why the query failed last; empty if the query never failed.
-    """
-
-    name: str
-    phase: QueryPhase
-    batch: int | None = None
-    lag: int | None = None
-    took: float | None = None
-    input_rate: float | None = None
-    process_rate: float | None = None
-    restarts: int = 0
-    error: str = ""
-    lag_seconds: float | None = None
-    """for how long the oldest record that the query has not read has been in Kafka"""
-    records: int = 0
-    """read in this run"""
-    state_rows: int = 0
-    state_bytes: int = 0
-    phases: Mapping[str, int] = field(default_factory=dict)
-    """ms of the last micro-batch, by Spark's names"""
-
-
-@dataclass(frozen=True)
 class BridgeInRun:
     """The bridge of a run, as the bridge tells of itself."""
 
@@ -59,6 +31,15 @@ class BridgeInRun:
     """None: the bridge has said nothing yet, or nothing for long"""
     heard: Mapping[str, int] = field(default_factory=dict)
     """BATCH_UPDATEs that each node of the demo network has heard"""
+
+
+@dataclass(frozen=True)
+class QualityInRun:
+    """The last check of the tables. `at`: when it ended, unix s; `found`: expectations by table and by what became of
+    them, one of `schemas.exposition.QUALITY_RESULTS`."""
+
+    at: float
+    found: Mapping[tuple[str, str], int]
 
 
 def by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
@@ -103,6 +84,8 @@ class Snapshot:
     queries: Sequence[QueryLine] = ()
     bridge: BridgeInRun | None = None
     """None: there is no bridge in this run"""
+    quality: QualityInRun | None = None
+    """None: no check has ended in this run"""
     broker: str = ""
     """what is wrong with the broker; empty: it answers"""
     errors: Sequence[str] = ()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 from conf.settings.model import JobName
-from deploy.observe.ends import Ends
-from deploy.observe.snapshot import BridgeInRun, QueryLine, QueryPhase, Snapshot
+from deploy.observe.snapshot import BridgeInRun, QualityInRun, Snapshot
 from deploy.observe.watch import Watch
-from pipelines.spark.progress import QueryProgress
+from pipelines.spark.ends import Ends
+from pipelines.spark.standing import QueryLine, QueryWatch
 from pipelines.supervisor import Supervisor
 from schemas.queries import QUERIES
 
@@ -44,7 +42,7 @@ class Snapshots:
         self._messages: dict[str, int] = {}
         self._copies: int | None = None
         self._counting = threading.Lock()
-        self._waits = {name: Waits() for name in names}
+        self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
         self._first_end: int | None = None
         self._before: tuple[float, int] = (started, 0)  # when, and how many frames there were
         self._rate: float | None = None
@@ -74,9 +72,10 @@ class Snapshots:
         bridge: BridgeInRun | None,
         errors: Sequence[str],
         broker: str = "",
+        quality: QualityInRun | None = None,
     ) -> Snapshot:
         """The run at this moment. `now`: monotonic s; `errors`: of what is no query, in words; `broker`: what is wrong
-        with the broker, one of them."""
+        with the broker, one of them; `quality`: the last check of the tables."""
         self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
         seen, messages = self._watch.seen, self.messages
         return Snapshot(
@@ -100,18 +99,20 @@ class Snapshots:
             quarantine=dict(seen.quarantine),
             queries=[self._line(now, name, ends, queries) for name in self._names],
             bridge=bridge,
+            quality=quality,
             broker=broker,
             errors=[*(f"{name}: {text}" for name, text in queries.errors.items()), *errors],
         )
 
     def _line(self, now: float, name: JobName, ends: Ends, queries: Supervisor) -> QueryLine:
-        read = {topic: ends.get(topic, {}) for topic in map(self._topic, QUERIES[name].reads)}
-        restarts, error = queries.restarts.get(name, 0), queries.errors.get(name, "")
-        line = query_line(name, queries.progress.get(name), read, restarts=restarts, error=error)
-        if line.lag is None:
-            return line
-        end = sum(sum(parts.values()) for parts in read.values())
-        return replace(line, lag_seconds=self._waits[name].see(now, end, line.lag))
+        return self._watches[name].line(
+            now,
+            ends,
+            queries.progress.get(name),
+            restarts=queries.restarts.get(name, 0),
+            error=queries.errors.get(name, ""),
+            tripped=name in queries.held,
+        )
 
     def _count_frames(self, now: float, frames: int) -> None:
         if self._first_end is None:
@@ -121,45 +122,3 @@ class Snapshots:
             self._rate = (frames - before) / (now - then)
         self._before = (now, frames)
         self.frames = frames - self._first_end
-
-
-class Waits:
-    """For how long the oldest record that a query has not read has been there, found from ends seen now and then."""
-
-    _MOST = 4_000
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # when first, and where the end was
-
-    def see(self, now: float, end: int, lag: int) -> float:
-        """`now`: monotonic s; `end`: of all partitions together; `lag`: records not read. Seconds."""
-        if not self._seen or end > self._seen[-1][1]:
-            self._seen.append((now, end))
-        read = end - lag
-        while self._seen and self._seen[0][1] <= read:
-            self._seen.popleft()
-        if len(self._seen) > self._MOST:  # hours behind: to two looks then
-            self._seen = deque([each for number, each in enumerate(self._seen) if not number % 2])
-        return now - self._seen[0][0] if lag and self._seen else 0.0
-
-
-def query_line(name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str) -> QueryLine:
-    """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down."""
-    if progress is None or not (progress.read or progress.idle):
-        return QueryLine(name, "restarting" if error else "starting", restarts=restarts, error=error)
-    phase: QueryPhase = "restarting" if error else "running" if progress.input_rate else "idle"
-    return QueryLine(
-        name,
-        phase,
-        batch=progress.batch_id,
-        lag=progress.lag(ends),
-        records=progress.records,
-        state_rows=progress.state_rows,
-        state_bytes=progress.state_bytes,
-        phases=progress.phases,
-        took=progress.batch_ms / 1000,
-        input_rate=progress.input_rate,
-        process_rate=progress.processed_rate,
-        restarts=restarts,
-        error=error,
-    )

@@ -18,6 +18,7 @@ from conf.kafka_refusals import in_words
 from conf.settings.model import Kafka, Settings
 from deploy.observe.clocks import ClockStatus, trailing_clocks
 from pipelines.lake.lake import Lake, LakeError
+from pipelines.spark.trip import Trip, read_trip
 from schemas.log import lag
 from schemas.queries import QUERIES
 from schemas.tables import TABLES
@@ -107,7 +108,8 @@ class Savings:
 
 @dataclass(frozen=True)
 class Status:
-    """All of it; `savings` is None where no topic went by index, `clocks` has those that trail."""
+    """All of it; `savings` is None where no topic went by index, `clocks` has those that trail, `trip` is None where
+    the breaker has not tripped, or its query has started since."""
 
     state: str
     broker: BrokerStatus
@@ -115,6 +117,7 @@ class Status:
     tables: tuple[TableStatus, ...]
     savings: Savings | None = None
     clocks: tuple[ClockStatus, ...] = ()
+    trip: Trip | None = None
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -313,7 +316,8 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = trailing_clocks(settings, updates.end if updates else ())
-    return Status(str(settings.state), broker, queries, lake_status(Lake(str(settings.lake_folder))), savings, clocks)
+    tables = lake_status(Lake(str(settings.lake_folder)))
+    return Status(str(settings.state), broker, queries, tables, savings, clocks, read_trip(settings.state))
 
 
 def _other_checkpoints(folder: Path) -> Sequence[str]:

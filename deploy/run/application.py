@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -16,14 +17,14 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from conf.locks import locked
+from conf.logs import Problems, say
 from conf.settings.model import JobName, Settings
 from deploy.children.maintain import CareProcess
 from deploy.children.now_and_then import NowAndThen
 from deploy.children.quality import QualityChecks
 from deploy.kafka.broker import LaunchedBroker, launched_broker
 from deploy.monitor.server import Monitor
-from deploy.observe.ends import TopicEnds
-from deploy.observe.snapshot import by_reason
+from deploy.observe.snapshot import QualityInRun, by_reason
 from deploy.observe.snapshots import Snapshots
 from deploy.observe.watch import Watch
 from deploy.run.network import LiveNetwork, Source
@@ -31,11 +32,13 @@ from deploy.run.spark import jvm_end, spark_session
 from deploy.show.views import View
 from pipelines.lake.lake import Lake
 from pipelines.recovery import mend
+from pipelines.spark.ends import TopicEnds
 from pipelines.supervisor import GaveUpError, Supervisor, place_of
 from schemas.log import TOPICS
 from schemas.tables import TABLES
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
+_LOG = logging.getLogger("deploy.run")
 _LOOK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
 _NO_ANSWER = (Py4JError, ConnectionError)
@@ -126,6 +129,11 @@ class _Beside:
         return [each.child for each in (self.care, self.quality) if each is not None]
 
     @property
+    def checked(self) -> QualityInRun | None:
+        """The last check of the tables."""
+        return self.quality.seen if self.quality is not None else None
+
+    @property
     def errors(self) -> list[str]:
         """In words."""
         care = self.care.error if self.care is not None else ""
@@ -169,16 +177,19 @@ class _Run:
             started=started,
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
+        self._problems = Problems(_LOG)
         self._first_batch: float | None = None
 
     def go(self, stop: threading.Event) -> Outcome:
         """Until `stop` is set, the time is over, all is caught up, or a query gives up."""
         self._watch.start()
         self._view.say("starting the queries")
+        say(_LOG, "run started")
         error = ""
         try:
             self._queries.start()
             self._until_the_end(stop)
+            error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held)[:1])
         except GaveUpError as gave_up:
             error = str(gave_up)
         except _NO_ANSWER:
@@ -188,6 +199,7 @@ class _Run:
             error = str(ended)
         finally:
             self._view.say("stopping")
+            say(_LOG, "run stops")
             self._live.hush()
             self._beside.stop_children()
             if jvm_end() is None:
@@ -225,10 +237,15 @@ class _Run:
             shown = now
             before = self._ends.ends
             ends = self._ends.read()
+            if self._catch_up and self._queries.held:
+                return
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return
-            snapshot = self._snapshots.take(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error)
+            snapshot = self._snapshots.take(
+                *(now, ends, self._queries, self._live.seen, self._errors(), self._ends.error, self._beside.checked)
+            )
             self._beside.monitor.see(snapshot)
+            self._problems.see(snapshot.errors)
             self._view.show(snapshot)
 
     def _errors(self) -> list[str]:

@@ -16,6 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from conf.errors import KilnError
+from conf.logs import set_up_logs
 from conf.settings.model import Settings
 from deploy.embedded.jars import PROJECT, ensure, spark_classes, spark_jars
 from pipelines.spark.session import create_session
@@ -46,9 +47,9 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
     application of another name does so in the folder `logs/NAME`."""
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
-    # py4j tells the root logger, with traces, of each call that a JVM does not answer
+    # with traces of each call that a JVM does not answer, which py4j tells the root logger
     kept = RotatingFileHandler(logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
-    logging.basicConfig(handlers=[kept])
+    set_up_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
     with said_to(logs / "spark.out"):
         spark = create_session(
             name,

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SpoolStatus
-from deploy.observe.snapshot import BridgeInRun, QueryPhase, Snapshot, by_reason
+from deploy.observe.snapshot import BridgeInRun, Snapshot, by_reason
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
+from pipelines.spark.standing import QueryPhase
 from schemas.printable import printable
 
 _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
@@ -21,8 +22,7 @@ _PHASES: Mapping[QueryPhase, tuple[str, str]] = {
     "running": ("●", "green"),
     "idle": ("○", "green"),
     "restarting": ("↻", "yellow"),
-    "failed": ("✕", "bold red"),
-    "stopped": ("■", "dim"),
+    "tripped": ("✕", "bold red"),
 }
 # Colours of the terminal's own theme, so that they fit a light one too.
 _LABEL = "dim"
@@ -52,7 +52,7 @@ _SILENT = BridgeStatus(
 def line(snapshot: Snapshot) -> str:
     """The snapshot in one line of plain text."""
     behind = [f"{query.name} {count(query.lag)}" for query in snapshot.queries if query.lag]
-    troubled = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "failed")]
+    troubled = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "tripped")]
     copies = copies_per_message(snapshot)
     parts = [
         clock(snapshot.elapsed),

@@ -61,6 +61,8 @@ def render_status(status: Status, now: datetime) -> RenderableType:
             Text(printable(query.problem) or lag, _red(query.problem)),
         )
     parts += [queries, ""]
+    if status.trip is not None:
+        parts += [Text(f"{status.trip.query}: {printable(status.trip.in_words)}", "red"), ""]
     for clock in status.clocks:
         parts += [Text(clock.problem, "red"), ""]
     if status.tables:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
 from conftest import free_ports
 from kit.kiln_process import Kiln
 from kit.log_model import expected_batches, read_batches, read_log
+from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, rule_questions
 from prometheus_client.parser import text_string_to_metric_families
 
 from conf.settings.model import Settings
 from deploy.kafka.broker import broker
-from schemas.exposition import FAMILIES, FETCHES
+from schemas.exposition import CHECKS, FAMILIES, FETCHES
 from schemas.pubsub import write_batch_update
 from schemas.topics import parse_topic
 
@@ -32,27 +35,46 @@ SEPARATORS = os.environ.get("KILN_TEST_LIVE_SEPARATORS", "10")
 
 SCRAPED: dict[str, httpx.Response] = {}
 """The last answer for each path of the monitor while the run went on."""
+TOOK: list[float] = []
+"""s that each answer of /metrics took."""
+FIRED: set[str] = set()
+"""Alerts that fired while the run went on."""
+SILENT: dict[str, bool] = {}
+"""By expression of the dashboards and the alert rules: whether it gave no data shortly before the end of the run."""
 
 
 @pytest.fixture(scope="module")
 def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
-    """A live run on the demo network, and what Kafka held at its end caught up."""
-    *ports, monitor = free_ports(3)
+    """A live run on the demo network, scraped by a Prometheus where there is one, and what Kafka held at its end caught
+    up."""
+    *ports, monitor, prometheus_port = free_ports(4)
     environment = {
         "KILN_MONITOR__LISTEN": f"127.0.0.1:{monitor}",
         "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_TRAFFIC__RATE": RATE,
         "KILN_TRAFFIC__SEPARATORS": SEPARATORS,
     }
-    kiln = Kiln(tmp_path_factory.mktemp("live"), ports, environment)
-    run = kiln.start("run", "--for", LENGTH)
-    while run.poll() is None:
-        for path in ("/metrics", "/ready", "/"):
-            with suppress(httpx.TransportError):
-                answer = httpx.get(f"http://127.0.0.1:{monitor}{path}")
-                if answer.status_code == 200:
-                    SCRAPED[path] = answer
-        time.sleep(1)  # the pace of a scrape
+    folder = tmp_path_factory.mktemp("live")
+    kiln = Kiln(folder, ports, environment)
+    with ExitStack() as stack:
+        prometheus = None
+        if shutil.which("prometheus"):
+            seen_by = Prometheus(folder / "prometheus", prometheus_port, f"127.0.0.1:{monitor}")
+            prometheus = stack.enter_context(seen_by)
+        run = kiln.start("run", "--for", LENGTH)
+        while run.poll() is None:
+            for path in ("/metrics", "/ready", "/"):
+                with suppress(httpx.TransportError):
+                    answer = httpx.get(f"http://127.0.0.1:{monitor}{path}")
+                    if answer.status_code == 200:
+                        SCRAPED[path] = answer
+                        TOOK.extend([answer.elapsed.total_seconds()] if path == "/metrics" else [])
+            time.sleep(1)  # the pace of a scrape
+        if prometheus is not None:
+            FIRED.update(prometheus.fired())
+            (newest,) = prometheus.ask("max_over_time(timestamp(kiln_run_seconds)[1h:1s])")
+            for text in dashboard_questions() + rule_questions():
+                SILENT[text] = not prometheus.ask(text, newest.value)
     assert run.returncode == 0, kiln.log()
     kiln.run("run", "--catch-up")
     return kiln
@@ -62,7 +84,7 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     assert SCRAPED["/ready"].json() == {"ok": True, "reasons": []}
     families = {each.name: each for each in text_string_to_metric_families(SCRAPED["/metrics"].text)}
     assert {name: each.type for name, each in families.items()} == {
-        name: each.kind for name, each in FAMILIES.items() if each.where != FETCHES
+        name: each.kind for name, each in FAMILIES.items() if each.where not in (FETCHES, CHECKS)
     }
     empty = {name for name, each in families.items() if not each.samples}
     assert empty <= {"kiln_quarantined", "kiln_bep50_dropped"}, "what goes wrong may have no value"
@@ -70,6 +92,23 @@ def test_the_monitor_shows_each_declared_family_and_the_run_was_ready(kiln: Kiln
     for name in ("frames", "messages", "copies", "batches", "batch_tips", "table_rows", "bridge_peers", "publications"):
         assert values[f"kiln_{name}"] > 0, name
     assert "frames" in SCRAPED["/"].text
+
+
+def test_metrics_come_in_less_than_fifty_milliseconds(kiln: Kiln) -> None:
+    assert median(TOOK) < 0.05
+
+
+@needs_prometheus
+def test_every_expression_of_dashboards_and_rules_gave_data(kiln: Kiln) -> None:
+    absent = {name for name, each in FAMILIES.items() if each.where in (FETCHES, CHECKS)}
+    may_be_silent = (*absent, "kiln_quarantined_total", "kiln_bep50_dropped_total")
+    assert SILENT
+    assert [text for text, silent in SILENT.items() if silent and not any(name in text for name in may_be_silent)] == []
+
+
+@needs_prometheus
+def test_no_alert_fired(kiln: Kiln) -> None:
+    assert set() == FIRED
 
 
 def test_every_table_of_a_live_network_has_rows(kiln: Kiln) -> None:

@@ -30,6 +30,8 @@ class BridgeAlone:
             "KILN_KAFKA__BOOTSTRAP": NOWHERE,
             "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
             "KILN_DISCOVERY__ENABLED": "false",
+            "KILN_MONITOR__LISTEN": "",
+            "KILN_LOG__LEVEL": "error",
             **settings,
         }
         run = command or (sys.executable, "-m", "bridge.process.main")

@@ -11,22 +11,32 @@ from libp2p.peer.id import ID
 
 from bridge.gossip.wire import encode
 from bridge.node.streams import swarm_of
+from schemas.identity import peer_of, peer_text
 from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.network
 
+# a broken connection is seen by whoever looks first
+WHY = {
+    "stream": {"it ended its stream"},
+    "connection": {"it ended its stream", "the connection ended", "it reset the node's stream"},
+    "socket": {"it ended its stream", "the connection ended", "it reset the node's stream"},
+}
 MESSAGES = 500  # less than a window of yamux: the peer need not wait for us
 
 
 @pytest.mark.parametrize("farewell", ["stream", "connection", "socket"])
-def test_all_that_was_said_before_a_peer_hung_up_is_captured(tmp_path: Path, farewell: str) -> None:
+def test_all_that_was_said_before_a_peer_hung_up_is_captured(
+    tmp_path: Path, farewell: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "bridge.node")
     key = new_key()
     said = [subscription(), *(message(number, key) for number in range(1, MESSAGES + 1))]
 
     async def test(town: Town) -> None:
         node = await town.node()
         node.node.join(TOPIC)
-        async with raw_peer() as host:
+        async with raw_peer(key=key) as host:
             stream = await call(host, node)
             await town.bell.until(lambda: len(node.node.view().peers) == 1)
             await stream.write(b"".join(map(encode, said)))
@@ -45,3 +55,10 @@ def test_all_that_was_said_before_a_peer_hung_up_is_captured(tmp_path: Path, far
         check_sequences(node.tape, closed=True)
 
     in_town(tmp_path, test)
+    came, went = (
+        [vars(each)["fields"] for each in caplog.records if each.message == event]
+        for event in ("peer came", "peer went")
+    )
+    assert came[0]["peer"] == went[0]["peer"] == peer_text(peer_of(key))
+    assert went[0]["why"] in WHY[farewell]
+    assert went[0]["frames_in"] == len(said)

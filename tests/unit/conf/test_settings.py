@@ -135,6 +135,8 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
         values |= {"authors": peer.rpartition("/")[2], "only_verified": "true"}
     if keys[0] in ("lake", "maintain"):
         values |= {"retention": '{"frames": "30d"}', "keep": "2h"}
+    if keys[0] == "log":
+        values |= {"format": "json", "level": "debug", "levels": '{"bridge.node": "error"}'}
     values["durability"] = "process"
     values["implied_separator"] = "model"
     values["check_genesis"] = "false"

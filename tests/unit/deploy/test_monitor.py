@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,21 +18,24 @@ from test_console import EVIL
 from test_screen import STATUS
 
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
+from conf.exporter import exposed
 from deploy.monitor.facts import Facts
+from deploy.monitor.families import families
 from deploy.monitor.history import History, plot
 from deploy.monitor.page import render_page
-from deploy.monitor.server import Monitor, exposed
-from deploy.observe.snapshot import BridgeInRun, QueryLine, Snapshot
-from deploy.observe.snapshots import Waits
+from deploy.monitor.server import Monitor
+from deploy.observe.snapshot import BridgeInRun, QualityInRun, Snapshot
 from deploy.observe.status import lake_status
 from pipelines.lake.lake import Lake
+from pipelines.spark.standing import QueryLine, Waits
+from pipelines.spark.trip import Trip
 from schemas.exposition import FAMILIES, LATENESS_BUCKETS
 from schemas.faults import FAULTS
 from schemas.tables import TABLES
 
 LATE = [0] * (len(LATENESS_BUCKETS) + 1)
 LATE[3], LATE[-1] = 2, 1
-OVERLAY = OverlayStatus("k", "n", (), 3, 4, (), PublisherStatus("on", 5), 6, 7, 8, 9, {"token_unknown": 2}, {}, 1)
+OVERLAY = OverlayStatus("k", "n", (), 3, 4, (), PublisherStatus("on", 5), 6, 7, 8, 9, {"not_asked_for": 2}, {}, 1)
 
 
 def full(status: BridgeStatus = STATUS) -> BridgeStatus:
@@ -58,10 +61,20 @@ SNAPSHOT = Snapshot(
     tips=17,
     quarantine={("message", "invalid_json"): 5},
     queries=[
-        QueryLine("archive", "running", 3, 10, 0.5, lag_seconds=2.5, records=77, phases={"addBatch": 400}),
+        QueryLine(
+            "archive",
+            "running",
+            3,
+            10,
+            0.5,
+            lag_seconds=2.5,
+            records=77,
+            phases={"addBatch": 400, "triggerExecution": 600},
+        ),
         QueryLine("batch", "restarting", error="it broke"),
     ],
     bridge=BridgeInRun(full()),
+    quality=QualityInRun(70.0, {("messages", "passed"): 9, ("messages", "warn"): 1}),
 )
 
 
@@ -82,6 +95,10 @@ def facts_of(snapshot: Snapshot, lake: Lake) -> Facts:
     return Facts(snapshot, 100.0, 101.0, "1.2.3", lake_status(lake))
 
 
+def exposed_of(facts: Facts) -> bytes:
+    return exposed(families(facts))
+
+
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -91,12 +108,12 @@ def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def test_every_declared_family_is_there_and_no_other(lake: Lake) -> None:
-    found = text_string_to_metric_families(exposed(facts_of(SNAPSHOT, lake)).decode())
+    found = text_string_to_metric_families(exposed_of(facts_of(SNAPSHOT, lake)).decode())
     assert {family.name: family.type for family in found} == {name: each.kind for name, each in FAMILIES.items()}
 
 
 def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
-    seen = samples(exposed(facts_of(SNAPSHOT, lake)))
+    seen = samples(exposed_of(facts_of(SNAPSHOT, lake)))
     assert seen["kiln_messages_total", (("type", "UPDATE"),)] == 40
     assert seen["kiln_quarantined_total", (("reason", "invalid_json"), ("stage", "message"))] == 5
     assert seen["kiln_query_lag_seconds", (("query", "archive"),)] == 2.5
@@ -111,6 +128,8 @@ def test_the_values_are_those_of_the_snapshot(lake: Lake) -> None:
     assert seen["kiln_table_rows", (("table", "messages"),)] == 0
     assert seen["kiln_bridge_events_total", (("event", "rpc_malformed"),)] == 7
     assert ("kiln_bridge_events_total", (("event", "of no list"),)) not in seen
+    assert seen["kiln_quality_expectations", (("result", "warn"), ("table", "messages"))] == 1
+    assert seen["kiln_quality_age_seconds", ()] == 31
 
 
 def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separators(lake: Lake) -> None:
@@ -123,7 +142,7 @@ def test_labels_stay_few_with_ten_thousand_peers_and_a_hundred_thousand_separato
     )
     reasons = {(fault.stage, fault.reason): 1 for fault in FAULTS}
     crowded = replace(SNAPSHOT, bridge=BridgeInRun(status), quarantine=reasons)
-    text = exposed(facts_of(crowded, lake))
+    text = exposed_of(facts_of(crowded, lake))
     seen = samples(text)
     assert len(seen) < 150 + len(reasons) + 5 * len(TABLES)
     assert sum(value for (name, _), value in seen.items() if name == "kiln_bridge_peers") == 10_000
@@ -204,6 +223,17 @@ def test_the_page_shows_what_strangers_say_and_obeys_nothing_of_it(lake: Lake) -
     assert "&lt;script&gt;alert(1)" in page
     assert not set(page) & set(EVIL) - set("\n" + "".join(map(chr, range(32, 127))))
     assert {link for link in tags.links if link} == {"/metrics", "/ready", "/health"}
+
+
+def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_last_check_found(lake: Lake) -> None:
+    trip = Trip("archive", "9 of 12 authors stopped", datetime(2026, 11, 23, 5, tzinfo=UTC))
+    line = QueryLine("archive", "tripped", error=trip.in_words)
+    page = render_page(facts_of(replace(SNAPSHOT, queries=[line], errors=[f"archive: {trip.in_words}"]), lake), [])
+    assert "the breaker tripped at 2026-11-23 05:00 UTC: 9 of 12 authors stopped" in page
+    assert "start Kiln again" in page
+    assert "archive tripped" in page
+    assert "<h2>Quality, 0:31 ago</h2>" in page
+    assert '<tr><td>messages<td class="n">9<td class="n">1<td class="n">0</tr>' in page
 
 
 def test_how_long_the_oldest_unread_record_has_been_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import quote
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -21,7 +22,7 @@ def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
     assert len(set(purls)) == len(purls)
     packages = re.findall(r"^([a-z0-9-]+)==([^ ]+)", (PROJECT / "requirements.lock").read_text(), re.MULTILINE)
     assert len(packages) > 140
-    assert {purl for purl in purls if purl.startswith("pkg:pypi/")} == {f"pkg:pypi/{n}@{v}" for n, v in packages}
+    assert {purl for purl in purls if purl.startswith("pkg:pypi/")} == {f"pkg:pypi/{n}@{quote(v)}" for n, v in packages}
     jars = {f"{each['name']}-{each['version']}.jar": each for each in found if each["purl"].startswith("pkg:maven/")}
     assert set(jars) == {name for names in pinned(IVY_XML.read_bytes()).values() for name in names}
     assert "pkg:maven/org.apache.kafka/kafka_2.13@4.1.2" in purls

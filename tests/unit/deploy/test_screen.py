@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus, SpoolStatus
-from deploy.observe.snapshot import BatchLine, BridgeInRun, QueryLine, QueryPhase, Snapshot
+from deploy.observe.snapshot import BatchLine, BridgeInRun, Snapshot
 from deploy.observe.summary import read_summary, row_counts
 from deploy.show.screen import line, render
 from deploy.show.summary import look_with, render_summary
@@ -25,12 +25,13 @@ from deploy.show.views import LineView, LiveView, open_view
 from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
+from pipelines.spark.standing import QueryLine, QueryPhase
 from schemas.queries import QUERIES
 from schemas.tables import TABLES
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
 CID = "bafyreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"
-PHASES: tuple[QueryPhase, ...] = ("running", "idle", "restarting", "failed", "starting")
+PHASES: tuple[QueryPhase, ...] = ("running", "idle", "restarting", "tripped", "starting")
 NAMES = ("quality", *QUERIES)  # as many as there are phases
 
 FULL = Snapshot(
@@ -128,7 +129,7 @@ def test_everything_a_user_asks_for_is_in_the_picture(width: int, height: int) -
         "bafyr…",
         "400 ms",  # lateness of one batch
         "restarting",
-        "failed",
+        "tripped",
         "840 ms",
         "5,200",
         "sink: disk is full",
@@ -219,7 +220,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
         "p50 380 ms p99 810 ms",
         "archive 212",
         "updates restarting",
-        "batch failed",
+        "batch tripped",
         "error: sink: disk is full",
     ):
         assert expected in text

@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 
 from conf.settings.model import JobName, Settings
 from deploy.observe.snapshot import BridgeInRun
-from deploy.observe.snapshots import Snapshots, query_line
+from deploy.observe.snapshots import Snapshots
 from deploy.observe.watch import Watch
 from pipelines.spark.progress import QueryProgress
+from pipelines.spark.standing import query_line
 from pipelines.supervisor import Supervisor
 
 NAMES: tuple[JobName, ...] = ("archive", "batch")

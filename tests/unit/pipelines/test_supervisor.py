@@ -18,6 +18,7 @@ from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.spark.trip import read_trip
 from pipelines.supervisor import GaveUpError, Supervisor, failure_text
 
 NAME = "archive"
@@ -33,21 +34,30 @@ class FakeQuery:
     def isActive(self) -> bool:  # noqa: N802 - as Spark calls it
         return self.error is None
 
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": False}
+
     def exception(self) -> Exception | None:
         return self.error
+
+    def stop(self) -> None:
+        self.error = self.error or RuntimeError("stopped")
 
 
 class World:
     """A supervisor, its clock, and the queries that it started."""
 
-    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch, names: tuple[JobName, ...] = (NAME,)
+    ) -> None:
         self.now = 100.0
         self.queries: list[FakeQuery] = []
         self.refusal: Exception | None = None
         self.time = 1_800_000_000_000_000
         monkeypatch.setattr(supervisor, "launch", self._launch)
         self.supervisor = Supervisor(
-            cast(SparkSession, None), settings, [NAME], now=lambda: self.now, clock=lambda: self.time
+            cast(SparkSession, None), settings, names, now=lambda: self.now, clock=lambda: self.time
         )
 
     def _launch(
@@ -109,9 +119,40 @@ def test_a_micro_batch_in_between_makes_the_next_failure_the_first(world: World)
         assert world.pause() == 1.0
 
 
+BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"
+
+
 def test_broken_decoding_is_not_tried_again(world: World) -> None:
-    with pytest.raises(GaveUpError, match="their format is new"):
-        world.fail(RuntimeError("Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"))
+    with pytest.raises(
+        GaveUpError, match=r"^archive stopped: the breaker tripped at 2027-01-15 08:00 UTC: their format is new"
+    ):
+        world.fail(RuntimeError(BROKEN))
+
+
+def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(state=tmp_path)
+    names = ("archive", "updates", "sink")
+    world = World(settings, monkeypatch, names)
+    world.supervisor.start()
+    running = dict(zip(("updates", "archive", "sink"), world.queries, strict=True))  # as they start
+    running["archive"].error = RuntimeError(BROKEN)
+    world.supervisor.check()
+    assert world.supervisor.held == {"archive", "updates"}
+    assert {name for name, query in running.items() if query.isActive} == {"sink"}
+    assert world.supervisor.errors["updates"] == "held, because the breaker of archive tripped"
+    world.now += 3_600
+    world.supervisor.check()
+    assert len(world.queries) == 3  # none started again
+    trip = read_trip(tmp_path)
+    assert trip is not None
+    assert world.supervisor.errors["archive"] == trip.in_words
+    assert "their format is new. Mend the build" in trip.in_words
+    World(settings, monkeypatch, ("sink",)).supervisor.start()
+    assert read_trip(tmp_path) == trip  # its query has not started
+    World(settings, monkeypatch, names).supervisor.start()
+    assert read_trip(tmp_path) is None
 
 
 def test_a_second_driver_does_not_try_again(world: World) -> None:

@@ -1,0 +1,1 @@
+"""Dashboards for Grafana, and the files that put them there."""

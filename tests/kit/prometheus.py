@@ -1,0 +1,114 @@
+"""A real Prometheus (Debian: prometheus) on loopback that scrapes a `/metrics` and evaluates Kiln's rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from deploy.grafana.dashboards import DASHBOARDS, expressions
+from kit.awaiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy/prometheus/kiln.rules.yml"
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="the `prometheus` program (Debian: prometheus) is not there"
+)
+
+
+def dashboard_questions() -> list[str]:
+    """The expressions of all dashboards, with what Grafana puts in for its variables."""
+    each = dict.fromkeys(text for rows in DASHBOARDS.values() for text in expressions(rows))
+    return [text.replace("$instance", ".*").replace("$__rate_interval", "1m") for text in each]
+
+
+def rule_questions() -> list[str]:
+    """The expressions of all rules, made into questions that have an answer also where nothing is wrong: a comparison
+    says 0 or 1 and leaves no series out, and `unless` is `and`."""
+    rules = YAML(typ="safe").load(RULES)["groups"][0]["rules"]
+    return [question(rule["expr"]) for rule in rules]
+
+
+def question(expression: str) -> str:
+    """One of `rule_questions`."""
+    parts = re.split(r"(\{[^}]*\})", expression)  # between braces, = and != are of labels
+    asked = [part if part.startswith("{") else re.sub(r"([=!]=|[<>]=?)", r"\1 bool", part) for part in parts]
+    return re.sub(r"\bunless\b", "and", "".join(asked))
+
+
+class Sample(NamedTuple):
+    """The newest value of a series."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Prometheus:
+    """A context manager. `target`: host:port of the `/metrics`; `every`: between two scrapes, as Prometheus has it."""
+
+    def __init__(self, folder: Path, port: int, target: str, every: str = "1s") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._listen = f"127.0.0.1:{port}"
+        config = {
+            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [{"job_name": "kiln", "static_configs": [{"targets": [target]}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+
+    def __enter__(self) -> Self:
+        with (self._folder / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={self._folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={self._folder / 'data'}",
+                    f"--web.listen-address={self._listen}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        wait_until(self._answers, "Prometheus answers")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, (self._folder / "prometheus.log").read_text()
+        try:
+            return httpx.get(f"http://{self._listen}/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def ask(self, expression: str, at: float | None = None) -> list[Sample]:
+        """The series that an expression gives now, or at a time (unix s); AssertionError: Prometheus refuses it."""
+        asked = {"query": expression} | ({} if at is None else {"time": str(at)})
+        answer = httpx.get(f"http://{self._listen}/api/v1/query", params=asked, timeout=30).json()
+        assert answer["status"] == "success", (expression, answer["error"])
+        return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
+
+    def fired(self) -> set[str]:
+        """The names of the alerts that fired at any time."""
+        return {each.labels["alertname"] for each in self.ask('last_over_time(ALERTS{alertstate="firing"}[1d])')}
+
+    def faults_of_rules(self) -> list[str]:
+        """What Prometheus says of rules that it could not evaluate."""
+        groups = httpx.get(f"http://{self._listen}/api/v1/rules").json()["data"]["groups"]
+        return [
+            f"{rule['name']}: {rule['lastError']}"
+            for group in groups
+            for rule in group["rules"]
+            if rule.get("lastError")
+        ]

@@ -1,0 +1,101 @@
+"""conf.logs: a line an event, as text and as JSON, whatever strangers put into it, and few of a kind."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+
+from conf.logs import Format, Level, Limit, Problems, is_news, say, set_up_logs
+
+LOG = logging.getLogger("bridge.node")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in ("bridge", "bridge.node", "")}
+    yield
+    root.handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def logged(form: Format, level: Level = "info", levels: dict[str, Level] | None = None) -> StringIO:
+    out = StringIO()
+    logging.getLogger().handlers.clear()  # those of pytest
+    set_up_logs(form, level, levels or {}, logging.StreamHandler(out))
+    return out
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_event_is_one_line_that_a_terminal_obeys_nothing_of(form: Format) -> None:
+    out = logged(form)
+    say(LOG, "peer came", peer="12D3", agent="kubo\n\x1b[2J\x7f\u202e", dialled=True)
+    line = out.getvalue()
+    assert line.isascii()
+    assert line.rstrip("\n").isprintable()
+    assert line.count("\n") == 1
+    assert is_news(line)
+    if form == "text":
+        assert ' level=info part=bridge.node event="peer came" peer="12D3" agent="kubo\\n\\u001b[2J' in line
+    else:
+        told = json.loads(line)
+        assert (told["event"], told["peer"], told["dialled"]) == ("peer came", "12D3", True)
+        assert told["agent"] == "kubo\n\x1b[2J\x7f\u202e"
+
+
+def test_a_trace_is_part_of_its_line() -> None:
+    out = logged("json")
+    try:
+        raise ValueError("what")
+    except ValueError:
+        LOG.exception("fetching %s", "a block")
+    told = json.loads(out.getvalue())
+    assert told["event"] == "fetching a block"
+    assert "ValueError: what" in told["trace"]
+    assert not is_news(out.getvalue())
+
+
+def test_levels_of_parts_and_of_libraries() -> None:
+    out = logged("text", "warning", {"bridge.node": "debug"})
+    say(LOG, "heard", logging.DEBUG)
+    say(logging.getLogger("bridge.process"), "unheard")
+    logging.getLogger("somebody").warning("unheard")
+    logging.getLogger("somebody").error("an error of a library")
+    assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [
+        '"heard"',
+        '"an error of a library"',
+    ]
+
+
+def record(event: str, at: float) -> logging.LogRecord:
+    made = logging.LogRecord("bridge.node", logging.INFO, "", 0, event, (), None)
+    made.created = at
+    return made
+
+
+def test_of_many_lines_of_a_kind_twenty_come_and_what_is_left_out_is_counted() -> None:
+    limit = Limit()
+    first = [record("peer came", number / 100) for number in range(1_000)]
+    passed = [each for each in first if limit.filter(each)]
+    assert len(passed) == 20
+    assert [each for each in passed if hasattr(each, "fields")] == [passed[-1]]
+    assert limit.filter(record("peer went", 10.0)), "another kind"
+    later = record("peer came", 61.0)
+    assert limit.filter(later)
+    assert later.__dict__["fields"] == {"left_out": 980}
+
+
+def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
+    out = logged("text")
+    problems = Problems(logging.getLogger("bridge.process"))
+    for seen in ([], ["Kafka is away"], ["Kafka is away"], []):
+        problems.see(seen)
+    assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [
+        '"problem" words="Kafka is away"',
+        '"problem is over" words="Kafka is away"',
+    ]

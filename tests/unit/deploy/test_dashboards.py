@@ -1,0 +1,57 @@
+"""deploy/grafana: the files are those of the code, and every expression gives data out of what Kiln shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from conftest import free_ports
+from kit.awaiting import wait_until
+from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
+from test_alert_rules import NAMES
+from test_monitor import SNAPSHOT
+
+from deploy.grafana.dashboards import DASHBOARDS, expressions
+from deploy.grafana.files import dashboard_json
+from deploy.monitor.server import Monitor
+from pipelines.lake.lake import Lake
+from schemas.exposition import FAMILIES
+
+FOLDER = Path(__file__).resolve().parents[3] / "deploy/grafana"
+ASKED = {name for rows in DASHBOARDS.values() for text in expressions(rows) for name in re.findall(r"\bkiln_\w+", text)}
+
+
+def test_the_files_are_those_of_the_code() -> None:
+    assert {path.stem for path in (FOLDER / "json").iterdir()} == set(DASHBOARDS)
+    for name in DASHBOARDS:
+        assert (FOLDER / f"json/{name}.json").read_text(encoding="utf-8") == dashboard_json(name), (
+            "make anew: python -m deploy.grafana.files deploy/grafana/json"
+        )
+
+
+def test_dashboards_ask_for_each_family_that_kiln_shows_and_for_no_other() -> None:
+    assert ASKED <= NAMES
+    shown = {name for name, family in FAMILIES.items() if any(asked.startswith(name) for asked in ASKED)}
+    assert shown == set(FAMILIES)
+
+
+def test_a_rule_is_made_into_a_question_that_always_has_an_answer() -> None:
+    assert question('up{job!="k"} == 0') == 'up{job!="k"} == bool 0'
+    assert question("a >= 2 unless b > 0.25 * c") == "a >= bool 2 and b > bool 0.25 * c"
+
+
+@needs_prometheus
+def test_every_expression_gives_data_in_a_real_prometheus(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(["frames", "messages"])
+    with Monitor(("127.0.0.1", 0), lake, "1.2.3") as monitor:
+        monitor.see(replace(SNAPSHOT, batches=4, tips=20))
+        with Prometheus(tmp_path, free_ports(1)[0], monitor.address, every="200ms") as prometheus:
+            wait_until(lambda: len(prometheus.ask("kiln_table_age_seconds")) == 2, "the lake is scraped")
+            monitor.see(replace(SNAPSHOT, frames=2_000, copies=300, batches=9, tips=40))
+            wait_until(lambda: bool(prometheus.ask("rate(kiln_frames_total[1m]) > 0")), "frames are seen to come")
+            wait_until(lambda: bool(prometheus.ask("rate(kiln_messages_total[1m])")), "messages have a rate")
+            silent = [text for text in dashboard_questions() + rule_questions() if not prometheus.ask(text)]
+            assert silent == []
+            assert prometheus.faults_of_rules() == []

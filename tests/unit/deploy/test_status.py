@@ -1,0 +1,37 @@
+"""`kiln status`: what it says of a breaker that tripped."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+from conftest import free_ports
+from rich.console import Console
+
+from conf.settings.model import Settings
+from deploy.observe.status import read_status
+from deploy.show.status import render_status, status_json
+from pipelines.spark.trip import Trip, forget_trip, remember_trip
+
+AT = datetime(2026, 11, 23, 5, 7, tzinfo=UTC)
+
+
+def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"state": tmp_path, "kafka": {"embedded_port": free_ports(1)[0]}})
+    assert read_status(settings).trip is None
+    remember_trip(tmp_path, Trip("archive", "9 of 12 authors stopped", AT))
+    found = read_status(settings)
+    console = Console(file=StringIO(), width=600)
+    console.print(render_status(found, AT))
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert "archive: the breaker tripped at 2026-11-23 05:07 UTC: 9 of 12 authors stopped. Mend the build" in shown
+    assert "start Kiln again" in shown
+    told = json.loads(status_json(found))["trip"]
+    assert told == {"query": "archive", "why": "9 of 12 authors stopped", "at": "2026-11-23T05:07:00Z"}
+    forget_trip(tmp_path, "sink")
+    assert read_status(settings).trip is not None
+    forget_trip(tmp_path, "archive")
+    assert read_status(settings).trip is None

@@ -1,0 +1,58 @@
+"""deploy.monitor.page in a real browser: readable on a wide window and on a phone, with nothing cut off."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_monitor import SNAPSHOT, facts_of
+
+from deploy.monitor.history import History
+from deploy.monitor.page import render_page
+from pipelines.lake.lake import Lake
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="the `chromium` browser (Debian: chromium) is not there"
+)
+
+# A frame of a given width holds the page, and the script outside measures what is in the frame.
+_FRAME = """<!doctype html><title>not measured</title><iframe width={width} height=900 srcdoc="{page}"></iframe>
+<script>onload = () => {{
+  const page = document.querySelector("iframe").contentDocument;
+  const cut = [...page.querySelectorAll("h1, h2, .tile, svg, section")].filter(
+    each => each.getBoundingClientRect().right > {width} || each.getBoundingClientRect().left < 0);
+  document.title = [page.documentElement.scrollWidth, cut.length, page.querySelectorAll("polyline").length,
+    getComputedStyle(page.querySelector(".row:not(.wide)")).gridTemplateColumns.split(" ").length].join(" ");
+}};</script>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    lake = Lake(str(tmp_path_factory.mktemp("lake")))
+    lake.create(["messages", "batches"])
+    history = History()
+    for number in range(50):
+        history.see(replace(SNAPSHOT, batches=number, frames_rate=float(number % 7)), number * 5.0)
+    return render_page(facts_of(replace(SNAPSHOT, errors=["x" * 300]), lake), history.plots())
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1200, range(5, 9)), (375, range(1, 4))])
+def test_the_page_fits_and_its_plots_are_drawn(page: str, tmp_path: Path, width: int, columns: range) -> None:
+    file = tmp_path / "frame.html"
+    file.write_text(_FRAME.format(width=width, page=html.escape(page)), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path / 'profile'}", file.as_uri()], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"<title>(\d+) (\d+) (\d+) (\d+)</title>", done.stdout)
+    assert found is not None, done.stderr
+    needed, cut_off, lines, beside = map(int, found.groups())
+    assert needed <= width
+    assert cut_off == 0
+    assert lines == 5
+    assert beside in columns

@@ -1,0 +1,37 @@
+"""What a driver of one query says of itself over HTTP."""
+
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from conf.exporter import Exporter
+from pipelines.spark.progress import QueryProgress
+from pipelines.spark.standing import QueryWatch
+from pipelines.submit import Job
+from schemas.exposition import FAMILIES
+
+READ = {"kiln.frames": {0: 60, 1: 30}}
+ENDS = {"kiln.frames": {0: 70, 1: 35}, "kiln.updates": {0: 9}}
+
+
+def test_a_driver_serves_how_its_query_stands() -> None:
+    job, watch = Job("archive", "local-test"), QueryWatch("archive", ["kiln.frames"])
+    with Exporter(("127.0.0.1", 0), job) as exporter:
+        url = f"http://{exporter.address}"
+        assert httpx.get(f"{url}/ready").json()["reasons"] == ["starting"]
+        assert httpx.get(f"{url}/health").status_code == 200
+        progress = QueryProgress("archive", READ, batch_id=7, input_rate=3.0, records=90)
+        for now in (100.0, 104.0):
+            job.see(watch.line(now, ENDS, progress, restarts=2, error="", tripped=False), [])
+        assert httpx.get(f"{url}/ready").json() == {"ok": True, "reasons": []}
+        found = {each.name: each for each in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)}
+        assert found.keys() <= FAMILIES.keys()
+        values = {name: each.samples[0].value for name, each in found.items() if each.samples}
+        assert values["kiln_query_lag_records"] == 15
+        assert values["kiln_query_lag_seconds"] == 4
+        assert values["kiln_query_restarts"] == 2
+        assert values["kiln_query_up"] == 1
+        job.see(watch.line(105.0, ENDS, progress, restarts=3, error="no room", tripped=False), ["no room"])
+        assert httpx.get(f"{url}/ready").json()["reasons"] == ["archive restarting", "no room"]
+        assert httpx.get(url).status_code == 404
