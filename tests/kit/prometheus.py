@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -98,6 +99,11 @@ class Prometheus:
         answer = httpx.get(f"http://{self._listen}/api/v1/query", params=asked, timeout=30).json()
         assert answer["status"] == "success", (expression, answer["error"])
         return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
+
+    def silent(self, questions: Iterable[str]) -> list[str]:
+        """Those expressions that give no data at the last scrape that came through."""
+        (newest,) = self.ask("max_over_time(timestamp(kiln_run_seconds)[1h:1s])")
+        return [text for text in questions if not self.ask(text, newest.value)]
 
     def fired(self) -> set[str]:
         """The names of the alerts that fired at any time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,8 +14,7 @@ import trio
 from conftest import free_ports
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
-from kit.node_town import OPTIONS as NODE_OPTIONS
-from kit.node_town import TOPIC, Town, in_town
+from kit.node_town import OPTIONS, TOPIC, Town, in_town
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.exposition import FAMILIES
@@ -41,11 +41,14 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
         wait_until(lambda: answers(f"http://{listen}/ready"), "the bridge is ready")
         address = bridge.until(lambda status: bool(status.addresses), "the bridge listens").addresses[0]
 
+        def is_heard() -> None:
+            bridge.until(lambda status: status.frames_in > 0, "the visitor is heard")
+
         async def visit(town: Town) -> None:
-            node = await town.node(options=type(NODE_OPTIONS)(network="local-test", listen=(), bootstrap=(address,)))
+            node = await town.node(replace(OPTIONS, bootstrap=(address,)))
             node.node.join(TOPIC)
             await town.bell.until(lambda: len(node.node.view().peers) == 1)
-            await trio.to_thread.run_sync(bridge.until, lambda status: status.frames_in > 0, "the visitor is heard")
+            await trio.to_thread.run_sync(is_heard)
 
         in_town(tmp_path, visit)
         bridge.until(lambda status: not status.peers, "the visitor has gone")
