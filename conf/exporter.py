@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -14,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+_LOG: Final = logging.getLogger("deploy.monitor")
 _PATIENCE: Final = 10.0  # s that a client may take to ask
 
 
@@ -90,6 +93,11 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self.process = process
         super().__init__(listen, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing of a client that hung up, and what there is to say of a fault of Kiln's."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            _LOG.exception("/metrics or a page failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
