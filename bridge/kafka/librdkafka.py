@@ -27,8 +27,9 @@ _OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "message.timeout.ms": 0,
     "message.max.bytes": MAX_RECORD,
     "batch.size": 256 * 1024,
-    # records come in portions; who sends them bounds what is under way, in bytes
-    "linger.ms": 0,
+    # for a portion of records to be whole: its threads would send the first ones by themselves
+    "linger.ms": 5,
+    # who sends records bounds what is under way, in bytes
     "queue.buffering.max.messages": 0,
     # the partition that every other Kafka client chooses for a key
     "partitioner": "murmur2",
