@@ -306,7 +306,7 @@ def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Ka
     if side == KAFKA:
         assert kafka is not None
         frames = FrameSink(
-            lambda: LibrdkafkaProducer(kafka.server_list(), kafka.security_options(), "kiln.frames"),
+            lambda: LibrdkafkaProducer(kafka.client_options(), "kiln.frames"),
             "kiln.frames",
             Path(folder, "spool"),
             1 << 30,

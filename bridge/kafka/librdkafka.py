@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +17,7 @@ from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, for
 
 from bridge.kafka.producers import FramesProducerError
 from conf.kafka_refusals import in_words
+from conf.librdkafka import librdkafka_options
 from schemas.log import MAX_RECORD
 
 _OPTIONS: Final[Mapping[str, str | int | bool]] = {
@@ -33,20 +34,7 @@ _OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "queue.buffering.max.messages": 0,
     # the partition that every other Kafka client chooses for a key
     "partitioner": "murmur2",
-    # a broker that is back is found at once
-    "reconnect.backoff.max.ms": 1_000,
-    "enable.metrics.push": False,
 }
-_SECURITY: Final[Mapping[str, tuple[str, ...]]] = {
-    "security_protocol": ("security.protocol",),
-    "sasl_mechanism": ("sasl.mechanism",),
-    "sasl_plain_username": ("sasl.username",),
-    "sasl_plain_password": ("sasl.password",),
-    "ssl_cafile": ("ssl.ca.location",),
-    "ssl_certfile": ("ssl.certificate.location", "ssl.key.location"),
-}
-"""kafka-python's name of an option to librdkafka's"""
-
 _PATIENCE: Final = 5.0  # s for a broker to say which topics there are
 _TURN: Final = 0.2  # s at most between two looks whether to end
 
@@ -104,22 +92,21 @@ class LibrdkafkaProducer:
     The broker gets the records of a key in the order of `send`, each once, and none after a record that it refused.
     """
 
-    def __init__(self, bootstrap_servers: Sequence[str], security: Mapping[str, str], topic: str) -> None:
-        """`security`: as for kafka-python. FramesProducerError: no broker answers, or has no such topic."""
-        options = {new: value for old, value in security.items() for new in _SECURITY[old]}
-        servers = {"bootstrap.servers": ",".join(bootstrap_servers)}
+    def __init__(self, client_options: Mapping[str, object], topic: str) -> None:
+        """`client_options`: kafka-python's. FramesProducerError: no broker answers, or has no such topic."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        options = librdkafka_options(client_options)
         try:
-            self._producer = Producer({**_OPTIONS, **servers, **options}, logger=_log)
+            self._producer = Producer({**options, **_OPTIONS}, logger=_log)
             # of all topics: to ask for one could make the topic, with the broker's defaults
             topics = self._producer.list_topics(timeout=_PATIENCE).topics
         except (KafkaException, ValueError) as error:
             timeout = KafkaTimeoutError(f"no answer within {_PATIENCE:g} s")
-            why = in_words(timeout, {"bootstrap_servers": list(bootstrap_servers), **security})
-            raise FramesProducerError(f"no producer for {servers['bootstrap.servers']}: {why}") from error
+            why = in_words(timeout, client_options)
+            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {why}") from error
         if topic not in topics:
-            raise FramesProducerError(f"no producer for {servers['bootstrap.servers']}: there is no topic {topic}")
+            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
         self._thread = threading.Thread(target=self._hear, name="librdkafka", daemon=True)
         self._thread.start()
 

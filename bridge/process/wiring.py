@@ -209,7 +209,7 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
     kafka = settings.broker
     topic = kafka.topic("frames")
     sink = FrameSink(
-        lambda: LibrdkafkaProducer(kafka.server_list(), kafka.security_options(), topic),
+        lambda: LibrdkafkaProducer(kafka.client_options(), topic),
         topic,
         settings.bridge_dir / "spool",
         settings.bridge.spool_bytes,

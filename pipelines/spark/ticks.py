@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping
+from typing import Final
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, UnsupportedVersionError
-from kafka.protocol.consumer import OffsetSpec
+import confluent_kafka as librdkafka
+from confluent_kafka import KafkaError as LibrdkafkaError
+from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import KafkaError, KafkaTimeoutError, UnsupportedVersionError
+from kafka.protocol.consumer import OffsetSpec as OldOffsetSpec
 
+from conf.librdkafka import librdkafka_options
 from pipelines.logic.tick_schedule import TickSchedule
 from pipelines.logic.trailing import TrailingClock, behind_the_log
 from schemas.records import TICK
+
+_PATIENCE: Final = 5.0  # s for an answer of the broker
+_PRODUCER: Final[Mapping[str, str | int]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": 5_000}
+
+_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
+
+_log = logging.getLogger("librdkafka")
 
 
 class Ticker:
@@ -55,32 +70,33 @@ class Ticker:
         while not self._stop.is_set():
             try:
                 self._tick_until_stopped()
-            except KafkaError as error:
-                self.error = f"no ticks, so no batches: {error}"
+            except (KafkaError, KafkaException, TimeoutError) as error:
+                said = error.args[0].str() if isinstance(error, KafkaException) else error
+                self.error = f"no ticks, so no batches: {said}"
                 self._quiet = False
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
-        consumer = KafkaConsumer(**self._options)
-        producer = KafkaProducer(**self._options, acks="all", max_block_ms=5_000)
+        """By librdkafka: with kafka-python, ticks took most of what the driver's Python takes."""
+        options = librdkafka_options(self._options)
+        admin = AdminClient({**options}, logger=_log)
+        producer = Producer({**options, **_PRODUCER}, logger=_log)
         try:
-            found = consumer.partitions_for_topic(self._topic) or set()
-            names = [TopicPartition(self._topic, partition) for partition in found]
+            found = producer.list_topics(timeout=_PATIENCE).topics.get(self._topic)
+            names = [TopicPartition(self._topic, partition) for partition in (found.partitions if found else ())]
             stood = greatest_stamps(self._options, names)
             partitions = {name.partition: TickSchedule(self._rest, stood.get(name.partition, 0)) for name in names}
             while not self._stop.wait(self._interval):
-                ends = consumer.end_offsets(names)
-                due = [name for name in names if partitions[name.partition].due(ends[name])]
-                sent = [producer.send(name.topic, value=TICK, partition=name.partition) for name in due]
-                for future in sent:
-                    record = future.get(timeout=5)
-                    partitions[record.partition].ticked(record.offset, record.timestamp)
+                ends = _ends(admin, names)
+                due = [each for each in names if partitions[each.partition].due(ends[each.partition])]
+                for record in _ticked(producer, due):
+                    stamp = record.timestamp()[1]
+                    partitions[record.partition() or 0].ticked(record.offset() or 0, stamp)
                 self._look_at_clock(partitions.values())
                 self._quiet = not due and bool(names)
                 self.error = None
         finally:
-            producer.close(timeout=1)
-            consumer.close()
+            producer.purge()
 
     def _look_at_clock(self, partitions: Iterable[TickSchedule]) -> None:
         worst = max(partitions, key=lambda each: each.clock - each.stamp, default=None)
@@ -88,12 +104,40 @@ class Ticker:
             self._clock.see(worst.stamp * 1000, worst.clock * 1000)
 
 
+def _ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
+    """The end offset of each partition. KafkaException, TimeoutError."""
+    admin.poll(0)  # what librdkafka has to log waits for this
+    wanted = {librdkafka.TopicPartition(each.topic, each.partition): _LATEST for each in partitions}
+    asked = admin.list_offsets(wanted, request_timeout=_PATIENCE)
+    return {place.partition: answer.result(_PATIENCE).offset for place, answer in asked.items()}
+
+
+def _ticked(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
+    """The records of one tick to each partition, as the broker took them. KafkaException, KafkaTimeoutError."""
+    taken: list[Message] = []
+    refused: list[LibrdkafkaError] = []
+
+    def told(error: LibrdkafkaError | None, record: Message) -> None:
+        if error is None:
+            taken.append(record)
+        else:
+            refused.append(error)
+
+    for each in partitions:
+        producer.produce(each.topic, TICK, partition=each.partition, on_delivery=told)
+    if producer.flush(_PATIENCE):
+        raise KafkaTimeoutError("the broker takes none")
+    if refused:
+        raise KafkaException(refused[0])
+    return taken
+
+
 def greatest_stamps(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
     """Where the clock of each partition of a topic stands, by what the broker holds of it, ms; nothing for partitions
     without records, or where the broker is too old to be asked (before Kafka 3.0). KafkaError."""
     admin = KafkaAdminClient(**client_options)
     try:
-        found = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.MAX_TIMESTAMP))
+        found = admin.list_partition_offsets(dict.fromkeys(partitions, OldOffsetSpec.MAX_TIMESTAMP))
     except UnsupportedVersionError:
         return {}
     finally:

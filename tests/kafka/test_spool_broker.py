@@ -39,9 +39,7 @@ class NewBroker(Protocol):
 
 
 def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
-    return FrameSink(
-        partial(LibrdkafkaProducer, [address], security(address), topic), topic, folder, 256 << 20, 16 << 20
-    )
+    return FrameSink(partial(LibrdkafkaProducer, client(address), topic), topic, folder, 256 << 20, 16 << 20)
 
 
 def more_spooled(sink: FrameSink) -> Callable[[], bool]:
