@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 # Set before a checkpoint's first run and frozen in it from then on.
@@ -88,6 +88,7 @@ def create_session(
     """
     # Workers must run in the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    master = _submitted_to() or master
     options = [java_options] if java_options else []
     if log4j is not None:
         options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
@@ -123,6 +124,14 @@ def create_session(
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _submitted_to() -> str | None:
+    """The master that spark-submit was given, or its default; None: this process was not started by spark-submit."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    SparkContext._ensure_initialized()  # the JVM, which has the options of spark-submit
+    return SparkConf().get("spark.master")
 
 
 def _launch_jvm(conf: Mapping[str, str]) -> None:

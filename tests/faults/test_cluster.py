@@ -20,7 +20,7 @@ import pytest
 from kit.awaiting import wait_until
 from kit.broker_access import variables
 from kit.kiln_process import Kiln
-from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
+from kit.log_feed import frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
 from kit.spark_cluster import SparkCluster, kill, unpack
 
@@ -64,10 +64,17 @@ class Jobs:
 
     def await_batches(self, number: int) -> None:
         """Returns when so many new batches are on Kafka, while each driver runs."""
+        came = 0
+
+        def enough() -> bool:
+            nonlocal came
+            came += sum(map(len, watched.poll(timeout_ms=1_000).values()))
+            ended = {job: self._cluster.said(job) for job, each in self.running.items() if each.poll() is not None}
+            assert ended == {}
+            return came >= number
+
         with new_records(self.address, f"{PREFIX}batches") as watched:
-            await_records(watched, number, polls=240)
-        ended = {job: self._cluster.said(job) for job, each in self.running.items() if each.poll() is not None}
-        assert ended == {}
+            wait_until(enough, lambda: f"{number} batches, not {came}\n{self.said()}", 300)
 
     def kill_executor(self, job: str, random: Random) -> None:
         before = self._cluster.executors(job)
