@@ -88,7 +88,7 @@ class Job:
 def main(name: JobName) -> int:
     """Runs a query until SIGTERM or SIGINT. Every ten seconds prints how the query fares, as one line of JSON.
 
-    Returns the exit status: 0 after a signal, 1 where the query gave up, 2 where the settings are wrong.
+    Returns the exit status: 0 after a signal, 1 where the query gave up or must not start, 2 where the settings are wrong.
     """
     try:
         settings = load_settings()
@@ -141,6 +141,9 @@ def main(name: JobName) -> int:
     except GaveUpError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return 1
+    except KilnError as error:  # such as a table that a newer Kiln has written
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code
     except KafkaError as error:
         print(printable_lines(f"Kafka at {settings.broker.servers}: {error}"), file=sys.stderr)
         return 1
