@@ -88,7 +88,8 @@ class Job:
 def main(name: JobName) -> int:
     """Runs a query until SIGTERM or SIGINT. Every ten seconds prints how the query fares, as one line of JSON.
 
-    Returns the exit status: 0 after a signal, 1 where the query gave up or must not start, 2 where the settings are wrong.
+    Returns the exit status: 0 after a signal, 1 where the query gave up or must not start, 2 where the settings are
+    wrong.
     """
     try:
         settings = load_settings()

@@ -22,7 +22,7 @@ from kit.broker_access import variables
 from kit.kiln_process import Kiln
 from kit.log_feed import frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
-from kit.spark_cluster import SparkCluster, kill, unpack
+from kit.spark_cluster import SparkCluster, kill
 
 from deploy.dist import main as make_dist
 from deploy.embedded.broker import EmbeddedBroker
@@ -40,17 +40,19 @@ WINDOW = 1_000_000  # µs
 RATE = 100  # messages/s
 SETTINGS = {
     "KILN_CONFIG": "conf/cluster.toml",
-    "KILN_JOBS__ARCHIVE__TRIGGER": "5s",
-    "KILN_JOBS__SINK__TRIGGER": "5s",
+    **{f"KILN_JOBS__{job}__TRIGGER": "1s" for job in ("UPDATES", "BATCH")},  # few cores, for a cluster
+    **{f"KILN_JOBS__{job}__TRIGGER": "5s" for job in ("ARCHIVE", "SINK")},
     "KILN_SPARK__SHUFFLE_PARTITIONS": "2",
 }
+CORES = {"updates": 2, "batch": 2, "archive": 1, "sink": 1}
+"""Each is an executor; two of a job are on two workers."""
 
 
 class Jobs:
     """The four queries on the cluster, and the log that they share."""
 
-    def __init__(self, cluster: SparkCluster, dist: Path, python: Path, address: str, kiln: Kiln) -> None:
-        self._cluster, self._dist, self._python, self.address, self.kiln = cluster, dist, python, address, kiln
+    def __init__(self, cluster: SparkCluster, dist: Path, address: str, kiln: Kiln) -> None:
+        self._cluster, self._dist, self.address, self.kiln = cluster, dist, address, kiln
         told = {name: value for name, value in kiln.environment.items() if name.startswith("KILN_")}
         self._variables = {**told, "KILN_STATE": str(kiln.state)}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -60,7 +62,7 @@ class Jobs:
         return self.running[job]
 
     def second(self, job: str) -> subprocess.Popen[bytes]:
-        return self._cluster.submit(self._dist, self._python, job, self._variables)
+        return self._cluster.submit(self._dist, job, CORES[job], self._variables)
 
     def await_batches(self, number: int) -> None:
         """Returns when so many new batches are on Kafka, while each driver runs."""
@@ -69,7 +71,7 @@ class Jobs:
         def enough() -> bool:
             nonlocal came
             came += sum(map(len, watched.poll(timeout_ms=1_000).values()))
-            ended = {job: self._cluster.said(job) for job, each in self.running.items() if each.poll() is not None}
+            ended = {job: self.said_by(job)[-6000:] for job, each in self.running.items() if each.poll() is not None}
             assert ended == {}
             return came >= number
 
@@ -90,7 +92,10 @@ class Jobs:
         return [query.name for query in read_status(settings).queries if query.name in QUERIES and query.lag != 0]
 
     def said(self) -> str:
-        return "\n".join(f"{job}:\n{self._cluster.said(job)}" for job in self.running)
+        return "\n".join(f"{job}:\n{self._cluster.said(job)[-6000:]}" for job in self.running)
+
+    def said_by(self, job: str) -> str:
+        return self._cluster.said(job)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +111,8 @@ def jobs(broker: EmbeddedBroker, root: Path, tmp_path_factory: pytest.TempPathFa
     cluster = SparkCluster(folder)
     try:
         cluster.start()
-        yield Jobs(cluster, dist, unpack(dist / "environment.tar.gz", folder / "driver"), broker.address, kiln)
+        cluster.unpack(dist)
+        yield Jobs(cluster, dist, broker.address, kiln)
     finally:
         cluster.stop()
 
@@ -129,6 +135,7 @@ def batches(jobs: Jobs) -> tuple[set[Emitted], list[Emitted]]:
         jobs.await_batches(40)
     feed.stop()
     assert feed.error is None
+    wait_until(lambda: jobs.behind() == [], jobs.said, 300)
     wait_until(lambda: expected(address) == set(read_batches(address, f"{PREFIX}batches")), jobs.said, 300)
     wait_until(lambda: jobs.behind() == [], jobs.said, 300)
     emitted = read_batches(address, f"{PREFIX}batches")
@@ -159,7 +166,7 @@ def test_a_second_copy_of_a_job_is_refused_in_words(jobs: Jobs) -> None:
     for job in ("updates", "sink"):
         second = jobs.second(job)
         assert second.wait(timeout=240) == 1, jobs.said()
-        assert f"{PREFIX}{job} is run by another driver, process " in jobs.said()
+        assert f"{PREFIX}{job} is run by another driver, process " in jobs.said_by(job)
         assert jobs.running[job].poll() is None
 
 

@@ -68,19 +68,25 @@ class SparkCluster:
             self._daemon(f"worker-{number}", worker, *at, "--webui-port", str(page), *place, self.master)
         wait_until(lambda: (told := self._told()) is not None and told.aliveworkers == WORKERS, "two workers", 120)
 
-    def submit(self, dist: Path, python: Path, job: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    def unpack(self, dist: Path) -> None:
+        """Unpacks the environment of a release where the drivers run: they look for it by the name that executors use."""
+        (self._folder / "environment").mkdir()
+        command = ["tar", "xzf", str(dist / "environment.tar.gz"), "-C", str(self._folder / "environment")]
+        subprocess.run(command, check=True)
+
+    def submit(self, dist: Path, job: str, cores: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         """Submits a job of a release. It is in a session of its own, so that `kill` ends JVM and Python."""
         jars = sorted((dist / "jars").iterdir())
         (local_files,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
         command = [
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master, "--driver-memory", "512m", "--executor-memory", "640m"),
-            *("--executor-cores", "1", "--total-executor-cores", str(WORKERS)),
+            *("--executor-cores", "1", "--total-executor-cores", str(cores)),
             *("--jars", ",".join(map(str, jars)), "--archives", f"{dist / 'environment.tar.gz'}#environment"),
             *("--driver-class-path", str(local_files), "--conf", f"spark.executor.extraClassPath={local_files}"),
             *(part for key, value in LOCAL_FILES.items() for part in ("--conf", f"{key}={value}")),
             *("--conf", "spark.pyspark.python=./environment/bin/python"),
-            *("--conf", f"spark.pyspark.driver.python={python}"),
+            *("--conf", "spark.pyspark.driver.python=./environment/bin/python"),
             *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
             *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1"),
             str(dist / "jobs" / f"{job}.py"),
@@ -100,9 +106,9 @@ class SparkCluster:
         return self._started[-1]
 
     def said(self, job: str) -> str:
-        """The end of what a job's driver has printed."""
+        """What a job's drivers have printed."""
         path = self._folder / f"{job}.out"
-        return path.read_text(errors="replace")[-6000:] if path.exists() else ""
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def executors(self, job: str) -> list[int]:
         """The process ids of a job's executors."""
@@ -155,10 +161,3 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a job's driver, with the JVM and the Python of it."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-
-
-def unpack(archive: Path, into: Path) -> Path:
-    """Unpacks the environment of a release, and returns its Python."""
-    into.mkdir()
-    subprocess.run(["tar", "xzf", str(archive), "-C", str(into)], check=True)
-    return into / "bin" / "python"
