@@ -69,7 +69,7 @@ class SparkCluster:
         wait_until(lambda: (told := self._told()) is not None and told.aliveworkers == WORKERS, "two workers", 120)
 
     def unpack(self, dist: Path) -> None:
-        """Unpacks the environment of a release where the drivers run: they look for it by the name that executors use."""
+        """Unpacks the environment of a release where the drivers run. They look for it under the name of executors."""
         (self._folder / "environment").mkdir()
         command = ["tar", "xzf", str(dist / "environment.tar.gz"), "-C", str(self._folder / "environment")]
         subprocess.run(command, check=True)
