@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom dist clean
+.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -72,6 +72,12 @@ sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as 
 
 dist: setup ## make a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
 	@$(PY) -m deploy.dist $(ARGS)
+
+images: setup ## build the container images bridge and jobs with buildah (ARGS="bridge --tag 1")
+	@$(PY) -m deploy.images.build $(ARGS)
+
+docs: setup ## write the documents as a site into build/site, and follow every link
+	@$(PY) -m deploy.site.build $(ARGS)
 
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
 	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

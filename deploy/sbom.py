@@ -1,7 +1,8 @@
 """The bill of materials of Kiln as CycloneDX: `make sbom`.
 
 It lists what Kiln installs: the packages of `requirements.lock` (those for development too), the jars of
-`conf/ivy.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories read.
+`conf/ivy.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories read. An image has a
+bill of its own, of what is in the image.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,15 +21,19 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from bridge.ipfs.helia import SOURCE
 from deploy.embedded.jars import IVY_XML, PROJECT, checksums_of
 
 
-def bill() -> str:
-    """The bill as JSON of CycloneDX 1.6."""
+def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
+    """The bill as JSON of CycloneDX 1.6. `packages`: of an image, by their normal names; None: of a checkout."""
+    parts = [part for part in _packages() if packages is None or canonicalize_name(part.name) in packages]
+    parts += _jars() if jars else ()
+    parts += _of_helia() if packages is None else ()
     kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
-    bom = Bom(components=[*_packages(), *_jars(), *_of_helia()])
+    bom = Bom(components=parts)
     bom.metadata.component = kiln
     bom.register_dependency(kiln, bom.components)
     return JsonV1Dot6(bom).output_as_string(indent=1)

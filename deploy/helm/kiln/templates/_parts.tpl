@@ -1,0 +1,114 @@
+{{/* What several manifests have in common. The context is the root, where nothing else is said. */}}
+
+{{- define "kiln.name" -}}
+{{- if contains "kiln" .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-kiln" .Release.Name }}{{ end }}
+{{- end }}
+
+{{- define "kiln.account" -}}
+{{- .Values.serviceAccount.name | default (include "kiln.name" .) }}
+{{- end }}
+
+{{/* Of all objects. The alert rules ask for job="kiln", which is the first label. */}}
+{{- define "kiln.labels" -}}
+app.kubernetes.io/name: kiln
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{/* Of the pods of a part. list: root, "bridge" or "jobs" */}}
+{{- define "kiln.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: kiln
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* list: root, "bridge" or "jobs" */}}
+{{- define "kiln.image" -}}
+{{- $root := index . 0 -}}
+{{- $part := index . 1 -}}
+{{- $digest := get $root.Values.image (printf "%sDigest" $part) -}}
+{{- $root.Values.image.repository }}/kiln-{{ $part }}{{ if $digest }}@{{ $digest }}{{ else }}:{{ $root.Values.image.tag }}{{ end }}
+{{- end }}
+
+{{/* What weighs more than the settings file, and settings out of secrets. */}}
+{{- define "kiln.environment" -}}
+- {name: KILN_CONFIG, value: /etc/kiln/kiln.toml}
+- {name: KILN_STATE, value: /var/lib/kiln/state}
+- {name: KILN_MONITOR__LISTEN, value: "0.0.0.0:4814"}
+{{- range $name, $from := .Values.secrets }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef: {name: {{ $from.secret }}, key: {{ $from.key }}}
+{{- end }}
+{{- end }}
+
+{{/* The state folder is made in the volume by Kiln itself, which closes it to others. A volume's own group must not change
+     the modes of what is there: Kiln refuses a key that others may read. */}}
+{{- define "kiln.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "kiln.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "kiln.probes" -}}
+startupProbe:
+  httpGet: {path: /ready, port: monitor}
+  periodSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /health, port: monitor}
+  periodSeconds: 15
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /ready, port: monitor}
+  periodSeconds: 10
+{{- end }}
+
+{{/* list: root, values of the part */}}
+{{- define "kiln.placement" -}}
+{{- $root := index . 0 -}}
+{{- $part := index . 1 -}}
+serviceAccountName: {{ include "kiln.account" $root }}
+automountServiceAccountToken: false
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with $part.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $part.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $part.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "kiln.claim" -}}
+- metadata: {name: state}
+  spec:
+    accessModes: [ReadWriteOnce]
+    {{- with .storageClass }}
+    storageClassName: {{ . }}
+    {{- end }}
+    resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+
+{{- define "kiln.checksum" -}}
+checksum/settings: {{ toToml .Values.settings | sha256sum }}
+{{- end }}
