@@ -50,6 +50,7 @@ def write_context(folder: Path, images: Sequence[Image] = IMAGES) -> None:
     for image in images:
         (folder / f"{image}.lock").write_text(lock_of(image), encoding="utf-8")
         (folder / f"{image}.cdx.json").write_text(bill(packages_of(image), jars=image == "jobs"), encoding="utf-8")
+    shutil.copyfile(CONTAINERFILE.with_name("entrypoint.sh"), folder / "entrypoint.sh")
     if "jobs" in images:
         _copy_jars(folder / "jars")
 

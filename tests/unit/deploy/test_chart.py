@@ -1,0 +1,265 @@
+"""deploy/helm/kiln: what the chart makes passes its schemas, a broken copy does not, and its pods can run Kiln."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kit import validators
+from ruamel.yaml import YAML
+
+from conf.settings.keys import known_keys, variable
+from conf.settings.reading import load_settings
+from schemas.queries import QUERIES
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "deploy/helm/kiln"
+RULES = ROOT / "deploy/prometheus/kiln.rules.yml"
+WAYS = ("together", "pods", "spark-applications")
+
+SETTINGS = """
+settings:
+  network: testnet-clay
+  kafka: {bootstrap: "kafka-1:9093,kafka-2:9093", security_protocol: SASL_SSL, sasl_username: k, frames_partitions: 8}
+  bridge: {bootstrap: [], spool_bytes: 2147483648}
+  traffic: {garbage: 0.02}
+secrets:
+  KILN_KAFKA__SASL_PASSWORD: {secret: kiln-kafka, key: password}
+serviceMonitor: {enabled: true, labels: {team: data}}
+prometheusRule: {enabled: true}
+image: {repository: registry.example/kiln, tag: 0.1.0, pullSecrets: [registry]}
+"""
+
+# a document of YAML, of any kind
+Document = dict[str, Any]
+
+pytestmark = pytest.mark.skipif(
+    not validators.program("helm").exists(), reason="validators of manifests are not built (python -m kit.validators)"
+)
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [validators.program("helm"), *arguments, "--kube-version", f"{validators.KUBERNETES}.0"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("values") / "values.yaml"
+    file.write_text(SETTINGS, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def rendered(values: Path) -> dict[str, list[Document]]:
+    """What the chart makes, by the way the jobs run."""
+    made = {}
+    for way in WAYS:
+        done = helm("template", "kiln", CHART, "--values", values, "--set", f"jobs.as={way}", "--namespace", "town")
+        assert done.returncode == 0, done.stderr
+        made[way] = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
+    return made
+
+
+def documents(rendered: dict[str, list[Document]], kind: str) -> list[Document]:
+    return [each for way in WAYS for each in rendered[way] if each["kind"] == kind]
+
+
+def pods(rendered: dict[str, list[Document]]) -> list[Document]:
+    """Every pod that the chart asks for, those of SparkApplications as the pods that Spark makes of them."""
+    found = [each["spec"]["template"] for each in documents(rendered, "StatefulSet")]
+    for each in documents(rendered, "SparkApplication"):
+        spec = each["spec"]
+        for part in (spec["driver"], spec["executor"]):
+            container = {
+                "name": "spark",
+                "image": spec["image"],
+                **{name: part[name] for name in ("env", "volumeMounts", "securityContext")},
+            }
+            pod = {"containers": [container], "volumes": spec["volumes"], "securityContext": part["podSecurityContext"]}
+            found.append({"metadata": {"labels": part["labels"]}, "spec": pod})
+    return found
+
+
+def as_pod(template: Document) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template["metadata"], "name": "p"},
+        "spec": template["spec"],
+    }
+
+
+def accepted(document: Document) -> bool:
+    """Whether a document passes the schema of its kind, strictly; None of ours is of a kind without a schema."""
+    try:
+        kubernetes_validate.validate(document, validators.KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError:
+        return False
+    return True
+
+
+def of_kubernetes(rendered: dict[str, list[Document]]) -> list[Document]:
+    """Each document that has a schema here, once."""
+    found: list[Document] = []
+    for each in [*(each for way in WAYS for each in rendered[way]), *map(as_pod, pods(rendered))]:
+        group = each["apiVersion"].partition("/")[0]
+        if group not in ("monitoring.coreos.com", "sparkoperator.k8s.io") and each not in found:
+            found.append(each)
+    return found
+
+
+def with_an_unknown_field(document: Document) -> None:
+    document.get("spec", document)["nobodyKnowsThis"] = 1
+
+
+def with_a_name_that_is_a_list(document: Document) -> None:
+    document["metadata"]["name"] = ["kiln"]
+
+
+def test_helm_has_nothing_against_the_chart(values: Path) -> None:
+    done = helm("lint", CHART, "--strict", "--values", values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_manifest_passes_its_schema(rendered: dict[str, list[Document]]) -> None:
+    seen = set()
+    for each in of_kubernetes(rendered):
+        assert accepted(each), f"{each['kind']} {each['metadata']['name']}"
+        seen.add(each["kind"])
+    assert seen == {
+        *("ConfigMap", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Service"),
+        *("ServiceAccount", "StatefulSet"),
+    }
+
+
+@pytest.mark.parametrize("broken", [with_an_unknown_field, with_a_name_that_is_a_list])
+def test_a_broken_copy_of_each_manifest_does_not(
+    rendered: dict[str, list[Document]], broken: Callable[[Document], None]
+) -> None:
+    for each in of_kubernetes(rendered):
+        other = copy.deepcopy(each)
+        broken(other)
+        assert not accepted(other), f"{each['kind']} {each['metadata']['name']}"
+
+
+@pytest.mark.skipif(not validators.built(), reason="validators of manifests are not built (python -m kit.validators)")
+def test_kubeconform_says_the_same_and_knows_the_resources_of_the_prometheus_operator(
+    rendered: dict[str, list[Document]], tmp_path: Path
+) -> None:
+    whole = [each for way in WAYS for each in rendered[way] if each["kind"] != "SparkApplication"]
+    yaml = YAML(typ="safe")
+    manifest = tmp_path / "whole.yaml"
+    with manifest.open("w", encoding="utf-8") as file:
+        yaml.dump_all(whole, file)
+    done = validators.kubeconform(manifest)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"ServiceMonitor", "PrometheusRule"} <= {each["kind"] for each in whole}
+    kinds = {each["kind"]: each for each in whole}
+    for kind, each in kinds.items():
+        other = copy.deepcopy(each)
+        with_an_unknown_field(other)
+        manifest.write_text("", encoding="utf-8")
+        with manifest.open("w", encoding="utf-8") as file:
+            yaml.dump(other, file)
+        assert validators.kubeconform(manifest).returncode != 0, kind
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "settings.kafka.bootstrap=",
+        "settings.kafka.bootstrap=kafka",
+        "jobs.as=cron",
+        "jobs.queries={archive,nothing}",
+        "bridge.replica=2",
+        "image.jobsDigest=sha256:1",
+        "secrets.kiln_password.secret=x",
+    ],
+)
+def test_values_that_make_no_kiln_are_refused(values: Path, refused: str) -> None:
+    done = helm("template", "kiln", CHART, "--values", values, "--set", refused)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_pods_may_write_to_their_volumes_alone_and_have_no_rights(rendered: dict[str, list[Document]]) -> None:
+    for pod in pods(rendered):
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        # With another policy a volume's group would change the mode of the bridge's key, which the bridge then refuses.
+        assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+        for container in pod["spec"]["containers"]:
+            rights = container["securityContext"]
+            assert rights["readOnlyRootFilesystem"] is True
+            assert rights["allowPrivilegeEscalation"] is False
+            assert rights["capabilities"] == {"drop": ["ALL"]}
+            assert {each["mountPath"] for each in container["volumeMounts"]} == {"/var/lib/kiln", "/etc/kiln", "/tmp"}
+
+
+def test_a_pod_has_the_settings_that_were_given(
+    rendered: dict[str, list[Document]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {*map(variable, known_keys()), "KILN_CONFIG"}
+    for pod in pods(rendered):
+        for each in pod["spec"]["containers"][0]["env"]:
+            assert each["name"] in known
+            if each["name"] == "KILN_KAFKA__SASL_PASSWORD":
+                assert each["valueFrom"] == {"secretKeyRef": {"name": "kiln-kafka", "key": "password"}}
+    for each in documents(rendered, "ConfigMap"):
+        text = each["data"]["kiln.toml"]
+        assert tomllib.loads(text)["network"] == "testnet-clay"
+        file = tmp_path / "kiln.toml"
+        file.write_text(text, encoding="utf-8")
+        monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "x")
+        settings = load_settings(file)
+        assert settings.kafka.server_list() == ["kafka-1:9093", "kafka-2:9093"]
+        assert (settings.kafka.frames_partitions, settings.bridge.spool_bytes) == (8, 2147483648)
+        assert settings.traffic.garbage == 0.02
+
+
+def test_each_query_runs_once_in_each_way(rendered: dict[str, list[Document]]) -> None:
+    def arguments(way: str) -> list[list[str]]:
+        sets = [each["spec"]["template"]["spec"] for each in rendered[way] if each["kind"] == "StatefulSet"]
+        return [each["containers"][0]["args"] for each in sets]
+
+    assert arguments("together") == [["bridge"], ["run", "--no-network"]]
+    assert sorted(arguments("pods")) == sorted([["bridge"], *(["job", query] for query in QUERIES)])
+    applications = [each for each in rendered["spark-applications"] if each["kind"] == "SparkApplication"]
+    files = [re.search(r"pipelines/jobs/\w+\.py$", each["spec"]["mainApplicationFile"]) for each in applications]
+    assert {ROOT / found[0] for found in files if found} == {ROOT / f"pipelines/jobs/{query}.py" for query in QUERIES}
+    assert all(found and (ROOT / found[0]).is_file() for found in files)
+
+
+def test_the_probes_ask_the_monitor_and_services_find_their_pods(rendered: dict[str, list[Document]]) -> None:
+    for way in WAYS:
+        labels = [each["metadata"]["labels"] for each in pods(dict.fromkeys(WAYS, rendered[way]))]
+        for each in rendered[way]:
+            if each["kind"] == "StatefulSet":
+                (container,) = each["spec"]["template"]["spec"]["containers"]
+                ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+                assert ports["monitor"] == 4814
+                paths = {
+                    name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")
+                }
+                assert paths == {"startup": "/ready", "liveness": "/health", "readiness": "/ready"}
+            if each["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy"):
+                spec = each["spec"]
+                wanted = spec["selector"] if each["kind"] == "Service" else spec.get("podSelector") or spec["selector"]
+                wanted = wanted.get("matchLabels", wanted)
+                assert any(wanted.items() <= pod.items() for pod in labels), each["metadata"]["name"]
+
+
+def test_the_rules_are_those_of_the_monitoring(rendered: dict[str, list[Document]]) -> None:
+    (rule, *_) = documents(rendered, "PrometheusRule")
+    assert rule["spec"] == YAML(typ="safe").load(RULES)
+    (monitor, *_) = documents(rendered, "ServiceMonitor")
+    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"  # whose value is the job "kiln" of the rules
+    services = [each["metadata"]["labels"] for each in documents(rendered, "Service")]
+    assert any(monitor["spec"]["selector"]["matchLabels"].items() <= each.items() for each in services)
