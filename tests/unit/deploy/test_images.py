@@ -143,7 +143,7 @@ def test_compose_takes_the_file_and_refuses_a_broken_copy(tmp_path: Path, part: 
     file.write_text(text.replace(part, broken), encoding="utf-8")
     done = subprocess.run(
         [validators.program("compose"), file],
-        env={"KILN_NETWORK": "testnet-clay", "KILN_BOOTSTRAP": "[]", "PATH": "/usr/bin"},
+        env={"KILN_NETWORK": "testnet-clay", "KILN_BRIDGE__BOOTSTRAP": "[]", "PATH": "/usr/bin"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
