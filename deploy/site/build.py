@@ -96,13 +96,16 @@ def navigation(sections: Nav, documents: Iterable[Path]) -> Nav:
     return [*made, *([{"More": more}] if more else [])]
 
 
-def build(site: Path) -> int:
-    """Writes the site, and returns how many pages it has. SiteError: mkdocs has something to say against a page."""
+def build(site: Path, script: Path) -> int:
+    """Writes the site, and returns how many pages it has. `script`: what draws the diagrams.
+
+    SiteError: mkdocs has something to say against a page.
+    """
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         folder = Path(scratch)
         documents = pages()
         lay_out(folder, documents)
-        _copy(mermaid(), folder / "assets" / "mermaid.min.js")
+        _copy(script, folder / "assets" / "mermaid.min.js")
         config = load_config(str(CONFIG), docs_dir=str(folder), site_dir=str(site), strict=True)
         config.nav = navigation(config.nav, documents)
         said = _Said()
@@ -185,7 +188,7 @@ def main() -> int:
     parser.add_argument("--site", type=Path, default=SITE, help="the folder to write; default: build/site")
     given = parser.parse_args()
     try:
-        number = build(given.site)
+        number = build(given.site, mermaid())
         check_links(given.site)
     except KilnError as error:
         print(f"make docs: {error}", file=sys.stderr)

@@ -37,7 +37,7 @@ _OF_THE_BROKER = {
     "KILN_KAFKA__SASL_USERNAME": "kiln",
     "KILN_KAFKA__SASL_PASSWORD_FILE": "/jobs/state/broker/password",
 }
-_GET = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())"
+_GET = "import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)"
 
 
 def podman(*arguments: str, check: bool = True) -> str:
@@ -70,15 +70,15 @@ class Pod:
         """What a command in a container prints."""
         return podman("exec", self.of(part), *words)
 
-    def page(self, part: str, address: str) -> str | None:
-        """A page on the pod's loopback; None: nobody serves the page now, or the answer is no."""
-        done = subprocess.run(
-            ["podman", "--runtime", "runc", "exec", self.of(part), "python3", "-c", _GET, f"http://{address}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout if done.returncode == 0 else None
+    def await_ready(self, port: int) -> None:
+        """Until the monitor at a port says that its part is ready. The container `jobs` asks."""
+        command = ["podman", "--runtime", "runc", "exec", self.of("jobs"), "python3", "-c", _GET]
+
+        def ready() -> bool:
+            done = subprocess.run([*command, f"http://127.0.0.1:{port}/ready"], capture_output=True, check=False)
+            return done.returncode == 0
+
+        wait_until(ready, lambda: f"the part at {port}\n{self.logs()}", 240)
 
     def logs(self) -> str:
         return "\n".join(
@@ -105,7 +105,7 @@ def pod() -> Iterator[Pod]:
 
 def test_bridge_and_jobs_run_from_their_images_without_rights_or_network(pod: Pod) -> None:
     pod.start("jobs", "localhost/kiln-jobs:latest", volumes={"jobs": "/var/lib/kiln"})
-    wait_until(lambda: pod.page("jobs", "127.0.0.1:4814/ready") is not None, lambda: f"jobs\n{pod.logs()}", 240)
+    pod.await_ready(4814)
     # Two bridges that speak with each other; the second has topics of its own.
     for number, part in enumerate(("bridge", "peer")):
         pod.start(
@@ -120,8 +120,7 @@ def test_bridge_and_jobs_run_from_their_images_without_rights_or_network(pod: Po
             KILN_KAFKA__PREFIX="kiln." if part == "bridge" else "other.",
             **_OF_THE_BROKER,
         )
-        ready = f"127.0.0.1:{4815 + number}/ready"
-        wait_until(lambda ready=ready: pod.page("jobs", ready) is not None, lambda: f"{part}\n{pod.logs()}", 120)
+        pod.await_ready(4815 + number)
     pod.run("jobs", "kiln", "generate", "/tmp/made.rpc.gz", "--for", "5s")
     pod.run("jobs", "kiln", "replay", "/tmp/made.rpc.gz")
 

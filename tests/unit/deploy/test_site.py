@@ -1,0 +1,81 @@
+"""`make docs`: the site has every page, mkdocs and linkchecker have nothing to say, and a link to nowhere is found."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from mkdocs.config import load_config
+
+from deploy.site.build import CONFIG, SiteError, build, check_links, navigation, pages, with_space_before_lists
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site; nothing draws its diagrams."""
+    folder = tmp_path_factory.mktemp("site")
+    script = folder / "nothing.js"
+    script.write_text("", encoding="utf-8")
+    assert build(folder / "site", script) == len(pages())
+    return folder / "site"
+
+
+class _Sources(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if tag in ("script", "img") or (tag == "link" and named.get("rel") == "stylesheet"):
+            self.found.add(named.get("src") or named.get("href") or "")
+
+
+def test_every_page_is_on_the_site_and_asks_no_other_host(site: Path) -> None:
+    for page in pages():
+        name = "index.html" if page == Path("README.md") else str(page.with_suffix(".html"))
+        name = name.replace("docs/design/README.html", "docs/design/index.html")
+        sources = _Sources()
+        sources.feed((site / name).read_text(encoding="utf-8"))
+        assert sources.found
+        assert not [each for each in sources.found if "://" in each or each.startswith("//")], name
+    concepts = (site / "docs/concepts.html").read_text(encoding="utf-8")
+    assert '<pre class="mermaid">' in concepts
+    assert "assets/mermaid.min.js" in concepts
+
+
+def test_no_link_leads_nowhere_and_one_that_does_is_found(site: Path, tmp_path: Path) -> None:
+    check_links(site)
+    broken = site / "docs" / "concepts.html"
+    whole = broken.read_text(encoding="utf-8")
+    try:
+        broken.write_text(whole.replace("design/overview.html", "design/nowhere.html"), encoding="utf-8")
+        with pytest.raises(SiteError, match="nowhere"):
+            check_links(site)
+    finally:
+        broken.write_text(whole, encoding="utf-8")
+
+
+def test_every_page_is_in_one_place_of_the_navigation() -> None:
+    documents = pages()
+    sections = navigation(load_config(str(CONFIG)).nav, documents)
+    named = [name for section in sections for each in section.values() for name in each]
+    assert sorted(named) == sorted(map(str, documents))
+    titles = [title for section in sections for title in section]
+    assert titles[:3] == ["Start", "Concepts", "Tables and SQL"]
+    assert {"Backfill", "Quality", "Deployment", "Protocols", "Decisions"} <= set(titles)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("Words:\n- one\n- two\n", "Words:\n\n- one\n- two\n"),
+        ("Words:\n1. one\n", "Words:\n\n1. one\n"),
+        ("- one\n  more\n- two\n", "- one\n  more\n- two\n"),
+        ("```sh\nkiln\n- x\n```\n", "```sh\nkiln\n- x\n```\n"),
+        ("| a |\n", "| a |\n"),
+    ],
+)
+def test_a_list_after_a_paragraph_is_a_list(text: str, made: str) -> None:
+    assert with_space_before_lists(text) == made
