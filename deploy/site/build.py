@@ -16,7 +16,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Iterable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
@@ -107,7 +110,7 @@ def build(site: Path, script: Path) -> int:
         lay_out(folder, documents)
         _copy(script, folder / "assets" / "mermaid.min.js")
         config = load_config(str(CONFIG), docs_dir=str(folder), site_dir=str(site), strict=True)
-        config.nav = navigation(config.nav, documents)
+        config.nav = navigation(config.nav or [], documents)
         said = _Said()
         logging.getLogger("mkdocs").addHandler(said)
         try:
@@ -122,12 +125,17 @@ def build(site: Path, script: Path) -> int:
 def check_links(site: Path) -> None:
     """Follows every link within the site. SiteError names those that lead nowhere."""
     program = Path(sys.executable).with_name("linkchecker")
-    done = subprocess.run(
-        [program, "--no-status", "--no-warnings", "--ignore-url=^(?!file:)", str(site / "index.html")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # Over HTTP: linkchecker of the user root reads files as nobody, who may not read all folders.
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/index.html"
+        done = subprocess.run(
+            [program, "--no-status", "--no-warnings", "--threads=2", address],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        server.shutdown()
     if done.returncode:
         raise SiteError(f"links that lead nowhere:\n{done.stdout}{done.stderr}")
 
@@ -164,6 +172,11 @@ def _fetched(folder: Path) -> Path:
         raise SiteError(f"npm cannot fetch {_MERMAID}: {done.stderr.strip()}")
     (archive,) = folder.glob("*.tgz")
     return archive
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 – the name is that of the library
+        """Nothing: linkchecker tells what it did not find."""
 
 
 class _Said(logging.Handler):

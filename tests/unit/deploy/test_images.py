@@ -140,10 +140,12 @@ def test_compose_takes_the_file_and_refuses_a_broken_copy(tmp_path: Path, part: 
     text = COMPOSE.read_text(encoding="utf-8")
     assert part in text
     file = tmp_path / "compose.yaml"
-    file.write_text(text.replace(part, broken), encoding="utf-8")
+    # compose-go's own command knows no variables
+    plain = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", re.sub(r"\$\{\w+:\?[^}]*\}", "given", text.replace(part, broken)))
+    assert "${" not in plain
+    file.write_text(plain, encoding="utf-8")
     done = subprocess.run(
         [validators.program("compose"), file],
-        env={"KILN_NETWORK": "testnet-clay", "KILN_BRIDGE__BOOTSTRAP": "[]", "PATH": "/usr/bin"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

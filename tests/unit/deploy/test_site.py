@@ -1,4 +1,4 @@
-"""`make docs`: the site has every page, mkdocs and linkchecker have nothing to say, and a link to nowhere is found."""
+"""`make docs`: the site has every page, mkdocs has nothing against one, and a link to nowhere is found."""
 
 from __future__ import annotations
 
@@ -45,21 +45,18 @@ def test_every_page_is_on_the_site_and_asks_no_other_host(site: Path) -> None:
     assert "assets/mermaid.min.js" in concepts
 
 
-def test_no_link_leads_nowhere_and_one_that_does_is_found(site: Path, tmp_path: Path) -> None:
-    check_links(site)
-    broken = site / "docs" / "concepts.html"
-    whole = broken.read_text(encoding="utf-8")
-    try:
-        broken.write_text(whole.replace("design/overview.html", "design/nowhere.html"), encoding="utf-8")
-        with pytest.raises(SiteError, match="nowhere"):
-            check_links(site)
-    finally:
-        broken.write_text(whole, encoding="utf-8")
+def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text('<a href="other.html">other</a>', encoding="utf-8")
+    (tmp_path / "other.html").write_text('<a href="index.html">back</a>', encoding="utf-8")
+    check_links(tmp_path)
+    (tmp_path / "other.html").write_text('<a href="nowhere.html">on</a>', encoding="utf-8")
+    with pytest.raises(SiteError, match=r"nowhere\.html"):
+        check_links(tmp_path)
 
 
-def test_every_page_is_in_one_place_of_the_navigation() -> None:
+def test_every_page_is_in_one_place_of_the_navigation(tmp_path: Path) -> None:
     documents = pages()
-    sections = navigation(load_config(str(CONFIG)).nav, documents)
+    sections = navigation(load_config(str(CONFIG), docs_dir=str(tmp_path)).nav or [], documents)
     named = [name for section in sections for each in section.values() for name in each]
     assert sorted(named) == sorted(map(str, documents))
     titles = [title for section in sections for title in section]
