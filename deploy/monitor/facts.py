@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deploy.observe.snapshot import Snapshot
-from deploy.observe.status import TableStatus
 from pipelines.spark.standing import RUNS
+
+if TYPE_CHECKING:  # the image of the bridge has no library that reads tables
+    from deploy.observe.status import TableStatus
 
 _SILENT = 30.0
 """s after which a run that makes no snapshot hangs"""

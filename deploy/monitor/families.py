@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,12 +15,14 @@ from bridge.gossip.score import ScoreOptions
 from bridge.status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
 from deploy.monitor.facts import Facts
 from deploy.observe.snapshot import Snapshot
-from deploy.observe.status import TableStatus
 from pipelines.spark.standing import query_families
 from schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
 from schemas.families import Values, family
 from schemas.metrics import METRICS
 from schemas.printable import printable
+
+if TYPE_CHECKING:
+    from deploy.observe.status import TableStatus
 
 _AGENTS: Final = 10
 """Names of agents that have a label of their own."""

@@ -25,7 +25,7 @@ COMPOSE = ROOT / "deploy/compose/compose.yaml"
 
 # What an image is for, as modules; Spark's workers import the last.
 MODULES: dict[Image, Sequence[str]] = {
-    "bridge": ("deploy.cli.app", "bridge.process.main", "deploy.kafka.broker", "deploy.monitor.bridge_alone"),
+    "bridge": ("deploy.cli.app", "bridge.process.main", "deploy.kafka.broker", "deploy.monitor.bridge"),
     "jobs": (
         *("deploy.cli.app", "deploy.run.application", "deploy.show.views", "deploy.show.summary"),
         *("deploy.observe.summary", "deploy.observe.doctor", "deploy.sql.ask", "deploy.quality.check"),
@@ -117,6 +117,7 @@ def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
     for name, service in services.items():
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert {key for key in service.get("environment", {}) if key.startswith("KILN_")} <= known
+        assert set(service.get("depends_on", ())) <= set(services)
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
             assert (COMPOSE.parent / source).exists() if source.startswith(".") else source in compose["volumes"]
@@ -132,8 +133,8 @@ def test_the_compose_file_names_settings_and_files_that_there_are() -> None:
     [
         ("", "", ""),
         ("healthcheck: *ready", "healthcheck: {tests: [CMD]}", "healthcheck"),
-        ("kafka: {condition: service_healthy}", "kafkaa: {condition: service_healthy}", "kafkaa"),
-        ("volumes: [kubo:/data/ipfs]", "volumes: [kuboo:/data/ipfs]", "kuboo"),
+        ("{condition: service_healthy}", "{condition: service_well}", "condition"),
+        ("volumes: [kubo:/data/ipfs]", "volumes: kubo:/data/ipfs", "volumes"),
     ],
 )
 def test_compose_takes_the_file_and_refuses_a_broken_copy(tmp_path: Path, part: str, broken: str, word: str) -> None:
