@@ -65,26 +65,32 @@ class Step:
 
 
 def swap(
-    lake: Lake, run: Run, exchange: Exchange, now: Callable[[], int], say: Callable[[str], None]
+    lake: Lake,
+    run: Run,
+    exchange: Exchange,
+    now: Callable[[], int],
+    say: Callable[[str], None],
+    *,
+    replace: bool = False,
 ) -> dict[str, int] | None:
     """Swaps the run in, or goes on with a swap that was cut short. Returns the version of each table afterwards, and
-    None where the run is swapped in already. `now`: µs. `say` hears of each step.
+    None where the run is swapped in already. `now`: µs. `say` hears of each step. `replace`: also where live heard what
+    the run did not.
 
-    SwapError: the run is not done, or other work on the tables does not let a step through. LakeError.
+    SwapError: the run is not done, live heard what the run did not, or other work on the tables does not let a step
+    through. LakeError.
     """
     events = [each.event for each in run.events]
     if "swapped" in events:
         return None
-    if not run.done:
-        raise SwapError(
-            f"run {run.name} is not done: the rest of its range would be empty. Type kiln backfill run once more, with "
-            "the same options"
-        )
+    _check_done(run)
     tables = [table for table in TABLES if table in STEPS]
     lake.create(tables)
     if "swapping" not in events:
         with both_sides(lake, run) as sides:
             _check_late(sides, run)
+            if not replace:
+                _check_heard(sides, run)
         before = {table: lake.open(table).version() for table in tables}
         tell(lake, run.name, "swapping", now(), range_from=run.range_from, range_to=run.range_to, details=before)
     else:
@@ -102,6 +108,53 @@ def swap(
     after = {table: lake.open(table).version() for table in tables}
     tell(lake, run.name, "swapped", now(), range_from=run.range_from, range_to=run.range_to, details=after)
     return after
+
+
+def add_frames(lake: Lake, run: Run, exchange: Exchange, say: Callable[[str], None]) -> bool:
+    """Adds the frames of a run that live lacks, and leaves every other table alone: the first step of a swap. False:
+    they are there already. SwapError: the run is not done or has no frames, or as `swap`. LakeError."""
+    _check_done(run)
+    if run.details.get("source") == "frames":
+        raise SwapError(f"run {run.name} was made from live's own frames, and has no others")
+    lake.create(["frames"])
+    mark = Mark(run.name, "frames", run.events[0].happened_at)
+    if exchange.has("frames", mark):
+        return False
+    before = lake.open("frames").version()
+    with both_sides(lake, run) as sides:
+        say("frames: adding")
+        _Swapping(sides, {}).take("frames", "frames", exchange, mark)
+    return lake.open("frames").version() > before
+
+
+def _check_done(run: Run) -> None:
+    if not run.done:
+        raise SwapError(
+            f"run {run.name} is not done: the rest of its range would be empty. Type kiln backfill run once more, with "
+            "the same options"
+        )
+
+
+def _check_heard(sides: Sides, run: Run) -> None:
+    """SwapError: live heard messages, or copies, in the range that are not in what the run read. They would go."""
+    source = run.details.get("source")
+    if source == "frames":
+        return
+    lacks = {}
+    for table in ("messages", "copies"):
+        sides.view(table)
+        key = ", ".join(sides.extents[table].key)
+        if found := sides.count(f"live_{table} ANTI JOIN run_{table} USING ({key})"):
+            lacks[table] = f"{found:,} {table}"
+    if not lacks:
+        return
+    read = "Kafka held" if source == "kafka" else "the files hold"
+    raise SwapError(
+        f"live has {' and '.join(lacks.values())} of the range that are not in what {read}, and the swap would take "
+        f"them out of these tables. To have both, type kiln backfill swap {run.name} --only-frames, make a new run of "
+        "the range with --source frames, and swap that one. To have the run's rows alone, type kiln backfill swap "
+        f"{run.name} --replace"
+    )
 
 
 def _check_late(sides: Sides, run: Run) -> None:

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
 
 from deploy.history.diff import diff
-from deploy.history.swap import SwapError, swap
+from deploy.history.swap import SwapError, add_frames, swap
 from deploy.sql.ask import ask
 from pipelines.history.account import Run, find_run, tell, told
 from pipelines.history.swap import Exchange, Mark
@@ -153,6 +153,47 @@ def test_frames_that_live_has_not_are_added_and_none_is_removed(lake: Lake) -> N
     swapped(lake)
     assert set(column(lake, "frames", "payload")) == {b"0", b"1", b"2", b"3"}
     assert len(column(lake, "frames", "payload")) == 4
+
+
+@pytest.mark.parametrize(("source", "words"), [("files", "the files hold"), ("kafka", "Kafka held")])
+def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, source: str, words: str) -> None:
+    """Not by a run that read something else than live's frames; nor does it matter where live heard nothing more."""
+    fill(lake, history(range(10)))
+    begin(lake, source=source)
+    fill(lake.run("r"), history(range(4, 20)))
+    run = find_run(lake, "r")
+    assert run is not None
+    with pytest.raises(SwapError, match=f"^live has 4 messages and 4 copies of the range .* what {words}, and"):
+        swapped(lake)
+    assert [each.event for each in told(lake)] == ["begun", "done"]
+    assert len(column(lake, "messages", "message")) == 10
+    assert swap(lake, run, Exchange(lake), lambda: TO + 10, lambda words: None, replace=True)
+    assert equal(lake)
+    begin(lake, "more", source=source)
+    fill(lake.run("more"), history(range(2, 30)))
+    assert swapped(lake, name="more")
+
+
+def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake) -> None:
+    frames = [
+        row("frames", connection=b"%16d" % number, direction="IN", sequence=1, payload=b"%d" % number)
+        for number in range(4)
+    ]
+    append(lake, "frames", frames[:3])
+    fill(lake, history(range(10)))
+    run = begin(lake, source="files")
+    append(lake.run("r"), "frames", frames[2:])
+    exchange = Exchange(lake)
+    before = {table: lake.open(table).version() for table in lake.tables()}
+    assert add_frames(lake, run, exchange, lambda words: None)
+    assert not add_frames(lake, run, exchange, lambda words: None)
+    assert sorted(map(repr, column(lake, "frames", "payload"))) == [repr(b"%d" % number) for number in range(4)]
+    after = {table: lake.open(table).version() for table in lake.tables()}
+    assert {table for table in after if after[table] != before[table]} == {"frames"}
+    assert swap(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
+    assert lake.open("frames").version() == after["frames"]
+    with pytest.raises(SwapError, match="made from live's own frames"):
+        add_frames(lake, begin(lake, "own"), exchange, lambda words: None)
 
 
 def test_a_claim_that_a_genesis_contradicts_is_told_once(lake: Lake) -> None:
