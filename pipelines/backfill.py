@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -50,6 +50,12 @@ class InputError(KilnError):
     """What a run is to read cannot be read."""
 
 
+class RequestError(KilnError):
+    """What a user asks of a run contradicts itself."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Request:
     """What a user asks of a run. Times are µs."""
@@ -63,6 +69,14 @@ class Request:
     """None: that of the settings"""
     network: str | None = None
     as_of: int | None = None
+    publish: bool = False
+
+    def __post_init__(self) -> None:
+        if self.publish and self.source == "files":
+            raise RequestError(
+                "--publish: frames out of files are of origin REPLAY, and the bridge publishes LIVE batches only. Take "
+                "--source frames or kafka"
+            )
 
 
 def terms_of(settings: Settings, request: Request) -> Terms:
@@ -92,8 +106,9 @@ def backfill(
     terms: Terms,
     stopped: Callable[[], bool],
     report: Callable[[Progress], None],
+    publish: bool = False,
 ) -> Outcome:
-    """Does a run, or what is left of it.
+    """Does a run, or what is left of it. `publish`: its batches go to the bridge, too.
 
     RunError: there is a run of this name with other terms. StoppedError: `stopped` said so. InputError.
     """
@@ -112,14 +127,14 @@ def backfill(
         spark=spark,
         lake=lake,
         commits=commits,
-        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" else {}),
+        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" or publish else {}),
         now=lambda: time.time_ns() // 1000,
         version=_code_version(),
         stopped=stopped,
         report=report,
     )
     try:
-        return run(terms, live, lambda: _inputs(settings, lake, terms, 2 * parallel))
+        return run(terms, live, lambda: _inputs(settings, lake, terms, 2 * parallel), publish)
     except (Py4JError, PySparkException) as error:
         if stopped():  # Spark was told to give up what it was at
             raise stopped_in_words(terms.name) from error
@@ -197,13 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             window=None if options.window is None else parse_duration(options.window),
             network=options.network,
             as_of=None if options.as_of is None else parse_time(options.as_of),
+            publish=options.publish,
         )
         with locked(settings.state, f"backfill-{check_name(request.name)}"):
             outcome = _submitted(settings, request)
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
-    print(json.dumps({"run": outcome.name, "wrote": outcome.wrote, "rows": dict(outcome.rows)}))
+    told = {"run": outcome.name, "wrote": outcome.wrote, "frames": outcome.frames, "rows": dict(outcome.rows)}
+    print(json.dumps({**told, "published": outcome.published, "gone": list(outcome.gone)}))
     return 0
 
 
@@ -223,7 +240,7 @@ def _submitted(settings: Settings, request: Request) -> Outcome:
 
     try:
         with stoppable(spark) as stopped:
-            return backfill(spark, settings, terms, stopped, report)
+            return backfill(spark, settings, terms, stopped, report, request.publish)
     finally:
         spark.stop()
 
@@ -237,6 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--window", metavar="T")
     parser.add_argument("--network", metavar="NAME")
     parser.add_argument("--as-of", metavar="TIME")
+    parser.add_argument("--publish", action="store_true")
     return parser
 
 
@@ -257,7 +275,8 @@ def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Input
             live["streams"] = known
     inputs = Inputs(live, at_once)
     if terms.source == "kafka":
-        return replace(inputs, kafka=_offsets(settings, terms))
+        offsets, gone = kafka_offsets(settings, terms)
+        return replace(inputs, kafka=offsets, gone=gone)
     if terms.source == "files":
         return replace(inputs, files=[part for file in terms.files for part in _parts(file, terms, settings.network)])
     return inputs
@@ -270,9 +289,10 @@ def _version_at(lake: Lake, table: str, at: int) -> int | None:
     return max(there, default=None)
 
 
-def _offsets(settings: Settings, terms: Terms) -> dict[str, tuple[int, int]]:
+def kafka_offsets(settings: Settings, terms: Terms) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """By partition of `kiln.frames`, the offset of the first record that the broker stamped when the run's reading
-    begins, or later, and the end. A frame is stamped after it was heard, however late."""
+    begins, or later, and the end. A frame is stamped after it was heard, however late. And in words what of the range
+    Kafka has let go. InputError: all of it."""
     kafka = settings.broker
     consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
     try:
@@ -283,12 +303,41 @@ def _offsets(settings: Settings, terms: Terms) -> dict[str, tuple[int, int]]:
         since = max(0, (terms.reads.low) // 1000)
         ends = consumer.end_offsets(parts)
         found = consumer.offsets_for_times(dict.fromkeys(parts, since))
-        return {
+        offsets = {
             str(part.partition): (ends[part] if found[part] is None else found[part].offset, ends[part])
             for part in parts
         }
+        starts, oldest = consumer.beginning_offsets(parts), consumer.offsets_for_times(dict.fromkeys(parts, 0))
+        gone = {
+            part.partition: words
+            for part in parts
+            if (words := _gone(starts[part], None if oldest[part] is None else oldest[part].timestamp, terms.span))
+        }
+        if gone and all(first == end for first, end in offsets.values()):
+            raise InputError(
+                f"{topic} holds nothing of the range any more: {'; '.join(_by_partition(gone))}. The table frames "
+                "keeps what Kafka lets go: take --source frames"
+            )
+        return offsets, [f"{topic}, {words}" for words in _by_partition(gone)]
     finally:
         consumer.close()
+
+
+def _gone(start: int, oldest: int | None, span: Span) -> str:
+    """What of a range a partition has let go, in words; empty: nothing. `start`: its first offset. `oldest`: when the
+    broker stamped the first record that is there, ms; None: there is none."""
+    if not start:
+        return ""
+    if oldest is None:
+        return f"all {start:,} records are gone"
+    if oldest * 1000 <= span.low:
+        return ""
+    at = datetime.fromtimestamp(oldest / 1000, UTC)
+    return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC are gone"
+
+
+def _by_partition(gone: Mapping[int, str]) -> list[str]:
+    return [f"partition {partition}: {words}" for partition, words in gone.items()]
 
 
 def _parts(file: str, terms: Terms, fallback: str) -> list[FilePart]:

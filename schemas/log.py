@@ -55,6 +55,7 @@ TOPICS: Final[dict[str, LogTopic]] = {
             for_life=True,
         ),
         LogTopic("batches", "NETWORK/KEY/VALUE of the separator", "a CIP-123 batch with its block"),
+        LogTopic("history", "NETWORK/KEY/VALUE of the separator", "a batch of a backfill run, to be published"),
         LogTopic("publications", "the CID", "the receipt of a publication"),
         LogTopic("streams", "the stream", "the separator that a verified genesis names", compacted=True),
         LogTopic("quarantine", "the place of what is at fault", "bytes that could not be used, and why"),

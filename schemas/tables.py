@@ -487,7 +487,8 @@ _ALL: Final = (
             _must(
                 "event",
                 "string",
-                "begun, chunk (a part of the run is in the run's tables), done, swapping, swapped or dropped",
+                "begun, chunk (a part of the run is in the run's tables), done, published (the bridge is to publish "
+                "its batches), swapping, swapped or dropped",
                 "chunk",
             ),
             _must(

@@ -246,6 +246,10 @@ class StoppableKafkaProducer:
         """The future of one record. KafkaError."""
         return self._producer.send(topic, value=value, key=key)
 
+    def flush(self, timeout: float) -> None:
+        """Returns when the broker has answered for every record sent so far. KafkaError."""
+        self._producer.flush(timeout)
+
     def abandon(self) -> None:
         """Send nothing more. Does not wait, so it may be called from a callback."""
         # close(0) of kafka-python 3.0.12 raises when records are under way and leaves the producer running; only the

@@ -26,6 +26,7 @@ from bridge.node.options import NodeOptions
 from bridge.node.seqno import Seqno, SeqnoError
 from bridge.process.interests import InterestsFile
 from bridge.process.joining import Joining
+from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import PublishError, PublishingOptions
 from bridge.publishing.pace import Pace
 from bridge.publishing.pins import Pins
@@ -276,6 +277,7 @@ def _publisher(
         _pins(settings, blocks),
         topics.published_on,
         pace=pace,
+        ledger=_ledger(settings, "gossipsub"),
     )
 
 
@@ -313,7 +315,12 @@ def _announcer(settings: Settings, carrier: Carrier, blocks: Blocks, token: trio
         lambda: carrier.stopped,
         _pins(settings, blocks),
         group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
+        ledger=_ledger(settings, TRANSPORT),
     )
+
+
+def _ledger(settings: Settings, transport: str) -> Ledger:
+    return Ledger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
 
 
 def _fetcher(settings: Settings, node: Node, blocks: Blocks) -> Fetcher:

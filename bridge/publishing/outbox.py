@@ -11,6 +11,7 @@ from msgspec import structs
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
 from bridge.kafka.place import Place
+from bridge.publishing.ledger import Ledger
 from bridge.publishing.pace import Pace
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
@@ -36,6 +37,9 @@ TOO_OLD: Final = "too old"
 NO_PEER: Final = "no peer on the topic"
 
 
+IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a backfill run is not published again"
+
+
 MALFORMED: Final = "batch_malformed"
 GONE: Final = "batches_gone"
 
@@ -44,6 +48,9 @@ MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for pe
 
 
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+
+
+RUNS_AT_ONCE: Final = 20  # of MAX_OPEN, batches of runs: those of live do not wait behind history
 
 
 _KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
@@ -99,6 +106,11 @@ class Keeper(Protocol):
     def close(self) -> None: ...
 
 
+def number_of(partition: int, of_runs: bool) -> int:
+    """How an Outbox numbers a partition: of `kiln.batches` as Kafka does, of `kiln.history` from -1 down."""
+    return -1 - partition if of_runs else partition
+
+
 class Publication:
     """One batch on its way. Pure."""
 
@@ -115,6 +127,11 @@ class Publication:
         """by topic, what has no receipt yet"""
         self.receipted: set[str] = set()
         """topics"""
+
+    @property
+    def of_run(self) -> bool:
+        """Whether a backfill run made it."""
+        return self.place.partition < 0
 
     def refused(self, why: str, now: int) -> PublicationRecord:
         """The receipt of a batch that is not published at all."""
@@ -154,14 +171,28 @@ class Delivery:
 
 
 class Outbox:
-    """What to do with the records of the topic of batches, and up to which record all are dealt with. Pure.
+    """What to do with the records of the topics of batches, and up to which record all are dealt with. Pure, but for
+    its ledger.
 
     The caller takes records in, calls `step` again and again, writes what comes out, and says `done` of each record
-    that the broker has.
+    that the broker has. `number_of` numbers the partitions of both topics.
+
+    A batch of live may go out again after a crash. A batch of a backfill run goes out once on a topic (decision 26):
+    the ledger says what a run's batch was handed to the node for, and `receipts` what went out before.
     """
 
-    def __init__(self, options: PublishingOptions) -> None:
+    def __init__(
+        self,
+        options: PublishingOptions,
+        ledger: Ledger | None = None,
+        receipts: Callable[[], Mapping[str, Set[str]]] = dict,
+    ) -> None:
+        """`receipts`: topics by CID of what went out so far; asked when the first batch of a run comes. LedgerError,
+        from every method that takes or publishes batches: the ledger cannot be used."""
         self._options = options
+        self._ledger = Ledger() if ledger is None else ledger
+        self._receipts = receipts
+        self._went_out: dict[str, set[str]] | None = None  # topics by CID; None: not asked for yet
         self._not_before: dict[int, int] = {}
         self._next: dict[int, int] = {}
         self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
@@ -217,13 +248,19 @@ class Outbox:
         self._next[partition] = before
         place = Place(partition, first)
         self._begin(place)
-        detail = f"records {partition}/{first} to {partition}/{before - 1} of batches"
+        topic, number, _ = _kafka_place(place)
+        detail = f"records {number}/{first} to {number}/{before - 1} of {topic}"
         return self._quarantine(place, GONE, detail, b"", now)
 
     @property
     def open(self) -> int:
         """How many records are taken and not done."""
         return sum(map(len, self._open.values()))
+
+    @property
+    def open_of_runs(self) -> int:
+        """How many of them are batches of runs."""
+        return sum(len(line) for partition, line in self._open.items() if partition < 0)
 
     @property
     def waiting(self) -> Mapping[str, int]:
@@ -245,9 +282,12 @@ class Outbox:
             publication = Publication(place, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
             self._begin(place)
-            detail = f"record {place.partition}/{place.offset} of batches: {error}"
+            topic, number, offset = _kafka_place(place)
+            detail = f"record {number}/{offset} of {topic}: {error}"
             return self._quarantine(place, MALFORMED, detail, value or b"", now)
         if place.offset < self._until[place.partition] and publication.cid in self._receipted:
+            return None
+        if self._is_others(publication):
             return None
         self._begin(place)
         if batch.closed_at < self._not_before[place.partition]:
@@ -388,6 +428,37 @@ class Outbox:
             self._owed[place] += len(added)
             self._settle(place, len(dropped))
 
+    def _is_others(self, publication: Publication) -> bool:
+        """Whether a batch of live has gone out as one of a run, or the other way round."""
+        handed_over = publication.cid in self._ledger
+        if not publication.of_run:
+            return handed_over
+        if self._went_out is None:
+            self._went_out = {cid: set(topics) for cid, topics in self._receipts().items()}
+        return publication.cid in self._went_out and not handed_over
+
+    def _is_over(self, delivery: Delivery) -> bool:
+        """Whether nothing is to be done and said any more: the batch went out on this topic before."""
+        publication = delivery.publication
+        if self._is_others(publication):
+            return True
+        return publication.of_run and delivery.topic in (self._went_out or {}).get(publication.cid, ())
+
+    def _publish(self, delivery: Delivery, publish: Callable[[str, bytes], int]) -> int:
+        """To how many peers it goes. PublishError."""
+        publication, topic = delivery.publication, delivery.topic
+        if not publication.of_run:
+            return publish(topic, publication.data)
+        self._ledger.begin(publication.cid, topic)
+        try:
+            peers = publish(topic, publication.data)
+        except PublishError:
+            self._ledger.undo(publication.cid, topic)
+            raise
+        if not peers:
+            self._ledger.undo(publication.cid, topic)
+        return peers
+
     def _out_of_line(self, delivery: Delivery) -> None:
         publication = delivery.publication
         del publication.to[delivery.topic]
@@ -405,6 +476,17 @@ class Outbox:
         self._due[topic] = now + self._options.retry_every
         for delivery in list(self._lines[topic]):
             publication = delivery.publication
+            if self._is_over(delivery):
+                publication.receipted.add(topic)
+                self._out_of_line(delivery)
+                self._settle(publication.place, 1)
+                continue
+            if publication.of_run and (publication.cid, topic) in self._ledger:
+                publication.receipted.add(topic)
+                self._out_of_line(delivery)
+                doubt = PublicationRecord(publication.cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
+                outputs.append(self._receipt(publication.place, doubt))
+                continue
             if pace is not None and blocked is None and now < (ready := pace.ready_at(topic)):
                 self._due[topic] = ready
                 if outputs:
@@ -413,7 +495,7 @@ class Outbox:
             peers, why = 0, NO_PEER
             if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
                 try:
-                    peers = publish(topic, publication.data)
+                    peers = self._publish(delivery, publish)
                 except PublishError as error:
                     why = str(error)
                 if not peers:
@@ -428,6 +510,8 @@ class Outbox:
     def _receipt(self, place: Place, receipt: PublicationRecord) -> Output:
         if receipt.error is None:
             self.published += 1
+            if self._went_out is not None and receipt.topic:
+                self._went_out.setdefault(receipt.cid, set()).add(receipt.topic)
         else:
             self.failed += 1
         options = self._options
@@ -438,6 +522,12 @@ class Outbox:
     def _quarantine(self, place: Place, reason: str, detail: str, value: bytes, now: int) -> Output:
         self.quarantined += 1
         fault = QuarantineRecord("publisher", reason, detail, value, now)
-        return Output(
-            place, "quarantine", quarantine_record_key("batches", place.partition, place.offset), encode(fault)
-        )
+        topic, partition, offset = _kafka_place(place)
+        return Output(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
+
+
+def _kafka_place(place: Place) -> tuple[str, int, int]:
+    """Topic, partition and offset, from what `number_of` made."""
+    if place.partition < 0:
+        return "history", -1 - place.partition, place.offset
+    return "batches", place.partition, place.offset

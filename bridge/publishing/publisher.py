@@ -25,6 +25,10 @@ beginning of the topic, too, and passes over the batches that have a receipt. No
 gave its receipt to each batch that was. The publisher commits, beside its place, up to which offset receipts count.
 
 Records that Kafka let go before the publisher read them are counted, logged, and told by a record of quarantine.
+
+`kiln.history` is the outbox of backfill runs, from its beginning on. No batch there is too old. A batch there that went
+out before, of live or of a run, does not go out again, not even where a crash took its receipt (`ledger.py`). The
+publisher takes a few of them at a time, so that live's batches need not wait.
 """
 
 from __future__ import annotations
@@ -44,7 +48,17 @@ from bridge.ipfs import BlocksAwayError
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import RENEW_EVERY, KafkaThread, partitions_of
-from bridge.publishing.outbox import MAX_BLOCK_BYTES, MAX_OPEN, Keeper, Outbox, Output, PublishingOptions
+from bridge.publishing.ledger import Ledger
+from bridge.publishing.outbox import (
+    MAX_BLOCK_BYTES,
+    MAX_OPEN,
+    RUNS_AT_ONCE,
+    Keeper,
+    Outbox,
+    Output,
+    PublishingOptions,
+    number_of,
+)
 from bridge.publishing.pace import Pace
 from bridge.publishing.pins import PinsError
 from bridge.publishing.transition import BY_SEPARATOR, Topics
@@ -80,13 +94,15 @@ class Publisher(KafkaThread):
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
         pace: Pace | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `publish(topic, data)`: hands a message to the node and returns to how many peers it goes; called in this
         thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
         which batches go out now. `group`: the consumer group that keeps the place; by default one of the network.
-        `pace`: the gap between two messages of one author.
+        `pace`: the gap between two messages of one author. `ledger`: which batches of runs were handed to the node,
+        by this transport; by default one that ends with the process.
         """
         super().__init__(
             "publisher",
@@ -103,6 +119,7 @@ class Publisher(KafkaThread):
         self._topics = topics
         self._clock_us = clock_us
         self._pace = pace
+        self._ledger = Ledger() if ledger is None else ledger
         self._counted = (0, 0, 0, 0)
         self._places_lost = 0
 
@@ -137,12 +154,14 @@ class Publisher(KafkaThread):
 
     def _ended(self) -> None:
         self._keeper.close()
+        self._ledger.close()
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        topic = f"{self._prefix}batches"
-        outbox = Outbox(self._options)
+        outbox = Outbox(self._options, self._ledger, lambda: self._went_out(producer))
         before = self._counted
-        committed, outputs = self._begin(consumer, topic, outbox)
+        committed, outputs = self._begin(consumer, outbox)
+        of_runs = [part for part in consumer.assignment() if self._is_of_runs(part)]
+        of_live = [part for part in consumer.assignment() if not self._is_of_runs(part)]
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
@@ -158,17 +177,24 @@ class Publisher(KafkaThread):
                 room = MAX_OPEN - outbox.open if outbox.block_bytes < MAX_BLOCK_BYTES else 0
                 # ms; whole ones, so that what is due is due then
                 wait = 0 if outbox.unkept and outbox.away is None else -(-outbox.wait(now, _LOOK_EVERY) // 1_000)
-                (consumer.resume if room > 0 else consumer.pause)(*consumer.assignment())
+                (consumer.resume if room > 0 else consumer.pause)(*of_live)
+                full = room <= 0 or outbox.open_of_runs >= RUNS_AT_ONCE
+                (consumer.pause if full else consumer.resume)(*of_runs)
                 for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
+                    number = self._number(part)
                     for record in records:
-                        if record.offset > outbox.expects(part.partition):
+                        if number < 0 and outbox.open_of_runs >= RUNS_AT_ONCE:
+                            consumer.seek(part, record.offset)
+                            break
+                        if record.offset > outbox.expects(number):
                             first = consumer.beginning_offsets([part])[part]
-                            outputs += self._gone(outbox, part.partition, min(first, record.offset), now)
-                        output = outbox.take(Place(part.partition, record.offset), record.value, now)
+                            outputs += self._gone(outbox, part, min(first, record.offset), now)
+                        output = outbox.take(Place(number, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                outputs += outbox.step(
-                    held_back is not None, self._keeper, self._speak, self._clock_us(), self._topics(), self._pace
-                )
+                if not self._stop.is_set():  # else receipts may not have been read to their end
+                    outputs += outbox.step(
+                        held_back is not None, self._keeper, self._speak, self._clock_us(), self._topics(), self._pace
+                    )
                 if now >= unpin_at:
                     self._unpin_expired(now)
                     unpin_at = now + _UNPIN_EVERY
@@ -187,7 +213,7 @@ class Publisher(KafkaThread):
                 outbox.done(place)
             places = outbox.places()
             if places != committed or now >= renew_at:
-                _commit(consumer, topic, outbox)
+                self._commit(consumer, outbox)
                 committed = places
                 renew_at = now + RENEW_EVERY
             self._counted = (
@@ -209,14 +235,36 @@ class Publisher(KafkaThread):
         with suppress(BlocksAwayError, PinsError):
             self._keeper.unpin_expired(now)
 
-    def _begin(self, consumer: KafkaConsumer, topic: str, outbox: Outbox) -> tuple[dict[int, int], list[Output]]:
+    def _is_of_runs(self, part: TopicPartition) -> bool:
+        return bool(part.topic == f"{self._prefix}history")
+
+    def _number(self, part: TopicPartition) -> int:
+        return number_of(part.partition, self._is_of_runs(part))
+
+    def _commit(self, consumer: KafkaConsumer, outbox: Outbox) -> None:
+        places = outbox.places()
+        kept = {
+            part: OffsetAndMetadata(places[number], outbox.metadata(number))
+            for part in consumer.assignment()
+            if (number := self._number(part)) in places
+        }
+        consumer.commit(kept, timeout_ms=10_000)
+
+    def _went_out(self, producer: StoppableKafkaProducer) -> Mapping[str, set[str]]:
+        """As `_receipts`, of all that went out up to now and has a receipt."""
+        producer.flush(timeout=30)
+        return self._receipts(0, only_out=True)
+
+    def _begin(self, consumer: KafkaConsumer, outbox: Outbox) -> tuple[dict[int, int], list[Output]]:
         """Moves the consumer to the committed places, which it returns, with what to write at once.
 
         A first start draws and keeps the line of `max_age`. Where Kafka has lost a place, receipts say what is done.
         """
+        topic = f"{self._prefix}batches"
         parts = partitions_of(consumer, topic)
-        consumer.assign(parts)
-        starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+        of_runs = partitions_of(consumer, f"{self._prefix}history")
+        consumer.assign([*parts, *of_runs])
+        starts, ends = consumer.beginning_offsets([*parts, *of_runs]), consumer.end_offsets(parts)
         now = self._clock_us()
         outputs: list[Output] = []
         receipted: dict[str, set[str]] | None = None
@@ -245,22 +293,29 @@ class Publisher(KafkaThread):
             if offset < until and receipted is None:
                 receipted = self._receipts(0)
             outbox.start(part.partition, offset, not_before, until, ends[part])
-            outputs += self._gone(outbox, part.partition, starts[part], now)
+            outputs += self._gone(outbox, part, starts[part], now)
+            consumer.seek(part, max(offset, starts[part]))
+        for part in of_runs:
+            kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
+            # the ledger and the receipts know what is done, so a place that is lost loses nothing
+            offset = starts[part] if kept is None or kept.offset > consumer.end_offsets([part])[part] else kept.offset
+            outbox.start(self._number(part), offset, 0)
+            outputs += self._gone(outbox, part, starts[part], now)
             consumer.seek(part, max(offset, starts[part]))
         if receipted is None and since is not None:
             receipted = self._receipts(since)
         outbox.receipted(receipted or {})
-        _commit(consumer, topic, outbox)
+        self._commit(consumer, outbox)
         return outbox.places(), outputs
 
-    def _gone(self, outbox: Outbox, partition: int, before: int, now: int) -> list[Output]:
-        first = outbox.expects(partition)
-        output = outbox.gone(partition, before, now)
+    def _gone(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[Output]:
+        first = outbox.expects(self._number(part))
+        output = outbox.gone(self._number(part), before, now)
         if output is None:
             return []
         _LOG.error(
-            "Kafka let %d records of %sbatches go before %s read them: partition %d, offsets %d to %d",
-            *(before - first, self._prefix, self._group, partition, first, before - 1),
+            "Kafka let %d records of %s go before %s read them: partition %d, offsets %d to %d",
+            *(before - first, part.topic, self._group, part.partition, first, before - 1),
         )
         return [output]
 
@@ -275,9 +330,9 @@ class Publisher(KafkaThread):
         finally:
             consumer.close()
 
-    def _receipts(self, since: int) -> dict[str, set[str]]:
+    def _receipts(self, since: int, only_out: bool = False) -> dict[str, set[str]]:
         """The topics of this network, by CID, of all receipts of this transport that the broker stamped with `since`
-        (ms) or later, up to now."""
+        (ms) or later, up to now. `only_out`: without those that tell an error."""
         found: dict[str, set[str]] = {}
         own = topic_name(self._options.network, None)
         consumer = self._consumer(None)
@@ -294,6 +349,8 @@ class Publisher(KafkaThread):
                         with suppress(*UNREADABLE):  # `sink` quarantines it
                             receipt = decode_publication(record.value or b"")
                             on = receipt.topic or ""
+                            if only_out and receipt.error is not None:
+                                continue
                             if receipt.transport == self._options.transport and f"{on}/".startswith(f"{own}/"):
                                 found.setdefault(receipt.cid, set()).add(on)
         finally:
@@ -305,14 +362,6 @@ def _read_metadata(text: str) -> tuple[int, int]:
     """`not_before` and `until`, as `Outbox.metadata` writes them."""
     numbers = [int(word) if word.lstrip("-").isdigit() else 0 for word in text.split()]
     return (*numbers, 0, 0)[0], (*numbers, 0, 0)[1]
-
-
-def _commit(consumer: KafkaConsumer, topic: str, outbox: Outbox) -> None:
-    places = {
-        TopicPartition(topic, partition): OffsetAndMetadata(offset, outbox.metadata(partition))
-        for partition, offset in outbox.places().items()
-    }
-    consumer.commit(places, timeout_ms=10_000)
 
 
 def _took(answers: deque[tuple[Place, BaseException | None]], place: Place, _: object) -> None:

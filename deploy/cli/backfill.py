@@ -51,6 +51,12 @@ def run(
         str | None,
         typer.Option("--as-of", metavar="TIME", help="Take the separators that were verified then. Default: now."),
     ] = None,
+    publish: Annotated[
+        bool,
+        typer.Option(
+            "--publish", help="Have the bridge publish the run's LIVE batches that nobody has published, each once."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -93,6 +99,7 @@ def run(
         window=None if window is None else _length(window),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
+        publish=publish,
     )
     out, pace = notes(), Pace()
     with out.status("…") as shown:
@@ -107,7 +114,7 @@ def run(
     if as_json:
         print(json.dumps(as_object(outcome)))
     else:
-        answers().print(told(outcome), soft_wrap=True)
+        answers().print(told(outcome, publish), soft_wrap=True)
 
 
 @commands.command("list")
@@ -151,7 +158,19 @@ def backfill_diff(
 
 
 @commands.command("swap")
-def backfill_swap(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
+def backfill_swap(
+    name: RunArgument,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Also where live heard messages that the files, or Kafka, did not hold."),
+    ] = False,
+    only_frames: Annotated[
+        bool,
+        typer.Option("--only-frames", help="Only add the run's frames to live's, for a later run from frames."),
+    ] = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
     """Put the run's rows in the place of live's, over the run's range.
 
     Kiln may run meanwhile. A swap that was cut short goes on when the command is typed again. The command needs no
@@ -159,15 +178,25 @@ def backfill_swap(name: RunArgument, state: StateOption = None, config: ConfigOp
     """
     settings = settings_of(config, state)
     from deploy.history.runs import held, the_run
-    from deploy.history.swap import swap
+    from deploy.history.swap import add_frames, swap
     from pipelines.history.swap import Exchange
 
+    if replace and only_frames:
+        raise UsageError("--replace --only-frames: --only-frames replaces nothing")
     lake, out = lake_of(settings), notes()
     the_run(lake, name)
     with held(settings.state, name, swap=True):
         run = the_run(lake, name)
         exchange = Exchange(lake, durable=settings.durability == "power")
-        done = swap(lake, run, exchange, _now, lambda words: out.print(words, style="dim"))
+
+        def say(words: str) -> None:
+            out.print(words, style="dim")
+
+        if only_frames:
+            added = add_frames(lake, run, exchange, say)
+            out.print(f"live has the frames of run {name}" if added else f"live had the frames of run {name} already")
+            return
+        done = swap(lake, run, exchange, _now, say, replace=replace)
     if done is None:
         out.print(f"run {name} is swapped in already: nothing to do")
     else:

@@ -27,11 +27,11 @@ def run_backfill(
         stack.enter_context(locked(settings.state, lock_of(check_name(request.name))))
         terms = terms_of(settings, request)
         found = begun(terms, Lake(str(settings.lake_folder)))
-        if found is not None and found.done:
+        if found is not None and found.done and (found.published or not request.publish):
             return Outcome(found.name, rows_of(found.chunks), 0, 0)
-        if request.source == "kafka":
+        if request.source == "kafka" or request.publish:
             stack.enter_context(broker(settings, say))
         say("starting Spark")
         spark = stack.enter_context(spark_session(settings, "backfill"))
         stopped = stack.enter_context(stoppable(spark))
-        return backfill(spark, settings, terms, stopped, report)
+        return backfill(spark, settings, terms, stopped, report, request.publish)

@@ -39,14 +39,26 @@ class Pace:
         return ", ".join(words)
 
 
-def told(outcome: Outcome) -> str:
-    """The end of a run in words."""
-    if not outcome.wrote:
-        return f"the run {outcome.name} was done already: nothing is written"
+def told(outcome: Outcome, publish: bool = False) -> str:
+    """The end of a run in words. `publish`: its batches were to be published."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
-    return f"the run {outcome.name} is done: {tables or 'no rows'}"
+    words = f"the run {outcome.name} is done: {tables or 'no rows'}"
+    if not outcome.wrote:
+        words = f"the run {outcome.name} was done already: nothing is written"
+    if outcome.gone:
+        words += f"; when it began, its source lacked: {'; '.join(outcome.gone)}"
+    if publish:
+        words += f"; {outcome.published:,} batches are handed to the bridge to be published"
+    return words
 
 
 def as_object(outcome: Outcome) -> dict[str, object]:
     """The end of a run, for --json."""
-    return {"run": outcome.name, "wrote": outcome.wrote, "frames": outcome.frames, "rows": dict(outcome.rows)}
+    return {
+        "run": outcome.name,
+        "wrote": outcome.wrote,
+        "frames": outcome.frames,
+        "rows": dict(outcome.rows),
+        "published": outcome.published,
+        "gone": list(outcome.gone),
+    }

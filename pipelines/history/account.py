@@ -19,7 +19,7 @@ from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema, columns_of
 from schemas.tables import TABLES
 
-Event = Literal["begun", "chunk", "done", "swapping", "swapped", "dropped"]
+Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "dropped"]
 
 RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "batches", "tips", "quarantine")
 """Tables of a run, beside the live ones. `frames` has rows only where the run did not read the live table."""
@@ -63,6 +63,11 @@ class Run:
     def done(self) -> bool:
         """Whether the run's tables hold all of its range."""
         return any(each.event == "done" for each in self.events)
+
+    @property
+    def published(self) -> bool:
+        """Whether its batches were handed to the bridge."""
+        return any(each.event == "published" for each in self.events)
 
     @property
     def reads(self) -> Mapping[str, int]:

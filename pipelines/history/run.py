@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import KilnError
-from pipelines.history import batches, frames, messages, updates
+from pipelines.history import batches, frames, messages, publishing, updates
 from pipelines.history.account import RUN_TABLES, Run, Told, check_name, find_run, tell
 from pipelines.history.chunks import UPDATES_AT_ONCE, Span, cut, pieces, reach
 from pipelines.history.frames import FilePart, Wanted
@@ -29,9 +29,9 @@ from pipelines.history.terms import Terms, differences
 from pipelines.lake.commits import Commits, Write
 from pipelines.lake.files import DataFile, discard
 from pipelines.lake.lake import Lake
-from pipelines.lake.tables import read_version
+from pipelines.lake.tables import read_table, read_version
 from pipelines.logic.batching import Batching
-from pipelines.spark.kafka import Broker, read_range
+from pipelines.spark.kafka import Broker, read_range, write_topic
 from pipelines.transforms.updates import Separating
 
 LIVE: Final = ("frames", "messages", "updates", "batches", "streams")
@@ -62,11 +62,13 @@ class Inputs:
     """parts of files that are read at once"""
     kafka: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     files: Sequence[FilePart] = ()
+    gone: Sequence[str] = ()
+    """in words, what of the range the source no longer has"""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `step`: reading, decoding or batching."""
+    """How far a run is. `step`: reading, decoding, batching or publishing."""
 
     step: str
     done: int
@@ -90,6 +92,10 @@ class Outcome:
     """rows, by this call"""
     frames: int
     """read by this call"""
+    published: int = 0
+    """batches handed to the bridge, by this call"""
+    gone: Sequence[str] = ()
+    """in words, what of the range the source no longer had when the run began"""
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,9 @@ class Means:
     report: Callable[[Progress], None] = lambda _: None
 
 
-def run(terms: Terms, means: Means, inputs: Callable[[], Inputs]) -> Outcome:
-    """Begins a run, or goes on with the run of this name. `inputs` is asked where the run begins.
+def run(terms: Terms, means: Means, inputs: Callable[[], Inputs], publish: bool = False) -> Outcome:
+    """Begins a run, or goes on with the run of this name. `inputs` is asked where the run begins. `publish`: also hands
+    its batches to the bridge, unless that was done.
 
     RunError: there is a run of this name with other terms. StoppedError.
     """
@@ -123,7 +130,7 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs]) -> Outcome:
         tell(means.lake, terms.name, "begun", means.now(), **span, details=details)
         found = find_run(means.lake, terms.name)
         assert found is not None
-    return _Running(found, terms, means).go()
+    return _Running(found, terms, means).go(publish)
 
 
 def begun(terms: Terms, lake: Lake) -> Run | None:
@@ -159,11 +166,12 @@ class _Kept(msgspec.Struct, frozen=True):
     at_once: int
     kafka: dict[str, tuple[int, int]] = {}
     files: list[str] = []
+    gone: list[str] = []
 
     @classmethod
     def of(cls, inputs: Inputs, terms: Terms) -> _Kept:
         packed = [msgspec.json.encode(each).decode() for each in inputs.files]
-        return cls(dict(inputs.live), terms.chunk, inputs.at_once, dict(inputs.kafka), packed)
+        return cls(dict(inputs.live), terms.chunk, inputs.at_once, dict(inputs.kafka), packed, list(inputs.gone))
 
     @property
     def parts(self) -> list[FilePart]:
@@ -184,7 +192,7 @@ class _Running:
         self._done = {self._step(each): each for each in found.chunks}
         self._wrote = self._frames = 0
 
-    def go(self) -> Outcome:
+    def go(self, publish: bool) -> Outcome:
         """Does what is left to do."""
         if not self._found.done:
             self._lake.create(RUN_TABLES)
@@ -194,7 +202,8 @@ class _Running:
             self._decode()
             self._batch()
             tell(self._means.lake, self._terms.name, "done", self._means.now(), details={"rows": self._rows()})
-        return Outcome(self._terms.name, self._rows(), self._wrote, self._frames)
+        published = self._publish() if publish and not self._found.published else 0
+        return Outcome(self._terms.name, self._rows(), self._wrote, self._frames, published, self._inputs.gone)
 
     @staticmethod
     def _step(told: Told) -> tuple[str, int]:
@@ -406,6 +415,28 @@ class _Running:
             made = batches.batched(batches.piece(both, number, count), batching, terms.span, self._lake)
             self._commit("batching", number, _tallies(made), terms.span)
         self._progress("batching", count, count)
+
+    # ---------------------------------------------------------------- publishing
+
+    def _publish(self) -> int:
+        """How many batches the bridge has to publish now. A call that is killed before it tells the account writes them
+        to Kafka again when it is called again; the bridge passes over those that it has."""
+        self._check()
+        means = self._means
+        means.lake.create(("publications",))
+        made = read_table(means.spark, self._lake, "batches")
+        left = publishing.to_publish(made, read_table(means.spark, means.lake, "publications"))
+        found = publishing.records(left).persist(StorageLevel.DISK_ONLY)
+        try:
+            count = found.count()
+            self._progress("publishing", 0, count)
+            if count:
+                write_topic(found, means.broker, "history")
+            tell(means.lake, self._terms.name, "published", means.now(), rows=count)
+            self._progress("publishing", count, count)
+        finally:
+            found.unpersist()
+        return count
 
 
 def stopped_in_words(name: str) -> StoppedError:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -15,7 +16,8 @@ from kit.awaiting import awaited
 from kit.broker_access import client, security
 
 from bridge.ipfs import BlocksAwayError
-from bridge.publishing.outbox import GONE, TOO_OLD, PublishingOptions
+from bridge.publishing.ledger import Ledger
+from bridge.publishing.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
 from bridge.publishing.publisher import Publisher
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
@@ -47,24 +49,25 @@ def batch(number: int, age: int = 0, origin: Origin = "LIVE") -> BatchRecord:
 class Kiln:
     """Topics of its own, publishers on them, and what they gave to the node."""
 
-    def __init__(self, address: str, prefix: str) -> None:
+    def __init__(self, address: str, prefix: str, ledger: Path) -> None:
         self.address = address
+        self.ledger = ledger
         self.prefix = prefix
         self.sent: list[bytes] = []
         self.peers = 1
         self.held: str | None = None
         self.away: str | None = None
         self.kept: list[str] = []
-        self.crash = False
+        self.crash = self.crash_after = False
         self.running: list[Publisher] = []
         ensure_topics(
             address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
 
-    def write(self, *values: bytes) -> None:
+    def write(self, *values: bytes, topic: str = "batches") -> None:
         producer = KafkaProducer(**client(self.address), acks="all")
         for value in values:
-            producer.send(f"{self.prefix}batches", value=value, partition=0)
+            producer.send(f"{self.prefix}{topic}", value=value, partition=0)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
@@ -114,6 +117,8 @@ class Kiln:
             raise RuntimeError("the node is gone")
         if self.peers:
             self.sent.append(data)
+        if self.crash_after:
+            raise RuntimeError("the bridge ends before it has the receipt")
         return self.peers
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
@@ -137,6 +142,7 @@ class Kiln:
             lambda: self.held,
             self,
             clock_us=clock_us,
+            ledger=Ledger(self.ledger),
         )
         publisher.start()
         self.running.append(publisher)
@@ -144,8 +150,8 @@ class Kiln:
 
 
 @pytest.fixture
-def kiln(broker: EmbeddedBroker, prefix: str) -> Iterator[Kiln]:
-    made = Kiln(broker.address, prefix)
+def kiln(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Kiln]:
+    made = Kiln(broker.address, prefix, tmp_path / "handed-over.sqlite")
     yield made
     for publisher in made.running:
         publisher.stop()
@@ -332,3 +338,38 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     kiln.write(encode(batch(7)))
     assert awaited(lambda: third.published == 1)
     assert third.lost == 0  # what it had read is not lost
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_published(kiln: Kiln) -> None:
+    """Also when the place is lost, and when the publisher ends between a message and its receipt."""
+    live, old = batch(0), [batch(number, age=10**15) for number in range(1, 2 * RUNS_AT_ONCE)]
+    kiln.write(encode(live))
+    first = kiln.start()
+    assert awaited(lambda: first.published == 1)
+    kiln.write(*map(encode, [live, *old]), topic="history")
+    assert awaited(lambda: first.published == 1 + len(old))
+    assert awaited(lambda: first.state == "waiting for batches")
+    first.stop()
+    kiln.forget_place()
+    kiln.write(*map(encode, [*old, live]), topic="history")  # another run of the same range
+    again = kiln.start()
+    last = batch(1_000, age=10**15)
+    kiln.write(encode(last), topic="history")
+    assert awaited(lambda: again.published == 1)
+    again.stop()
+    records = [live, *old, last]
+    assert [sum(record.cid.encode() in data for data in kiln.sent) for record in records] == [1] * len(records)
+    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(record.cid for record in records)
+
+    kiln.crash_after = True
+    fatal = batch(1_001, age=10**15)
+    kiln.write(encode(fatal), topic="history")
+    killed = kiln.start()
+    assert awaited(lambda: killed.error is not None)
+    kiln.crash_after = False
+    after = kiln.start()
+    assert awaited(lambda: after.failed == 1)
+    after.stop()
+    assert sum(fatal.cid.encode() in data for data in kiln.sent) == 1
+    assert [receipt.error for receipt in kiln.receipts() if receipt.cid == fatal.cid] == [IN_DOUBT]

@@ -18,14 +18,17 @@ from kit.log_model import Update, block_of, cid_of, windows_of
 from pyspark.sql import SparkSession
 
 from conf.settings.model import Backfill, Settings, Spark
+from deploy.history.sides import time_of
 from deploy.run.spark import spark_session
 from deploy.traffic import Traffic, TrafficOptions, write_traffic
 from deploy.traffic.ledger import Ledger, MessageEntry
 from pipelines.backfill import Request, backfill, terms_of
+from pipelines.history import publishing
 from pipelines.history.account import find_run
 from pipelines.history.run import Outcome, RunError, StoppedError
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema
+from schemas.records import BatchRecord, Origin, SeparatorRecord, decode_batch
 from schemas.tables import TABLES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -161,6 +164,47 @@ def test_two_runs_that_meet_give_what_one_run_gives(world: World) -> None:
         assert early
         assert late
         assert sorted(early + late, key=repr) == world.rows(None, table), table
+
+
+def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -> None:
+    closed, stamped = START + 1_000_000, START + 2_000_000
+    # CID, origin, when the broker had it, receipts
+    batches: dict[str, tuple[Origin, int, list[str | None]]] = {
+        "never live": ("LIVE", closed, []),
+        "given up by live": ("LIVE", stamped, ["too old", "no peer"]),
+        "in doubt, of a run": ("LIVE", closed, ["the bridge ended"]),
+        "waits in live's outbox": ("LIVE", stamped, []),
+        "published by live": ("LIVE", stamped, ["no peer", None]),
+        "published by a run": ("LIVE", closed, [None]),
+        "replayed": ("REPLAY", closed, []),
+    }
+    common: dict[str, object] = {"network": "n", "separator_key": "model", "streams": 1, "tips": 1, "bytes": 1}
+    times = {"opened_at": time_of(START), "closed_at": time_of(closed)}
+    rows = [
+        {**common, **times, "separator_value": f"k{number}", "cid": cid, "origin": origin}
+        | {"emitted_at": time_of(emitted), "block": cid.encode()}
+        for number, (cid, (origin, emitted, _)) in enumerate(batches.items())
+    ]
+    receipts = [
+        {"cid": cid, "transport": "gossipsub", "published_at": time_of(stamped), "error": error}
+        for cid, (_, _, errors) in batches.items()
+        for error in errors
+    ]
+    made, published = (
+        world.spark.createDataFrame([{**dict.fromkeys(names), **row} for row in some], TABLES[table].ddl)
+        for table, some in (("batches", rows), ("publications", receipts))
+        for names in [[column.name for column in TABLES[table].columns]]
+    )
+    records = publishing.records(publishing.to_publish(made, published)).collect()
+    found = {(bytes(each.key), decode_batch(bytes(each.value))) for each in records}
+    expected = {"never live": "k0", "given up by live": "k1", "in doubt, of a run": "k2"}
+    assert found == {
+        (
+            f"n/model/{value}".encode(),
+            BatchRecord("n", "LIVE", SeparatorRecord("model", value), cid, cid.encode(), START, closed),
+        )
+        for cid, value in expected.items()
+    }
 
 
 def test_later_truth_moves_an_update_and_as_of_takes_what_was_known_then(world: World) -> None:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
 from bridge.ipfs.folder import FolderBlocks
 from bridge.kafka.place import Place
-from bridge.publishing.outbox import GONE, TOO_OLD, Outbox, Output, PublishError, PublishingOptions
+from bridge.publishing.ledger import Ledger, LedgerError
+from bridge.publishing.outbox import (
+    GONE,
+    IN_DOUBT,
+    TOO_OLD,
+    Outbox,
+    Output,
+    PublishError,
+    PublishingOptions,
+    number_of,
+)
 from bridge.publishing.pace import IN_A_GAP, Pace
 from bridge.publishing.pins import Pins
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
@@ -673,3 +683,189 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     assert (run.outbox.lost, run.outbox.expects(0), run.place()) == (4, 5, 1)
     run.outbox.done(word.place)
     assert run.place() == 5
+
+
+# ---------------------------------------------------------------- batches of backfill runs
+
+
+LIVE_PART, RUNS_PART = number_of(0, False), number_of(0, True)
+
+
+class KilledError(Exception):
+    """The bridge is killed right after a message has left."""
+
+
+class History:
+    """Both topics of batches, and what outlives the bridge: the log, the receipts, the places, the ledger."""
+
+    def __init__(self, folder: Path, peers: int = 1) -> None:
+        self.node = Node(peers)
+        self.ipfs = Ipfs()
+        self.path = folder / "handed-over.sqlite"
+        self.log: dict[int, list[BatchRecord]] = {LIVE_PART: [], RUNS_PART: []}
+        self.places = dict.fromkeys(self.log, 0)
+        self.receipts: list[PublicationRecord] = []
+        self.now = START
+        self.kill = False
+        self.begin()
+
+    def begin(self) -> None:
+        self.ledger = Ledger(self.path)
+        self.outbox = Outbox(OPTIONS, self.ledger, self.went_out)
+        self.outputs: list[Output] = []
+        for part, place in self.places.items():
+            self.outbox.start(part, place, START - 60 * S if part == LIVE_PART else 0)
+            for offset in range(place, len(self.log[part])):
+                self.take(part, offset)
+
+    def went_out(self) -> dict[str, set[str]]:
+        return {each.cid: {each.topic or ""} for each in self.receipts if each.error is None}
+
+    def take(self, part: int, offset: int) -> None:
+        assert self.outbox.take(Place(part, offset), encode(self.log[part][offset]), self.now) is None
+
+    def write(self, part: int, record: BatchRecord) -> None:
+        self.log[part].append(record)
+        self.take(part, len(self.log[part]) - 1)
+
+    def publish(self, topic: str, data: bytes) -> int:
+        peers = self.node.publish(topic, data)
+        if peers and self.kill:
+            raise KilledError
+        return peers
+
+    def step(self, seconds: int = 0) -> None:
+        self.now += seconds * S
+        try:
+            self.outputs += self.outbox.step(False, self.ipfs, self.publish, self.now)
+        except KilledError:
+            self.crash()
+
+    def acknowledge(self, count: int = 1_000) -> None:
+        for output in self.outputs[:count]:
+            self.receipts.append(decode_publication(output.value))
+            self.outbox.done(output.place)
+        del self.outputs[:count]
+        self.places = self.outbox.places()
+
+    def crash(self) -> None:
+        self.kill = False
+        self.ledger.close()
+        self.begin()
+
+
+def test_batch_of_a_run_goes_out_however_old_it_is_and_never_again(tmp_path: Path) -> None:
+    run = History(tmp_path)
+    record = batch(1, closed=S)
+    run.write(RUNS_PART, record)
+    run.write(RUNS_PART, record)  # the run was killed before it had told the account
+    run.step()
+    run.acknowledge()
+    assert run.node.cids == [record.cid]
+    assert [(each.cid, each.peers, each.error) for each in run.receipts] == [(record.cid, 1, None)]
+    run.write(RUNS_PART, record)  # another run
+    run.write(LIVE_PART, record)  # live has got so far
+    run.step()
+    run.crash()
+    run.step()
+    assert (run.node.cids, run.outputs, run.outbox.open) == ([record.cid], [], 0)
+
+
+def test_what_live_has_published_no_run_publishes(tmp_path: Path) -> None:
+    run = History(tmp_path)
+    records = [batch(1), batch(2)]
+    run.write(LIVE_PART, records[0])
+    run.step()
+    run.acknowledge()
+    run.write(LIVE_PART, records[1])  # this one is on its way
+    for record in records:
+        run.write(RUNS_PART, record)
+    run.step()
+    assert run.node.cids == [record.cid for record in records]
+
+
+def test_batch_of_a_run_that_may_have_gone_out_does_not_go_out_again_and_its_receipt_says_so(tmp_path: Path) -> None:
+    run = History(tmp_path)
+    run.write(RUNS_PART, batch(1))
+    run.kill = True
+    run.step()
+    run.step()
+    run.acknowledge()
+    assert run.node.cids == [batch(1).cid]
+    assert [(each.peers, each.error) for each in run.receipts] == [(None, IN_DOUBT)]
+    assert run.places[RUNS_PART] == 1
+
+
+def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
+    run = History(tmp_path, peers=0)
+    run.write(RUNS_PART, batch(1))
+    run.step()
+    run.crash()
+    run.node.default = 1
+    run.step()
+    assert run.node.cids == [batch(1).cid]
+
+
+def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
+    run = History(tmp_path)
+    run.outbox.start(number_of(3, True), 7, 0)
+    output = run.outbox.take(Place(number_of(3, True), 7), b"{", START)
+    assert output is not None
+    assert output.key == b"history/3/7"
+    assert decode_quarantine(output.value).detail.startswith("record 3/7 of history: ")
+
+
+def test_ledger_that_cannot_be_read_stops_the_publisher_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "handed-over.sqlite"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(LedgerError, match=r"handed-over\.sqlite: file is not a database\. The file says which batches"):
+        "bafyrei" in Ledger(path)  # noqa: B015  # the question is what raises
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(["live", "run", "run", "peers"]), st.integers(0, 4)),
+            st.tuples(st.just("step"), st.integers(0, 3)),
+            st.tuples(st.just("ack"), st.integers(1, 3)),
+            st.tuples(st.sampled_from(["crash", "kill"]), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_happens_a_batch_of_runs_goes_out_once_at_most(
+    events: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = History(tmp_path_factory.mktemp("history"))
+    fell = False
+    for what, number in events:
+        record = batch(number, model=number % 2)
+        if what == "live":
+            run.write(LIVE_PART, record)
+        elif what == "run":
+            run.write(RUNS_PART, record)
+        elif what == "peers":
+            topic = topic_of(record)
+            run.node.peers[topic] = 1 - run.node.peers.get(topic, 1)
+        elif what == "step":
+            run.step(number)
+        elif what == "ack":
+            run.acknowledge(number)
+        elif what == "kill":
+            run.kill = fell = True
+        else:
+            fell = True
+            run.crash()
+    run.kill = False
+    run.node.peers.clear()
+    for _ in range(12):
+        run.step(1)
+    run.acknowledge()
+    assert run.outbox.open == 0
+    sent = Counter(run.node.cids)
+    of_live = {record.cid for record in run.log[LIVE_PART]}
+    for record in run.log[RUNS_PART]:
+        assert sent[record.cid] <= 1 or record.cid in of_live
+        assert any(receipt.cid == record.cid for receipt in run.receipts)
+        if not fell and run.log[LIVE_PART].count(record) <= 1:
+            assert sent[record.cid] <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         ((*RANGE, "--window", "0s"), "--window 0s: expected more than nothing"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
+        ((*RANGE, "--publish", "--source", __file__), "--publish: frames out of files are of origin REPLAY"),
     ],
 )
 def test_a_command_line_that_makes_no_sense(
@@ -54,4 +56,11 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     outcome = Outcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
     assert told(outcome) == "the run november is done: 7 batches, 2,000 updates"
     assert told(Outcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
-    assert as_object(outcome) == {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows}
+    said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
+    assert as_object(outcome) == said
+    lacking = replace(outcome, published=3, gone=["kiln.frames, partition 0: all 9 records are gone"])
+    assert told(lacking, publish=True) == (
+        "the run november is done: 7 batches, 2,000 updates; when it began, its source lacked: kiln.frames, partition "
+        "0: all 9 records are gone; 3 batches are handed to the bridge to be published"
+    )
+    assert as_object(lacking) == {**said, "published": 3, "gone": list(lacking.gone)}
