@@ -26,6 +26,7 @@ _FRAME = """<!doctype html><title>not measured</title><iframe width={width} heig
   const page = document.querySelector("iframe").contentDocument;
   const cut = [...page.querySelectorAll("h1, h2, .tile, svg, section")].filter(
     each => each.getBoundingClientRect().right > {width} || each.getBoundingClientRect().left < 0);
+  cut.push(...[...page.querySelectorAll(".scroll")].filter(each => each.scrollWidth > each.clientWidth));
   document.title = [page.documentElement.scrollWidth, cut.length, page.querySelectorAll("polyline").length,
     getComputedStyle(page.querySelector(".row:not(.wide)")).gridTemplateColumns.split(" ").length].join(" ");
 }};</script>"""
