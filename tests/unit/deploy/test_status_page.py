@@ -6,14 +6,18 @@ import html
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_monitor import SNAPSHOT, facts_of
+from test_monitor import SNAPSHOT
 
+from deploy.monitor.facts import Facts
 from deploy.monitor.history import History
 from deploy.monitor.page import render_page
+from deploy.observe.snapshot import QualityInRun
+from deploy.observe.status import lake_status
 from pipelines.lake.lake import Lake
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +31,8 @@ _FRAME = """<!doctype html><title>not measured</title><iframe width={width} heig
   const cut = [...page.querySelectorAll("h1, h2, .tile, svg, section")].filter(
     each => each.getBoundingClientRect().right > {width} || each.getBoundingClientRect().left < 0);
   cut.push(...[...page.querySelectorAll(".scroll")].filter(each => each.scrollWidth > each.clientWidth));
-  document.title = [page.documentElement.scrollWidth, cut.length, page.querySelectorAll("polyline").length,
+  const names = cut.map(each => each.querySelector("h2")?.textContent ?? each.tagName).join(", ");
+  document.title = [page.documentElement.scrollWidth, `"${{names}}"`, page.querySelectorAll("polyline").length,
     getComputedStyle(page.querySelector(".row:not(.wide)")).gridTemplateColumns.split(" ").length].join(" ");
 }};</script>"""
 
@@ -39,7 +44,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     history = History()
     for number in range(50):
         history.see(replace(SNAPSHOT, batches=number, frames_rate=float(number % 7)), number * 5.0)
-    return render_page(facts_of(replace(SNAPSHOT, errors=["x" * 300]), lake), history.plots())
+    now = time.time()
+    seen = replace(SNAPSHOT, errors=["x" * 300], quality=QualityInRun(now - 70, {("messages", "passed"): 9}))
+    return render_page(Facts(seen, now, now, "1.2.3", lake_status(lake)), history.plots())
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1200, range(5, 9)), (375, range(1, 4))])
@@ -50,10 +57,10 @@ def test_the_page_fits_and_its_plots_are_drawn(page: str, tmp_path: Path, width:
     done = subprocess.run(
         [*command, f"--user-data-dir={tmp_path / 'profile'}", file.as_uri()], capture_output=True, text=True, check=True
     )
-    found = re.search(r"<title>(\d+) (\d+) (\d+) (\d+)</title>", done.stdout)
+    found = re.search(r'<title>(\d+) "(.*)" (\d+) (\d+)</title>', done.stdout)
     assert found is not None, done.stderr
-    needed, cut_off, lines, beside = map(int, found.groups())
-    assert needed <= width
-    assert cut_off == 0
-    assert lines == 5
-    assert beside in columns
+    needed, cut_off, lines, beside = found.groups()
+    assert int(needed) <= width
+    assert cut_off == ""
+    assert int(lines) == 5
+    assert int(beside) in columns
