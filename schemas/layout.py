@@ -28,6 +28,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "publications": Layout(age="published_at"),
     "bundles": Layout(expires=False),
     "quarantine": Layout(age="observed_at"),
+    "dropped": Layout(age="dropped_at"),
     "quality_results": Layout(age="run_at"),
     "runs": Layout(expires=False),
 }

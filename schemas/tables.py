@@ -453,6 +453,31 @@ _ALL: Final = (
         (),
     ),
     Table(
+        "dropped",
+        "Rows that kiln quarantine drop took out of the table quarantine: all but their bytes, and when and why",
+        (
+            _must("drop_id", "string", "Id of the drop: the rows that one command took out", "1f0c9a7e5b3d4c21"),
+            _must("dropped_at", "timestamp", "When the command ran (UTC)", "2026-11-03 09:00:00"),
+            _must("why", "string", "The words that the user gave", "garbage of one client, looked at on 2 November"),
+            _may("kafka_partition", "int", "As in the table quarantine", "5"),
+            _may("kafka_offset", "bigint", "As in the table quarantine", "481516"),
+            _may("message_index", "int", "As in the table quarantine", "0"),
+            _may("cid", "string", "As in the table quarantine", _A_BATCH),
+            _must("stage", "string", "As in the table quarantine", "message"),
+            _must("reason", "string", "As in the table quarantine, in snake_case", "bad_tip"),
+            _may("detail", "string", "As in the table quarantine", "the tip is no CID"),
+            _must("bytes", "bigint", "How many bytes the row held", "28"),
+            _must(
+                "sha256",
+                "string",
+                "SHA-256 of these bytes in hex. Where the row came from a frame, the table frames still has the bytes",
+                "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            ),
+            _must("observed_at", "timestamp", "As in the table quarantine", "2026-11-01 12:00:00.123456"),
+        ),
+        (),
+    ),
+    Table(
         "quality_results",
         "Results of the quality expectations on the other tables, one row for each expectation and run",
         (

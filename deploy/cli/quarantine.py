@@ -1,11 +1,11 @@
-"""`kiln quarantine list` and `kiln quarantine replay`: what Kiln could not use, counted and brought back."""
+"""`kiln quarantine`: what Kiln could not use, counted, shown, brought back and dropped."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,32 +23,172 @@ from deploy.cli.options import (
 
 if TYPE_CHECKING:
     from bridge.kafka.producers import FramesProducer
+    from deploy.quarantine.picking import Selection
 
 commands = typer.Typer(
-    name="quarantine", no_args_is_help=True, help="Count what Kiln could not use, and bring it back."
+    name="quarantine", no_args_is_help=True, help="Count and show what Kiln could not use; bring it back, or drop it."
 )
+
+StageOption = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Only this stage, such as message.")]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", metavar="REASON", help="Only this reason, such as bad_tip.")
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only from then on: 1h (ago), 2026-11-01, 2026-11-01T12:00:00Z."),
+]
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Only before then, written as for --since.")
+]
+AuthorOption = Annotated[
+    str | None,
+    typer.Option("--author", metavar="PEER", help="Only messages that name this peer as their author, rightly or not."),
+]
+ByOption = Annotated[Literal["reason", "hour", "author"], typer.Option("--by", help="What to count by.")]
 
 
 @commands.command("list")
-def quarantine_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
-    """Count what is in quarantine, by stage and reason."""
+def quarantine_list(
+    by: ByOption = "reason",
+    stage: StageOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    author: AuthorOption = None,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Count what is in quarantine, by stage and reason, by hour, or by author."""
     settings = settings_of(config, state)
-    from deploy.sql.ask import ask
-    from schemas.faults import CODE_IN_SQL
+    wanted = _selection(stage, reason, since, until, author)
+    from deploy.quarantine.picking import Picked
+    from deploy.show.quarantine import counts_json, render_counts
 
-    answer = ask(
-        lake_of(settings),
-        f"SELECT stage, {CODE_IN_SQL} AS reason, count(*) AS rows, max(observed_at) AS newest FROM quarantine "
-        "GROUP BY ALL ORDER BY rows DESC, stage, reason",
-    )
+    with Picked(lake_of(settings), wanted, authors=by == "author") as picked:
+        counts = picked.counts(by)
     if as_json:
-        from deploy.show.answer_json import write_json
-
-        write_json(answer, sys.stdout)
+        print(counts_json(counts, by))
     else:
-        from deploy.show.answer import print_table
+        answers().print(render_counts(counts, by))
 
-        print_table(answer, answers(), 1_000)
+
+@commands.command("show")
+def quarantine_show(
+    stage: StageOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    author: AuthorOption = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="How many rows, the newest first.")] = 5,
+    most: Annotated[int, typer.Option("--bytes", metavar="N", min=0, help="Bytes of each row; 0: all.")] = 256,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show rows of quarantine: how many there are, and of the newest who sent them, their bytes, and what to do.
+
+    Bytes that are text are shown as text in which nothing moves the cursor, all others in hex. --json prints rows
+    whole.
+    """
+    settings = settings_of(config, state)
+    wanted = _selection(stage, reason, since, until, author)
+    from deploy.quarantine.picking import Picked
+    from deploy.show.quarantine import render_counts, render_row, rows_json
+
+    with Picked(lake_of(settings), wanted, authors=True) as picked:
+        if as_json:
+            print(rows_json(picked.rows(rows)))
+            return
+        out = answers()
+        out.print(render_counts(picked.counts(), "reason"), "")
+        for row in picked.rows(rows):
+            out.print(render_row(row, most), soft_wrap=True)
+
+
+@commands.command("drop")
+def quarantine_drop(
+    why: Annotated[str, typer.Option("--why", metavar="WORDS", help="Why, for the record in the table dropped.")],
+    stage: StageOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    author: AuthorOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="All rows: needed where nothing else is named.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop what the command says it would drop.")] = False,
+    as_json: JsonOption = False,
+    state: StateOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Take rows out of quarantine for good.
+
+    Without --yes the command only counts. The table dropped keeps a record of each row: all but the bytes, their hash,
+    when, and WORDS. A dropped row cannot come back by kiln quarantine replay. The command works while Kiln runs.
+    """
+    settings = settings_of(config, state)
+    wanted = _selection(stage, reason, since, until, author)
+    if wanted.is_all != everything:
+        raise UsageError("name --stage, --reason, --since, --until or --author; or --all for every row")
+    if not why.strip():
+        raise UsageError("--why: expected words")
+    from deploy.quarantine.picking import Picked
+    from deploy.show.quarantine import counts_json, dropped_json, render_counts
+
+    lake, out = lake_of(settings), answers()
+    if not yes:
+        with Picked(lake, wanted) as picked:
+            counts = picked.counts()
+        if as_json:
+            print(counts_json(counts, "reason"))
+        else:
+            out.print(render_counts(counts, "reason"))
+            out.print("nothing is dropped: --yes drops these rows", style="dim")
+        return
+    from uuid import uuid4
+
+    from deploy.quarantine.dropping import drop
+
+    done = drop(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
+    if as_json:
+        print(dropped_json(done))
+    elif done.rows:
+        if done.known:
+            out.print(f"{done.known:,} of the rows had been recorded by a command that did not come to its end")
+        out.print(
+            f"{done.rows:,} rows dropped. kiln sql \"SELECT * FROM dropped WHERE drop_id = '{done.drop_id}'\"",
+            soft_wrap=True,
+            highlight=False,
+        )
+    else:
+        out.print("no such rows: nothing is dropped")
+
+
+def _selection(
+    stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
+) -> Selection:
+    from deploy.quarantine.picking import Selection
+
+    return Selection(
+        stage,
+        reason,
+        _moment(since, "--since") if since else None,
+        _moment(until, "--until") if until else None,
+        author,
+    )
+
+
+def _moment(text: str, option: str) -> datetime:
+    from conf.settings.durations import parse_duration
+
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        told = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: expected 1h (ago), 2026-11-01 or 2026-11-01T12:00:00Z") from None
+    return told if told.tzinfo else told.replace(tzinfo=UTC)
 
 
 @commands.command("replay")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Iterator, Set
 from typing import Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
 
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode
 from schemas.frames import BEP50, DIRECTIONS, gossip_messages
@@ -17,6 +20,8 @@ COLUMNS: Final = (
     "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
 )
 """of the table `frames`, as `frame_of` takes them"""
+
+_ROWS_AT_ONCE: Final = 1_000
 
 
 class At(NamedTuple):
@@ -66,6 +71,35 @@ def with_messages(frame: Frame, positions: Set[int]) -> Frame:
     if verdicts := frame.verdicts:  # read once: each access makes a copy
         copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in kept)
     return copy
+
+
+def stored(connection: duckdb.DuckDBPyConnection, places: Collection[At]) -> Iterator[tuple[At, Frame]]:
+    """Those frames at `places` that the view `frames` of the connection has, in the order in which they came."""
+    if not places:
+        return
+    wanted = pa.table(
+        {
+            "kafka_partition": pa.array([at.partition for at in places], pa.int32()),
+            "kafka_offset": pa.array([at.offset for at in places], pa.int64()),
+        }
+    )
+    spans: dict[int, tuple[int, int]] = {}
+    for at in places:
+        low, high = spans.get(at.partition, (at.offset, at.offset))
+        spans[at.partition] = (min(low, at.offset), max(high, at.offset))
+    # a join alone reads every file; by these bounds whole files are passed over
+    bounds = " OR ".join(
+        f"(kafka_partition = {partition} AND kafka_offset BETWEEN {low} AND {high})"
+        for partition, (low, high) in spans.items()
+    )
+    connection.register("wanted", wanted)
+    answer = connection.execute(
+        f"SELECT {COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
+        f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
+    )
+    while rows := answer.fetchmany(_ROWS_AT_ONCE):
+        for row in rows:
+            yield frame_of(row)
 
 
 def frame_of(row: tuple[object, ...]) -> tuple[At, Frame]:

@@ -11,7 +11,7 @@ Blocks that could not be fetched are another matter: `deploy.quarantine.unfetche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from conf.errors import KilnError
 from conf.settings.keys import nearest
-from deploy.quarantine.frames import COLUMNS, At, Places, frame_of, reread, with_messages
+from deploy.quarantine.frames import At, Places, reread, stored, with_messages
 from deploy.sql.tables import open_tables
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoded, Decoding, Faulty, identities, identities_of
@@ -135,7 +135,7 @@ class QuarantineReplay:
         """Reads all the frames again, and says what `frames` will give."""
         candidates: list[_Candidate] = []
         total = Found(missing=len(self._places))
-        for at, frame in self._stored(self._places):
+        for at, frame in stored(self._connection, self._places):
             read = reread(frame, self._places[at], self._reason, self._how)
             total += Found(refused=read.refused, missing=-1)
             candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
@@ -158,35 +158,8 @@ class QuarantineReplay:
 
     def frames(self) -> Iterator[Frame]:
         """What `find` found, as it is to be sent: in the order in which it came into Kafka."""
-        for at, frame in self._stored(self._chosen):
+        for at, frame in stored(self._connection, self._chosen):
             yield with_messages(frame, self._chosen[at])
-
-    def _stored(self, places: Mapping[At, object]) -> Iterator[tuple[At, Frame]]:
-        if not places:
-            return
-        wanted = pa.table(
-            {
-                "kafka_partition": pa.array([at.partition for at in places], pa.int32()),
-                "kafka_offset": pa.array([at.offset for at in places], pa.int64()),
-            }
-        )
-        spans: dict[int, tuple[int, int]] = {}
-        for at in places:
-            low, high = spans.get(at.partition, (at.offset, at.offset))
-            spans[at.partition] = (min(low, at.offset), max(high, at.offset))
-        # a join alone reads every file; by these bounds whole files are passed over
-        bounds = " OR ".join(
-            f"(kafka_partition = {partition} AND kafka_offset BETWEEN {low} AND {high})"
-            for partition, (low, high) in spans.items()
-        )
-        self._connection.register("wanted", wanted)
-        answer = self._connection.execute(
-            f"SELECT {COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
-            f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
-        )
-        while rows := answer.fetchmany(_ROWS_AT_ONCE):
-            for row in rows:
-                yield frame_of(row)
 
     def _present(self, messages: set[str]) -> set[bytes]:
         """The digests of those of these messages that are in the table `messages`."""

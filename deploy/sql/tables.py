@@ -144,14 +144,25 @@ def _files(folder: str, table: DeltaTable) -> list[str] | None:
     return None if "://" in folder or elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-def select_columns(columns: dict[str, str], files: Sequence[str], *, union_by_name: bool = True) -> str:
-    """The columns of the table, whichever of them a file has: a file that is older than a column has none of it."""
+ROW_PLACE: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
+"""Where a row is, as DuckDB names it, in `select_columns(…, places=True)`."""
+
+
+def select_columns(
+    columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, places: bool = False
+) -> str:
+    """The columns of the table, whichever of them a file has: a file that is older than a column has none of it.
+
+    `places`: with the columns of ROW_PLACE.
+    """
+    columns = {**columns, **ROW_PLACE} if places else columns
     nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
     if not files:
         return nothing
+    options = "".join(f", {name} = true" for name in ROW_PLACE) if places else ""
     scan = (
         f"SELECT * FROM read_parquet({_list(files)}, union_by_name = {str(union_by_name).lower()}, "
-        "hive_partitioning = false)"
+        f"hive_partitioning = false{options})"
     )
     wanted = ", ".join(f"{quoted(name)}::{kind} AS {quoted(name)}" for name, kind in columns.items())
     return f"SELECT {wanted} FROM ({nothing} UNION ALL BY NAME {scan})"

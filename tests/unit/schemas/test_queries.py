@@ -39,7 +39,7 @@ def test_queries_and_topics_go_by_their_own_names() -> None:
 
 def test_each_query_has_a_module_and_a_script_and_no_other_has() -> None:
     assert modules("pipelines/queries") - BESIDE_QUERIES == set(QUERIES)
-    assert modules("pipelines/jobs") == {*QUERIES, "backfill"}
+    assert modules("pipelines/jobs") == {*QUERIES, "backfill", "quality"}
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -72,7 +72,7 @@ def test_topics_and_tables_of_a_query_exist(name: str) -> None:
 
 def test_no_table_has_two_writers() -> None:
     writers = Counter(table for query in QUERIES.values() for table in query.tables)
-    assert {table for table in TABLES if writers[table] != 1} == {"quality_results", "runs"}
+    assert {table for table in TABLES if writers[table] != 1} == {"dropped", "quality_results", "runs"}
     assert writers["quality_results"] == 0  # no query checks the quality of tables yet
 
 

@@ -42,6 +42,8 @@ PROMISED = {
     "streams": "network stream separator_key separator_value source",
     "bundles": "hash name topics first_seen",
     "quarantine": "kafka_partition kafka_offset message_index stage reason detail data observed_at cid",
+    "dropped": "drop_id dropped_at why kafka_partition kafka_offset message_index cid stage reason detail bytes sha256 "
+    "observed_at",
     "quality_results": "run_id run_at table_name expectation column_name success observed_value unexpected_count "
     "details",
     "runs": "run event happened_at range_from range_to rows details",

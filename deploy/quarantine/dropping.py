@@ -1,0 +1,148 @@
+"""Rows taken out of the table `quarantine` for good, after what they were is in the table `dropped`.
+
+The record comes first, and is on the disk before a row goes. A command that ended in between has recorded rows that
+are still there: the next drop of these rows takes them out, and records none of them twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+
+from deploy.quarantine.picking import Picked, QuarantineError, Selection
+from deploy.sql.tables import open_tables
+from pipelines.care.plan import TableFile
+from pipelines.care.state import files_of, left_alone
+from pipelines.care.steps import replace_files
+from pipelines.lake.files import DataFile, TableFiles, discard
+from pipelines.lake.lake import Lake
+from pipelines.spark.rows import arrow_schema
+from schemas.faults import code_of
+from schemas.tables import TABLES
+
+_TRIES: Final = 20
+"""times that somebody else may write the table's files anew meanwhile"""
+_ROWS_AT_ONCE: Final = 100
+"""in memory, each of up to 5 MiB"""
+_KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
+_SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
+"""By these columns a row of `dropped` is a row of `quarantine`."""
+
+
+class Dropped(NamedTuple):
+    """`rows` went under the id `drop_id`, of which `known` had been recorded by a command that did not come to its
+    end."""
+
+    drop_id: str
+    rows: int
+    known: int = 0
+
+
+def drop(lake: Lake, wanted: Selection, why: str, drop_id: str, now: datetime) -> Dropped:
+    """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
+    for _ in range(_TRIES):
+        with Picked(lake, wanted) as picked:
+            if reason := left_alone(lake, "quarantine", picked.table):
+                raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
+            places, table = picked.by_file(), picked.table
+        if not places:
+            return Dropped(drop_id, 0)
+        files = [file for file in files_of(table, "observed_at") if file.path in places]
+        try:
+            known = _record(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
+            new = _without(lake, files, places)
+            for each in new:
+                # A start after a power cut takes files for those of a commit that was lost by when they were written.
+                os.utime(Path(lake.table("quarantine")) / each.name)
+        except FileNotFoundError:
+            continue  # the files of this version are gone: look again
+        rows = sum(map(len, places.values()))
+        if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", rows_go=True):
+            lake.keep("quarantine", table.version(), table.version())
+            return Dropped(drop_id, rows, known)
+        discard(lake, new)
+    raise QuarantineError("others write the table quarantine anew without pause: try again")
+
+
+def _record(
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
+) -> int:
+    """Appends what goes to `dropped`, but for rows that are there. Returns how many are there."""
+    lake.create(["dropped"])
+    schema = arrow_schema(TABLES["dropped"].columns, strict=True)
+    rows = [
+        {**told, **row, "came": file.modified}
+        for file in files
+        for row in _rows_at(Path(lake.table("quarantine")) / file.path, places[file.path])
+    ]
+    every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        open_tables(connection, lake, ["dropped"])
+        connection.register("every", every)
+        same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
+        # A row that came after such a record is a new one, as after a backfill.
+        new = connection.sql(
+            f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
+            f"(SELECT 1 FROM dropped d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
+        ).to_arrow_table()
+    if new.num_rows:
+        write_deltalake(lake.table("dropped"), new.cast(schema), mode="append")
+        version = lake.open("dropped").version()
+        lake.keep("dropped", version, version)
+    return int(every.num_rows - new.num_rows)
+
+
+def _rows_at(path: Path, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+    for batch, first in _batches(path):
+        mine = pa.array([number - first for number in numbers if first <= number < first + batch.num_rows], pa.int64())
+        for row in batch.take(mine).to_pylist():
+            data = row["data"]
+            yield {name: row.get(name) for name in _KEPT} | {
+                "reason": code_of(row["reason"]),
+                "bytes": len(data),
+                "sha256": sha256(data).hexdigest(),
+                "observed_at": row["observed_at"],
+            }
+
+
+def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]) -> list[DataFile]:
+    """The other rows of these files, in files that no commit names yet."""
+    out = TableFiles(lake, "quarantine")
+    schema = arrow_schema(TABLES["quarantine"].columns, strict=True)
+    try:
+        for file in files:
+            gone = set(places[file.path])
+            for batch, first in _batches(Path(lake.table("quarantine")) / file.path):
+                stays = pa.array([number not in gone for number in range(first, first + batch.num_rows)])
+                left = batch.filter(stays)
+                if left.num_rows:
+                    out.add_batch(
+                        pa.RecordBatch.from_arrays(
+                            [left.column(each.name).cast(each.type) for each in schema], schema=schema
+                        )
+                    )
+    except BaseException:
+        with suppress(OSError):
+            discard(lake, out.close())
+        raise
+    return out.close()
+
+
+def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The rows of a file, and the number of the first of each batch."""
+    first = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE):
+            yield batch, first
+            first += batch.num_rows
