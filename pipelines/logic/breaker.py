@@ -55,21 +55,32 @@ class Breaker:
     """Trips when the messages of many authors, which used to decode, no longer do.
 
     An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
-    least `authors` authors have stopped, and more than half of all authors whose messages ever decoded. So neither one
-    peer nor a crowd of new peers that send nothing but garbage can switch the query off.
+    least `authors` authors have stopped, and more than half of all authors that were heard of late and whose messages
+    used to decode. So neither one peer nor a crowd of new peers that send nothing but garbage can switch the query off.
     """
 
     authors: int = 3
     streak: int = 100
+    forget: int = 360
+    """micro-batches after which an author counts no more of whom none had a message: an hour, by default"""
     _failing: dict[str, int] = field(default_factory=dict)
+    _heard: dict[str, int] = field(default_factory=dict)
+    _observed: int = 0
 
     def observe(self, tallies: Iterable[Tally]) -> None:
-        """Takes a micro-batch into account. Raises DecodingBrokenError."""
+        """Takes a micro-batch into account, with faults or without: who decodes now is who may stop. Raises
+        DecodingBrokenError."""
+        self._observed += 1
         for tally in tallies:
             if tally.decoded:
                 self._failing[tally.author] = 0
             elif tally.author in self._failing:
                 self._failing[tally.author] += tally.failed
+            else:
+                continue
+            self._heard[tally.author] = self._observed
+        for author in [each for each, heard in self._heard.items() if heard <= self._observed - self.forget]:
+            del self._heard[author], self._failing[author]
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(

@@ -52,8 +52,8 @@ class _Archive:
             told = out.where(F.col("kind") != FAULT).collect()
             wrote = [msgspec.msgpack.decode(bytes(row.value), type=Wrote) for row in told if row.kind == WROTE]
             passed = [msgspec.msgpack.decode(bytes(row.value), type=Passed) for row in told if row.kind == PASSED]
+            plan.breaker.observe(tally for each in wrote for tally in each.tallies)
             if any(each.faults for each in wrote):
-                plan.breaker.observe(tally for each in wrote for tally in each.tallies)
                 write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
         finally:
             out.unpersist()

@@ -82,6 +82,15 @@ def test_a_micro_batch_with_nothing_in_it_changes_nothing() -> None:
         breaker.observe(Tally(author, 0, 1) for author in GOOD)
 
 
+def test_authors_of_long_ago_do_not_keep_it_from_tripping() -> None:
+    breaker = Breaker(3, 100, forget=10)
+    breaker.observe(Tally(f"gone {n}", 1, 0) for n in range(1_000))
+    for _ in range(10):
+        breaker.observe(Tally(author, 1, 0) for author in GOOD)
+    with pytest.raises(DecodingBrokenError, match="5 of 5 authors"):
+        breaker.observe(Tally(author, 0, 100) for author in GOOD)
+
+
 tallies = st.lists(
     st.builds(Tally, st.sampled_from(GOOD), st.integers(0, 2), st.integers(0, 4)), max_size=5, unique_by=lambda t: t[0]
 )
