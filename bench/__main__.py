@@ -30,6 +30,7 @@ from bench import (
     lateness,
     network,
     plots,
+    quality,
     views,
     week,
 )
@@ -46,6 +47,7 @@ ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "held": held_state.measure,
     "week": week.measure,
     "views": views.measure,
+    "quality": quality.measure,
 }
 ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "decode": decode.measure,

@@ -21,6 +21,9 @@ from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema
+from schemas.batch import Block, stream_key, write_leaves
+from schemas.cid import cid_bytes
+from schemas.streamid import StreamID
 from schemas.tables import TABLES
 from schemas.views import views
 
@@ -36,13 +39,14 @@ _TYPES = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
 _SHARES = (0.85, 0.05, 0.05, 0.03, 0.02)
 _AGAIN = 0.1  # of the UPDATEs
 _ROWS_AT_ONCE = 20_000
+_TILE = 0
 _BASE36 = b"0123456789abcdefghijklmnopqrstuvwxyz"
 _BASE32 = b"abcdefghijklmnopqrstuvwxyz234567"
 _BASE58 = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _HEX = b"0123456789abcdef"
 
 _Ints = npt.NDArray[np.int64]
-_Columns = Mapping[str, pa.Array]
+Columns = Mapping[str, pa.Array]
 
 
 def measure(extent: Extent, say: Say) -> Finding:
@@ -79,20 +83,25 @@ def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
     """Fills the tables as the queries would after so many messages. Returns the rows of each table.
 
     Two nodes of ours hear 200 separators, of which the first has a sixth of the updates. Frames have no payload worth
-    the name: no view reads payloads.
+    the name: no view reads payloads. Ids, and the blocks of batches, are as real ones.
     """
     rows: dict[str, int] = {}
-    for name, columns in _tables(np.random.default_rng(seed), messages):
-        _write(lake, name, columns)
+    for name, columns in tables(messages, seed):
+        write(lake, name, columns)
         rows[name] = rows.get(name, 0) + len(next(iter(columns.values())))
     return rows
 
 
-def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Columns]]:
+def tables(messages: int, seed: int = 1) -> Iterator[tuple[str, Columns]]:
+    """The rows that `make_lake` writes, table by table, in the order in which they came."""
+    return _tables(np.random.default_rng(seed), messages)
+
+
+def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns]]:
     streams = max(_SEPARATORS, count // _MESSAGES_A_STREAM)
     times = np.sort(rng.integers(0, max(_WINDOW, _SPAN * count // MESSAGES), count)) + _START
     kinds = rng.choice(len(_TYPES), count, p=_SHARES)
-    stream_texts = _texts(rng, streams, b"k2t6wyfsu4pg", _BASE36, 51)
+    stream_texts = _streams(rng, streams)
     separator_texts = _texts(rng, _SEPARATORS, b"kh4q0ozorrgaq2mezktnrmdwleo", _BASE36, 36)
     authors, neighbours, points = (
         _texts(rng, number, b"12D3KooW", _BASE58, 44) for number in (_AUTHORS, _NEIGHBOURS, _POINTS)
@@ -106,7 +115,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
     author = np.where(rng.random(count) < 0.9, stream % _AUTHORS, rng.integers(0, _AUTHORS, count))
     separator = separator_of_stream[stream]
     ids = _joined(authors.take(pa.array(author)), _texts(rng, count, b"/", _HEX, 16))
-    tips = _texts(rng, count, b"bafyrei", _BASE32, 52)
+    tips = _cids(rng, count)
     update = kinds == 0
     again = update & (rng.random(count) < _AGAIN)
     # what is said again is an update a little before
@@ -174,7 +183,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
     yield "frames", {name: column.filter(pa.array(kept)) for name, column in frames.items()}
 
     kept_copy = pa.array(np.flatnonzero(place == 0))
-    entries = _texts(rng, count, b"bafyrei", _BASE32, 52)
+    entries = _cids(rng, count)
     answered = kinds == 2
     yield (
         "messages",
@@ -248,7 +257,8 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
 
     window, opened, its_separator, held = _windows(separator[new], times[new])
     made = len(opened)
-    cids = _texts(rng, made, b"bafyrei", _BASE32, 52)
+    blocks = _blocks(window, stream_column.take(rows), tips.take(rows), made)
+    cids = pa.array([block.cid for block in blocks])
     emitted = opened + _WINDOW + rng.exponential(900_000, made).astype(np.int64)
     order = pa.array(np.argsort(emitted))
     batches = {
@@ -262,8 +272,8 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, _Column
         "emitted_at": _stamps(emitted),
         "streams": pa.array(held, pa.int32()),
         "tips": pa.array(held, pa.int32()),
-        "bytes": pa.array(held * 110 + 100, pa.int32()),
-        "block": _bytes(rng, made, 210),
+        "bytes": pa.array([len(block.data) for block in blocks], pa.int32()),
+        "block": pa.array([block.data for block in blocks], pa.binary()),
     }
     yield "batches", {name: column.take(order) for name, column in batches.items()}
     yield (
@@ -312,13 +322,40 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
     return np.array(of), np.array(opened), np.array(whose), np.bincount(of, minlength=len(opened))
 
 
+def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[Block]:
+    """The block of each window's updates."""
+    leaves: list[list[bytes]] = [[] for _ in range(made)]
+    for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
+        leaves[which].append(stream_key(stream) + cid_bytes(tip))
+    return [block for each in leaves for block in write_leaves(set(each))]
+
+
+def _streams(rng: np.random.Generator, count: int) -> pa.Array:
+    head = cid_bytes("bafyrei" + "a" * 52)[:4]
+    return pa.array([StreamID(_TILE, head + rng.bytes(32)).text for _ in range(count)])
+
+
+def _cids(rng: np.random.Generator, count: int) -> pa.Array:
+    """CIDs of DAG-CBOR by sha2-256: 36 bytes are 57.6 letters of base32, and what is over is 0."""
+    cells = _letters(rng, count, b"bafyrei", _BASE32, 52)
+    for place, letters in ((7, b"abcdefgh"), (-1, b"aeimquy4")):
+        cells[:, place] = rng.choice(np.frombuffer(letters, np.uint8), count)
+    return _cells(cells, pa.string())
+
+
 def _texts(rng: np.random.Generator, count: int, prefix: bytes, alphabet: bytes, length: int) -> pa.Array:
     """Random texts: a prefix, and `length` letters of the alphabet."""
+    return _cells(_letters(rng, count, prefix, alphabet, length), pa.string())
+
+
+def _letters(
+    rng: np.random.Generator, count: int, prefix: bytes, alphabet: bytes, length: int
+) -> npt.NDArray[np.uint8]:
     letters = np.frombuffer(alphabet, np.uint8)
     cells = np.empty((count, len(prefix) + length), np.uint8)
     cells[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
     cells[:, len(prefix) :] = letters[rng.integers(0, len(letters), (count, length), np.uint8)]
-    return _cells(cells, pa.string())
+    return cells
 
 
 def _bytes(rng: np.random.Generator, count: int, length: int) -> pa.Array:
@@ -343,12 +380,12 @@ def _stamps(micros: _Ints) -> pa.Array:
     return pa.array(micros, pa.timestamp("us", tz="UTC"))
 
 
-def _write(lake: Lake, name: str, columns: _Columns) -> None:
-    """As the queries write: the same files, row groups and statistics."""
+def write(lake: Lake, name: str, columns: Columns, batch_id: int = 0) -> None:
+    """One commit, as the queries write: the same files, row groups and statistics. `batch_id`: of the micro-batch."""
     lake.create([name])
     schema = arrow_schema(TABLES[name].columns, strict=True)
     table = pa.table([columns[each] for each in schema.names], schema=schema)
     files = TableFiles(lake, name)
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         files.add_batch(batch)
-    DeltaRsCommits(lake).commit(name, files.close(), Write("bench", 0))
+    DeltaRsCommits(lake).commit(name, files.close(), Write("bench", batch_id))

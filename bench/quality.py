@@ -1,0 +1,138 @@
+"""How long `kiln quality` takes: the first check of a lake of two million messages, and the check of what the next five
+minutes bring; beside a plain count of the same rows by DuckDB and by Spark.
+
+Each side is a whole command, imports and all, as a user would type the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.report import Finding, Series
+from bench.runs import BenchError, Extent, Say, in_turn
+from bench.views import MESSAGES, tables, write
+from pipelines.lake.lake import Lake
+from schemas.tables import TABLES
+
+FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
+"""the aims"""
+_NEXT = 1 / 24
+"""five minutes of two hours"""
+_MET = (0, 1)
+"""exit codes of a check that was made: the lake has a few gaps"""
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """Each run checks a copy of the lake from nothing, then the copy with five minutes more."""
+    with tempfile.TemporaryDirectory(prefix="kiln-quality-") as folder:
+        place, count = Path(folder), extent.of(MESSAGES, least=2_000)
+        say(f"writing a lake of {count:,} messages, and the messages of five minutes more")
+        rows = _make(place, count)
+        say(", ".join(f"{name} {number:,}" for name, number in rows.items()))
+        runs = _Runs(place)
+        sides = {
+            "first check": runs.first,
+            "check of five minutes more": runs.later,
+            "count by DuckDB": runs.duckdb,
+            "count by Spark": runs.spark,
+        }
+        series = in_turn(sides, extent.runs, "s", say)
+        notes = {
+            **rows,
+            "expectations": runs.expectations,
+            "failed": runs.failed,
+            "memory of the checks, bytes a message": round(runs.memory / count),
+        }
+    peak = Series("greatest memory of the first check", "MB", tuple(runs.peaks))
+    aims = f"aims {FIRST_SECONDS:g} and {NEXT_SECONDS:g} s"
+    return Finding("quality", f"whole commands over a lake; {aims}", (*series, peak), (), notes)
+
+
+def _make(place: Path, count: int) -> dict[str, int]:
+    """`before`: a lake of `count` messages; `after`: the same lake with one commit more to each table."""
+    lake, rows = Lake(str(place / "before")), dict[str, int]()
+    rest = {}
+    for name, columns in tables(round(count * (1 + _NEXT))):
+        first = round(len(next(iter(columns.values()))) / (1 + _NEXT))
+        write(lake, name, {each: column.slice(0, first) for each, column in columns.items()})
+        rest[name] = {each: column.slice(first) for each, column in columns.items()}
+        rows[name] = first
+    lake.create(TABLES)
+    shutil.copytree(lake.path, place / "after", copy_function=os.link)
+    for name, columns in rest.items():
+        write(Lake(str(place / "after")), name, columns, batch_id=1)
+    return rows
+
+
+class _Runs:
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.peaks: list[float] = []
+        self.expectations = self.failed = self.memory = 0
+
+    def first(self, run: int) -> float:
+        shutil.rmtree(self._state, ignore_errors=True)
+        self._lay("before")
+        done = _timed(["quality", "--json"], self._state, _MET)
+        told = json.loads(done.out)
+        self.expectations, self.failed = len(told), sum(not each["success"] for each in told)
+        self.memory = (self._state / "quality" / "state.duckdb").stat().st_size
+        self.peaks.append(done.peak / 1e6)
+        return done.seconds
+
+    def later(self, run: int) -> float:
+        self._lay("after")
+        return _timed(["quality", "--json"], self._state, _MET).seconds
+
+    def duckdb(self, run: int) -> float:
+        self._lay("before")
+        return _timed(["sql", "--json", _COUNT], self._state).seconds
+
+    def spark(self, run: int) -> float:
+        return _timed(["sql", "--json", "--spark", _COUNT], self._state).seconds
+
+    @property
+    def _state(self) -> Path:
+        return self._place / "state"
+
+    def _lay(self, lake: str) -> None:
+        """The state folder's lake is a copy of this one: a check writes into its lake."""
+        shutil.rmtree(self._state / "lake", ignore_errors=True)
+        shutil.copytree(self._place / lake, self._state / "lake", copy_function=os.link)
+
+
+_COUNTED = ("frames", "copies", "messages", "updates", "tips", "batches", "batch_tips", "publications", "streams")
+_COUNT = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) AS n FROM {name}" for name in _COUNTED)
+
+
+class _Done(NamedTuple):
+    seconds: float
+    peak: int
+    """bytes"""
+    out: str
+
+
+def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) -> _Done:
+    environment: Mapping[str, str] = {**os.environ, "KILN_STATE": str(state)}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        began = time.perf_counter()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", *arguments], stdout=out, stderr=err, env=environment
+        )
+        _, status, used = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - began
+        code = child.returncode = os.waitstatus_to_exitcode(status)
+        for stream in (out, err):
+            stream.seek(0)
+        if code not in good:
+            raise BenchError(f"kiln {arguments[0]} ended with {code}: {err.read()[-500:]}")
+        return _Done(seconds, used.ru_maxrss * 1024, out.read())
