@@ -53,6 +53,7 @@ EXPOSED: Final = (
             Family("kiln_info", "gauge", "1. The labels say what runs.", ("version", "network", "mode")),
             Family("kiln_run_seconds", "gauge", "How long the run has lasted."),
             Family("kiln_problems", "gauge", "What is wrong now, as the screen and the status page say in words."),
+            Family("kiln_broker_up", "gauge", "1: the broker answers. 0: it does not, and the bridge spools."),
             Family("kiln_frames", "counter", f"Frames that came into Kafka {_RUN}."),
             Family("kiln_messages", "counter", f"First good copies of messages {_RUN}.", ("type",)),
             Family("kiln_copies", "counter", f"Copies of good messages {_RUN}."),

@@ -246,10 +246,11 @@ BRIDGE: Final = (
         (
             Panel(
                 "Waiting frames",
-                "Frames that Kafka does not have yet. 1: the spool is full, and peers wait.",
+                "Frames that Kafka does not have yet. 1: the broker answers; the spool is full, and peers wait.",
                 "none",
                 [
                     Line(_sum(gauge("kiln_bridge_spool_frames")), "frames"),
+                    Line(f"min({gauge('kiln_broker_up')})", "broker answers"),
                     Line(f"max({gauge('kiln_bridge_spool_full')})", "full"),
                 ],
             ),

@@ -48,6 +48,7 @@ def _run(facts: Facts) -> Iterator[Metric]:
     yield family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
     yield family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
     yield family("kiln_problems", [((), len(seen.errors))])
+    yield family("kiln_broker_up", [((), float(not seen.broker))])
     yield family("kiln_frames", [((), seen.frames)])
     yield family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
     yield family("kiln_copies", [((), seen.copies or 0)])

@@ -155,6 +155,13 @@ _KILN: Final = (
         "most",
     ),
     _kiln(
+        "expect_clocks_to_agree",
+        "In the last 10 minutes of the table, the stamps of bridge and broker on each bridge's quickest LIVE "
+        "frame differ by at most `within`.",
+        {"within": "duration"},
+        "within",
+    ),
+    _kiln(
         "expect_lateness_to_be_at_most",
         "Of the LIVE batches of the last hour of the table, 99 of 100 were in Kafka within `most` after their window's "
         "end.",

@@ -41,7 +41,11 @@ CHUNK: Final = 100_000
 _KEPT: Final = 1_000
 """keys at fault that are kept of a check"""
 
+_FORMAT: Final = 2
+"""of the state. State of another format is forgotten: the check begins anew."""
+
 _STATE: Final = """
+CREATE TABLE IF NOT EXISTS format (version INTEGER);
 CREATE TABLE IF NOT EXISTS checked (id VARCHAR, name VARCHAR, version BIGINT);
 CREATE TABLE IF NOT EXISTS tally (id VARCHAR, rows BIGINT, failed BIGINT, success BOOLEAN, observed VARCHAR);
 CREATE TABLE IF NOT EXISTS failed (id VARCHAR, key JSON, words VARCHAR);
@@ -79,7 +83,17 @@ class Checking:
             ) from error
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET enable_progress_bar = false")
-        self._db.execute(_STATE)
+        self._forget_other_format()
+
+    def _forget_other_format(self) -> None:
+        with self._transaction():
+            self._db.execute(_STATE)
+            if self._db.execute("SELECT version FROM format").fetchall() == [(_FORMAT,)]:
+                return
+            for (name,) in self._db.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall():
+                self._db.execute(f"DROP TABLE {name}")
+            self._db.execute(_STATE)
+            self._db.execute(f"INSERT INTO format VALUES ({_FORMAT})")
 
     def close(self) -> None:
         self._db.close()
@@ -200,6 +214,7 @@ class Checking:
             self._facts,
             {name: each.committed for name, each in news.items() if each.committed is not None},
             {name: columns_of(table) or {} for name, table in self._tables.items()},
+            self._whole,
         )
         found = find(look)
         late = f" WHERE seen_at IS NULL OR seen_at >= {stamp(self._since)}" if self._since else ""
@@ -213,6 +228,12 @@ class Checking:
         words = [str(each) for _, _, each in shown]
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
         return Result(check, not count, observed, count, keys, words)
+
+    def _whole(self, name: str) -> str:
+        if name not in self._tables:
+            return select_columns(_empty(name), ())
+        files = news_of(self._lake, name, self._tables[name], None).files
+        return select_columns(columns_of(self._tables[name]) or {}, files)
 
     def _news(self, check: Check, name: str) -> News:
         row = self._db.execute("SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, name]).fetchone()

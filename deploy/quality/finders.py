@@ -27,12 +27,15 @@ FINDERS: Final[Mapping[str, Spanning]] = {
     "expect_keys_to_be_unique": Spanning(spanning.keys_are_unique, _own),
     "expect_sequences_without_gaps": Spanning(spanning.sequences_have_no_gaps, lambda _: ("frames",)),
     "expect_connections_to_be_closed": Spanning(spanning.connections_are_closed, lambda _: ("frames",)),
-    "expect_offsets_without_holes": Spanning(spanning.offsets_have_no_holes, lambda _: ("frames", "quarantine")),
+    "expect_offsets_without_holes": Spanning(
+        spanning.offsets_have_no_holes, lambda _: ("frames", "quarantine", "dropped")
+    ),
     "expect_rows_in_tables": Spanning(spanning.rows_are_in_tables, _own_and_named),
     "expect_batches_to_follow_from_updates": Spanning(batches_follow, lambda _: ("batches", "updates")),
     "expect_claims_to_agree_with_geneses": Spanning(spanning.claims_agree, lambda _: ("updates", "streams")),
     "expect_old_messages_not_to_flood": Spanning(spanning.old_messages_do_not_flood, lambda _: ("copies",)),
     "expect_copies_of_a_message_to_be_at_most": Spanning(spanning.copies_are_few, lambda _: ("copies", "messages")),
+    "expect_clocks_to_agree": Spanning(spanning.clocks_agree, lambda _: ("frames",)),
     "expect_lateness_to_be_at_most": Spanning(spanning.batches_are_in_time, lambda _: ("batches",)),
     "expect_table_to_keep_up": Spanning(spanning.table_keeps_up, _own_and_named),
     "expect_table_to_be_fresh": Spanning(spanning.table_is_fresh, _own),

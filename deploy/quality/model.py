@@ -90,8 +90,8 @@ def batches_follow(look: Look) -> str:
     """The finder of `expect_batches_to_follow_from_updates`."""
     db, facts = look.db, look.facts
     opened = look.keep("open", "kept BLOB")
-    have = look.keep("have", "owner VARCHAR, leaf BLOB")
-    made = look.keep("made", "h UBIGINT")
+    have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    made = look.keep("made", "h UBIGINT, read_at TIMESTAMPTZ")
     owes = look.keep("owes", "owner VARCHAR, opened_at BIGINT, cid VARCHAR, since TIMESTAMPTZ")
     odd = look.keep("odd", "owner VARCHAR, opened_at BIGINT, length BIGINT, cid VARCHAR, block BLOB, since TIMESTAMPTZ")
 
@@ -112,7 +112,9 @@ def batches_follow(look: Look) -> str:
     name = "hash(owner, opened_at, cid)"
     # A batch that is there twice was right once: that it is there twice is for another expectation.
     db.execute(f"DELETE FROM {odd} WHERE {name} IN (SELECT h FROM {made})")
-    db.execute(f"INSERT INTO {made} SELECT DISTINCT {name} FROM {odd} JOIN {owes} USING (owner, opened_at, cid)")
+    db.execute(
+        f"INSERT INTO {made} SELECT DISTINCT {name}, {look.now} FROM {odd} JOIN {owes} USING (owner, opened_at, cid)"
+    )
     early = [
         (key, cid)
         for key, window in windows.items()
@@ -124,9 +126,14 @@ def batches_follow(look: Look) -> str:
     ]
     for key, cid in early:
         windows[key].made = True
-        db.execute(f"INSERT INTO {made} SELECT hash(?, ?::BIGINT, ?)", [_text(key[1]), windows[key].opened_at, cid])
+        db.execute(
+            f"INSERT INTO {made} SELECT hash(?, ?::BIGINT, ?), {look.now}",
+            [_text(key[1]), windows[key].opened_at, cid],
+        )
     for table in (odd, owes):
         db.execute(f"DELETE FROM {table} WHERE {name} IN (SELECT h FROM {made})")
+    for table in (have, made):
+        look.forget(table)
     db.execute(f"DELETE FROM {opened}")
     db.execute(f"INSERT INTO {opened} VALUES (?)", [_encode(windows)])
 
@@ -170,7 +177,7 @@ def _new_updates(look: Look) -> Iterator[Update]:
 
         told = pa.table({"owner": [owner for owner, _ in leaves], "leaf": [leaf for _, leaf in leaves]})
         look.db.register("told", told)
-        look.db.execute(f"INSERT INTO {have} SELECT DISTINCT owner, leaf FROM told")
+        look.db.execute(f"INSERT INTO {have} SELECT DISTINCT hash(owner, leaf), {look.now} FROM told")
         look.db.unregister("told")
     yield from updates
 
@@ -186,7 +193,8 @@ def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
         return False
     leaves = [stream_key(stream) + cid_bytes(tip) for stream, links in tips.items() for tip in links]
     row = look.db.execute(
-        f"SELECT count(DISTINCT leaf) FROM {have} WHERE owner = ? AND leaf IN (SELECT unnest(?::BLOB[]))",
+        f"SELECT count(*) FROM (SELECT DISTINCT hash(?, leaf) AS h FROM unnest(?::BLOB[]) AS told(leaf)) "
+        f"WHERE h IN (SELECT h FROM {have})",
         [owner, leaves],
     ).fetchone()
     return row is not None and row[0] == len(leaves)

@@ -25,6 +25,7 @@ TIMES: Final[Mapping[str, str]] = {
     "batches": "emitted_at",
     "publications": "published_at",
     "bundles": "first_seen",
+    "dropped": "dropped_at",
 }
 """The column that says when a row's fact was; the other tables have none."""
 
@@ -39,6 +40,10 @@ DUCKDB: Final[Mapping[str, str]] = {
     "array<string>": "VARCHAR[]",
 }
 """The types of `schemas.tables` in DuckDB."""
+
+REMEMBERED: Final = timedelta(days=7)
+"""How long a check remembers a key that it has read. So the memory of the checks grows with the rows of a week, and not
+with the tables."""
 
 _SETTLE: Final = timedelta(minutes=10)
 
@@ -68,12 +73,18 @@ class Look:
     """by table: when the newest of the new rows was committed; a table without new rows is absent"""
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """by table: columns and types, as DuckDB has them"""
+    whole: Callable[[str], str] = lambda table: f"FROM new_{table}"
+    """a SELECT of all rows of a table, new or not: for what a check is about to report alone"""
 
     def keep(self, name: str, columns: str) -> str:
         """A table of the memory, made where it is missing."""
         table = f"{self.memory}_{name}"
         self.db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         return table
+
+    def forget(self, table: str) -> None:
+        """Forgets the rows of a table of the memory whose `read_at` is longer ago than REMEMBERED."""
+        self.db.execute(f"DELETE FROM {table} WHERE read_at < {self.now} - {span(REMEMBERED)}")
 
     def duration(self, name: str, otherwise: timedelta = _SETTLE) -> timedelta:
         return parse_duration(self.check.arguments.get(name, otherwise))
@@ -165,7 +176,7 @@ def keys_are_unique(look: Look) -> str:
     table = look.check.table
     columns = look.texts("columns") or list(identity(table))
     names = ", ".join(map(quoted, columns))
-    keys = look.keep("keys", "h UBIGINT, seen_at TIMESTAMPTZ")
+    keys = look.keep("keys", "h UBIGINT, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ")
     twice = look.keep("twice", "key JSON, seen_at TIMESTAMPTZ")
     within = look.check.arguments.get("within")
     near = f"AND old.seen_at > rows.seen_at - {span(parse_duration(within))}" if within else ""
@@ -183,7 +194,8 @@ def keys_are_unique(look: Look) -> str:
         f"INSERT INTO {twice} SELECT {key}, seen_at FROM (SELECT {names}, max(seen_at) AS seen_at FROM rows "
         f"GROUP BY ALL HAVING count(*) > 1 {close})"
     )
-    look.db.execute(f"INSERT INTO {keys} SELECT h, max(seen_at) FROM rows GROUP BY h")
+    look.db.execute(f"INSERT INTO {keys} SELECT h, max(seen_at), {look.now} FROM rows GROUP BY h")
+    look.forget(keys)
     return f"SELECT DISTINCT key, seen_at, 'more than one row' AS words FROM {twice}"
 
 
@@ -241,9 +253,11 @@ def connections_are_closed(look: Look) -> str:
 def offsets_have_no_holes(look: Look) -> str:
     ends = look.keep("ends", "kafka_partition INTEGER, last BIGINT")
     holes = look.keep("holes", "kafka_partition INTEGER, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
-    refused = look.keep("refused", "kafka_partition INTEGER, kafka_offset BIGINT")
+    refused = look.keep("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
     look.db.execute(
-        f"INSERT INTO {refused} SELECT DISTINCT kafka_partition, kafka_offset FROM new_quarantine "
+        f"INSERT INTO {refused} SELECT DISTINCT kafka_partition, kafka_offset, {look.now} FROM "
+        "(FROM new_quarantine SELECT kafka_partition, kafka_offset, message_index UNION ALL "
+        "FROM new_dropped SELECT kafka_partition, kafka_offset, message_index) "
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
     )
     look.db.execute(
@@ -260,11 +274,17 @@ def offsets_have_no_holes(look: Look) -> str:
             FROM rows LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
     )
     _newest(look, ends, "kafka_partition", "max(kafka_offset)")
-    return f"""SELECT json_object('kafka_partition', h.kafka_partition, 'kafka_offset', first) AS key,
-        any_value(seen_at) AS seen_at,
-        'offsets ' || first || ' to ' || last || ' have no row' AS words FROM {holes} h LEFT JOIN {refused} r
-        ON r.kafka_partition = h.kafka_partition AND r.kafka_offset BETWEEN h.first AND h.last
-        GROUP BY h.kafka_partition, first, last HAVING count(r.kafka_offset) < last - first + 1"""
+    # whole frames in quarantine are no hole
+    look.db.execute(
+        f"""DELETE FROM {holes} h WHERE (SELECT count(DISTINCT kafka_offset) FROM {refused} r
+            WHERE r.kafka_partition = h.kafka_partition AND r.kafka_offset BETWEEN h.first AND h.last)
+            = h.last - h.first + 1"""
+    )
+    look.forget(refused)
+    return (
+        "SELECT json_object('kafka_partition', kafka_partition, 'kafka_offset', first) AS key, seen_at, "
+        f"'offsets ' || first || ' to ' || last || ' have no row' AS words FROM {holes}"
+    )
 
 
 def _newest(look: Look, table: str, names: str, newest: str) -> None:
@@ -288,11 +308,11 @@ def _start_again_where(look: Look, sql: str) -> None:
 def rows_are_in_tables(look: Look) -> str:
     table, columns = look.check.table, look.texts("columns")
     theirs = ", ".join(map(quoted, look.texts("their_columns") or columns))
-    have = look.keep("have", "h UBIGINT")
+    have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
     waits = look.keep("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
     for other in look.texts("tables"):
         look.db.execute(
-            f"INSERT INTO {have} SELECT DISTINCT hash({theirs}) AS h FROM new_{other} "
+            f"INSERT INTO {have} SELECT DISTINCT hash({theirs}) AS h, {look.now} FROM new_{other} "
             f"WHERE hash({theirs}) NOT IN (SELECT h FROM {have})"
         )
     if table in look.committed:
@@ -305,25 +325,34 @@ def rows_are_in_tables(look: Look) -> str:
             f"FROM new_{table} WHERE {f'({where}) AND' if where else ''} hash({names}) NOT IN (SELECT h FROM {have})"
         )
     look.db.execute(f"DELETE FROM {waits} WHERE h IN (SELECT h FROM {have})")
+    look.forget(have)
+    due = f"since + {span(look.duration('settle'))} <= {look.now}"
+    for other in look.texts("tables"):  # a row may refer to one that is forgotten
+        if look.db.execute(f"SELECT 1 FROM {waits} WHERE {due} LIMIT 1").fetchone():
+            look.db.execute(
+                f"DELETE FROM {waits} WHERE {due} AND h IN (SELECT hash({theirs}) FROM ({look.whole(other)}))"
+            )
     where_to = " or ".join(look.texts("tables"))
-    return (
-        f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {waits} "
-        f"WHERE since + {span(look.duration('settle'))} <= {look.now}"
-    )
+    return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {waits} WHERE {due}"
 
 
 def claims_agree(look: Look) -> str:
     claims = look.keep(
         "claims",
         "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR, source VARCHAR, "
-        "from_peer VARCHAR, seen_at TIMESTAMPTZ",
+        "from_peer VARCHAR, seen_at TIMESTAMPTZ, read_at TIMESTAMPTZ",
     )
     known = look.keep("known", "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR")
     names = "network, stream, separator_key, separator_value, separator_source, from_peer"
     look.db.execute(
-        f"INSERT INTO {claims} SELECT {names}, max(observed_at) FROM new_updates "
-        "WHERE separator_source IN ('topic', 'model') GROUP BY ALL"
+        f"CREATE OR REPLACE TEMP TABLE merged AS SELECT network, stream, separator_key, separator_value, source, "
+        f"from_peer, max(seen_at) AS seen_at, max(read_at) AS read_at FROM (SELECT * FROM {claims} UNION ALL "
+        f"SELECT {names}, max(observed_at), {look.now} FROM new_updates WHERE separator_source IN ('topic', 'model') "
+        "GROUP BY ALL) GROUP BY ALL"
     )
+    look.db.execute(f"DELETE FROM {claims}")
+    look.db.execute(f"INSERT INTO {claims} SELECT * FROM merged")
+    look.forget(claims)
     look.db.execute(
         f"INSERT INTO {known} SELECT network, stream, separator_key, separator_value FROM new_streams "
         "WHERE separator_key IS NOT NULL"
@@ -392,6 +421,22 @@ def batches_are_in_time(look: Look) -> str:
         "SELECT json_object('batches', count(*)) AS key, max(seen_at) AS seen_at, 'p99 ' || "
         "round(quantile_cont(late, 0.99) / 1e6, 1) || ' s late' AS words "
         f"FROM {late} HAVING count(*) >= 100 AND quantile_cont(late, 0.99) > {most}"
+    )
+
+
+def clocks_agree(look: Look) -> str:
+    minutes = look.keep("minutes", "peer VARCHAR, minute TIMESTAMPTZ, least BIGINT")
+    look.db.execute(
+        f"INSERT INTO {minutes} SELECT local_peer, date_trunc('minute', kafka_timestamp), "
+        "min(epoch_us(kafka_timestamp) - epoch_us(observed_at)) FROM new_frames WHERE origin = 'LIVE' GROUP BY ALL"
+    )
+    look.db.execute(f"DELETE FROM {minutes} WHERE minute < (SELECT max(minute) FROM {minutes}) - INTERVAL 10 MINUTES")
+    within = micros(look.duration("within"))
+    # Frames that waited for Kafka are late and never early, so it is the quickest frame that tells the clocks apart.
+    return (
+        "SELECT json_object('local_peer', peer) AS key, max(minute) AS seen_at, 'the clock of the bridge is ' || "
+        "round(abs(min(least)) / 1e6)::BIGINT || ' s ' || if(min(least) > 0, 'behind', 'ahead of') || "
+        f"' the clock of the broker' AS words FROM {minutes} GROUP BY peer HAVING abs(min(least)) > {within}"
     )
 
 

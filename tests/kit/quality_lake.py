@@ -37,20 +37,29 @@ def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | No
         rate,
         keep_ledger=False,
     )
+    return rows_of(generated.frame.SerializeToString() for generated in traffic.frames(messages=messages))
+
+
+def rows_of(values: Iterable[bytes], how: Decoding | None = None) -> dict[str, list[Row]]:
+    """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s."""
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
     said: dict[tuple[str, str], Decoded] = {}
-    decoder = Decoder(Decoding())
-    for offset, generated in enumerate(traffic.frames(messages=messages)):
-        value = generated.frame.SerializeToString()
+    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
+    decoder = Decoder(how or Decoding())
+    for offset, value in enumerate(values):
         frame = read_frame(value)
         assert not isinstance(frame, Rejected)
         frames.append(frame_row(0, offset, frame.observed_at // 1000 + 20_000, frame))
         for item in decoder.decode(value, 0, offset, 0):
-            assert isinstance(item, Decoded), item
-            copies.append(copy_row(item, frame))
-            said.setdefault((item.network, item.message), item)
-    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
+            if item.copy is not None:
+                copies.append(copy_row(item, frame))
+            if isinstance(item, Decoded):
+                said.setdefault((item.network, item.message), item)
+                continue
+            place = dict(zip(("kafka_partition", "kafka_offset", "message_index"), item.place, strict=True))
+            fault = {name: getattr(item, name) for name in ("stage", "reason", "detail", "data", "observed_at")}
+            rows["quarantine"].append(place | fault | {"cid": None})
     rows["frames"] = _named("frames", frames)
     rows["copies"] = _named("copies", copies)
     rows["messages"] = _named("messages", [message_row(item) for item in said.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,9 +23,11 @@ from deploy.children.quality import QualityChecks
 from deploy.cli.app import run_command
 from deploy.quality.catalogue import EXPECTATIONS
 from deploy.quality.check import check_lake
+from deploy.quality.data_docs import write_docs
 from deploy.quality.expectations import SPANNING, Judge, Seen
 from deploy.quality.finders import FINDERS
 from deploy.quality.page import with_lists
+from deploy.quality.results import Result
 from deploy.quality.suites import FOLDER, Check, read_suites
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
@@ -155,17 +158,18 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     monkeypatch.setattr(socket, "getaddrinfo", refused)
     monkeypatch.chdir(tmp_path / "state" / "lake")
     now = datetime.now(UTC) + timedelta(hours=1)
-    check_lake(settings, lake, CHECKS, judge, now)
-    tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in ("copies", "messages", "tips")}
+    looked = ("copies", "messages", "tips")
+    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
+    tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in looked}
     assert {name: seen[name] for name in tables} == {name: table.num_rows for name, table in tables.items()}
     seen.clear()
-    check_lake(settings, lake, CHECKS, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
     assert seen == {}
     append(lake, "copies", [tables["copies"].to_pylist()[0] | {"kafka_offset": 999_999}])
-    check_lake(settings, lake, CHECKS, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
     assert seen == {"copies": 1}
     DeltaTable(lake.table("copies")).optimize.compact()
-    check_lake(settings, lake, CHECKS, judge, now)
+    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
     assert seen == {"copies": 1}
     assert {path.name for path in Path.cwd().iterdir()} == set(TABLES)
     assert not (Path.cwd() / "gx").exists()
@@ -225,6 +229,19 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
         ["quality", " copies", " expect_column_values_to_be_between"]
     ]
     checks.child.stop()
+
+
+def test_data_docs_name_what_failed_and_fetch_nothing(tmp_path: Path) -> None:
+    results = [Result(check, check.level == "warn", "<i>", 3, [{"message": "m"}], ["it <b>"]) for check in CHECKS]
+    pages = {page.stem: page.read_text() for page in write_docs(results, tmp_path).parent.glob("*.html")}
+    assert pages.keys() == {"index", *(check.table for check in CHECKS)}
+    for page in pages.values():
+        assert "default-src 'none'" in page
+        assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
+        assert "<i>" not in page
+        assert "it <b>" not in page  # peers choose some of the words
+    assert "it &lt;b&gt;" in pages["messages"]
+    assert "expect_keys_to_be_unique" in pages["messages"]
 
 
 def test_all_suites_are_owned_and_say_what_to_do() -> None:
