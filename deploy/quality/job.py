@@ -1,5 +1,6 @@
 """The checks as an application of its own, beside the queries of a cluster: what `spark-submit
-pipelines/jobs/quality.py` runs, and `python pipelines/jobs/quality.py` too. No Spark session starts: DuckDB reads the files of the tables.
+pipelines/jobs/quality.py` runs, and `python pipelines/jobs/quality.py` too. No Spark session starts: DuckDB reads the
+tables.
 """
 
 from __future__ import annotations
