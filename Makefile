@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 .SUFFIXES:
-.PHONY: help setup java jars run test fuzz chaos hostile lint proto bench lock sbom dist images docs clean
+.PHONY: help setup java jars jars-s3 run test fuzz chaos hostile lint proto bench lock sbom dist images docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ PYTHON ?= $(shell for name in $(PYTHONS); do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo "$$name" && break; done)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Options for what is run go into ARGS: make run ARGS="--for 60s"'
 
@@ -32,6 +32,9 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 	@$(PY) -m deploy.embedded.jars
 	@test -f .jars/broker/classes.jsa || $(PY) -m deploy.embedded.broker
 	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m deploy.embedded.spark_classes
+
+jars-s3: $(VENV)/.installed ## fetch the jars that Spark needs for an object store (kiln run fetches them too, when it needs them)
+	@$(PY) -m deploy.embedded.jars --s3
 
 run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
@@ -66,6 +69,7 @@ lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew, 
 	$(LOCK) --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
 	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
 	$(PY) -m deploy.embedded.jars --lock
+	$(PY) -m deploy.embedded.jars --lock --s3
 
 sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as CycloneDX (ARGS="FILE")
 	@$(PY) -m deploy.sbom $(or $(ARGS),build/kiln.cdx.json)

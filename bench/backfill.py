@@ -28,7 +28,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     """Each run has tables of its own. History was never live, so the run stamps each update itself."""
     settings = ground.plot("backfill")
     count = extent.of(FRAMES)
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     ground.say(f"writing {count:,} frames")
     low, high = _write(lake, count, extent)
     rows: dict[str, int] = {}
@@ -53,7 +53,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     for side in sides.values():
         side(0)
     running, copying = in_turn(sides, extent.runs, "frames/s", ground.say)
-    shutil.rmtree(settings.lake_folder)
+    settings.lake_root.remove_all()
     return Finding(
         "backfill",
         "frames of the lake to all tables of a run, over a Spark read and write of the table frames",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from datetime import timedelta
 
@@ -36,13 +35,13 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         with ground.fresh(settings, "quarantine") as fresh:
             seconds = sum(each.seconds for each in catch_up(ground.spark, fresh, "archive", {"frames": ends}))
             for table in ("frames", "copies", "messages"):
-                rows[table] = ground.spark.read.format("delta").load(str(fresh.lake_folder / table)).count()
+                rows[table] = ground.spark.read.format("delta").load((fresh.lake_root / table).uri).count()
         return count / seconds
 
     def copy(run: int) -> float:
         records: DataFrame = read_topics(ground.spark, broker, ["frames"])
         started = time.perf_counter()
-        path = str(settings.lake_folder / "raw")
+        path = (settings.lake_root / "raw").uri
         records.select("partition", "offset", "stamp", "value").write.format("delta").mode("append").save(path)
         return count / (time.perf_counter() - started)
 
@@ -51,7 +50,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     for side in sides.values():
         side(0)
     archiving, copying = in_turn(sides, extent.runs, "frames/s", ground.say)
-    shutil.rmtree(settings.lake_folder)
+    settings.lake_root.remove_all()
     return Finding(
         "decode",
         "frames from Kafka to frames, copies, messages (first copies) and quarantine, over a raw copy into Delta",

@@ -110,7 +110,7 @@ def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
         catch_up(ground.spark, fresh, "archive", {"frames": field.ends}, LIMIT)
         seconds = time.perf_counter() - started
         faults = sum(ground.ends(field.settings, "quarantine").values()) - sum(before.values())
-        return seconds, {**_rows(str(fresh.lake_folder), TABLES[:-1]), "quarantine": faults}
+        return seconds, {**_rows(fresh.lake_root.uri, TABLES[:-1]), "quarantine": faults}
 
 
 def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:

@@ -1,8 +1,8 @@
 """The bill of materials of Kiln as CycloneDX: `make sbom`.
 
 It lists what Kiln installs: the packages of `requirements.lock` (those for development too), the jars of
-`conf/ivy.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories read. An image has a
-bill of its own, of what is in the image.
+`conf/ivy.xml` and `conf/ivy-s3.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories
+read. An image has a bill of its own, of what is in the image.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from bridge.ipfs.helia import SOURCE
-from deploy.embedded.jars import IVY_XML, PROJECT, checksums_of
+from deploy.embedded.jars import IVY_S3, IVY_XML, PROJECT, checksums_of
 
 
 def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
     """The bill as JSON of CycloneDX 1.6. `packages`: of an image, by their normal names; None: of a checkout."""
     parts = [part for part in _packages() if packages is None or canonicalize_name(part.name) in packages]
-    parts += _jars() if jars else ()
+    parts += [*_jars(IVY_XML), *_jars(IVY_S3)] if jars else ()
     parts += _of_helia() if packages is None else ()
     kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
     bom = Bom(components=parts)
@@ -48,10 +48,10 @@ def _packages() -> Iterator[Component]:
         yield _component("pypi", "", requirement.name, pin.version)
 
 
-def _jars() -> Iterator[Component]:
-    lines = (line.split() for line in checksums_of(IVY_XML).read_text(encoding="ascii").splitlines())
+def _jars(ivy_xml: Path) -> Iterator[Component]:
+    lines = (line.split() for line in checksums_of(ivy_xml).read_text(encoding="ascii").splitlines())
     checksums = {name: digest for digest, name in lines}
-    for jar in ElementTree.parse(IVY_XML).iter("dependency"):
+    for jar in ElementTree.parse(ivy_xml).iter("dependency"):
         group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]
         digest = checksums[f"{jar.attrib['conf'].partition('->')[0]}/{name}-{version}.jar"]
         yield _component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ from pipelines.lake.delta_spark import DeltaSparkCommits
 from pipelines.lake.lake import Lake
 from pipelines.launch import batching, decoding
 from pipelines.spark.kafka import Broker
+from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 from schemas.history.formats import FORMATS, recognise
 from schemas.printable import printable_lines
@@ -115,7 +117,7 @@ def backfill(
     # Spark's default of 200 costs more than the work of a chunk
     parallel = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallel))
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     kafka, durable = settings.broker, settings.durability == "power"
 
     def commits(where: Lake) -> Commits:
@@ -232,7 +234,7 @@ def _submitted(settings: Settings, request: Request) -> Outcome:
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=settings.spark.conf,
+        extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
     )
 
     def report(progress: Progress) -> None:

@@ -55,7 +55,7 @@ def plan(
 ) -> Plan:
     """What the settings say of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     durable = settings.durability == "power"
     return Plan(
         spark=spark,
@@ -65,7 +65,7 @@ def plan(
         commits=DeltaRsCommits(lake, durable=durable)
         if settings.lake.writer == "delta-rs"
         else DeltaSparkCommits(lake, spark, durable=durable),
-        checkpoints=str(settings.checkpoints),
+        checkpoints=settings.checkpoints_root,
         trigger=spark_interval(job.trigger),
         at_most=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
@@ -93,7 +93,7 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
 
     `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
     """
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     given = Bundles(settings.topic_table.bundles)
     if remember:
         lake.create(("bundles",))

@@ -18,7 +18,8 @@ from uuid import uuid4
 
 from conf.disk import to_disk
 from conf.errors import KilnError
-from pipelines.lake.lake import Lake, log_entry
+from conf.location import Location
+from pipelines.lake.lake import Lake, log_entry, log_of
 from pipelines.lake.log_faults import TableLog, last_before, look_at, newest_write, take_back
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.checkpoint_faults import (
@@ -41,10 +42,10 @@ class DamageError(KilnError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where things are. `state`: the state folder; `checkpoints`: a folder in it with one for each query."""
+    """Where things are. `state`: the state folder; `checkpoints`: a folder with one for each query."""
 
     state: Path
-    checkpoints: Path
+    checkpoints: Location
     lake: Lake
 
 
@@ -114,13 +115,14 @@ def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
     logs = _logs(lake, damage.query)
     for table, each in logs.items():
         for version in each.torn:
-            _move_away(place, log_entry(Path(lake.table(table)), version))
+            _move_away(place, _entry(lake, table, version))
     versions = {table: _base(lake, table, checkpoint.query_id, ending.next) for table in logs}
     for table, version in versions.items():
         take_back(lake, table, version)
-    for path in beyond(checkpoint.path, ending):
+    folder = Path(checkpoint.path.uri)
+    for path in beyond(folder, ending):
         _move_away(place, path)
-    _rename(place, checkpoint)
+    _rename(place, folder)
 
 
 def go_on(place: Place, damage: Damage) -> None:
@@ -128,8 +130,9 @@ def go_on(place: Place, damage: Damage) -> None:
     aside. May be cut short, and then be done again."""
     if damage.on_from is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
-    checkpoint = place.checkpoints / damage.query
-    fresh = place.checkpoints / f"{damage.query}.new"
+    checkpoints = Path(place.checkpoints.uri)
+    checkpoint = checkpoints / damage.query
+    fresh = checkpoints / f"{damage.query}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     first = fresh / "sources" / "0" / "0"
     first.parent.mkdir(parents=True)
@@ -139,7 +142,7 @@ def go_on(place: Place, damage: Damage) -> None:
         to_disk(path)
     _move_away(place, checkpoint)
     fresh.rename(checkpoint)
-    to_disk(place.checkpoints)
+    to_disk(checkpoints)
 
 
 _SOURCE_HEAD = "\0v1\n"
@@ -153,51 +156,58 @@ def _behind(place: Place, name: str, told: Told | None) -> Damage | None:
         return None
     if told.batch <= checkpoint.planned:
         return None
+    remedy = (
+        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. Only a copy of an update "
+        "that comes again after that is announced once more"
+        if checkpoint.path.folder is not None
+        else _ELSE
+    )
     return Damage(
         name,
         f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
         f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
         "announce once more what it announced in between",
-        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. Only a copy of an update "
-        "that comes again after that is announced once more",
-        on_from=told.ends,
+        remedy,
+        on_from=None if checkpoint.path.folder is None else told.ends,
     )
 
 
 def _examine(place: Place, name: str) -> Damage | None:
     lake, checkpoint = place.lake, Checkpoint(place.checkpoints / name)
     logs = _logs(lake, name)
-    within = [log_entry(Path(lake.table(table)), version) for table, each in logs.items() for version in each.within]
-    torn = [log_entry(Path(lake.table(table)), version) for table, each in logs.items() for version in each.torn]
+    within = [_entry(lake, table, version) for table, each in logs.items() for version in each.within]
+    torn = [_entry(lake, table, version) for table, each in logs.items() for version in each.torn]
     summaries = [path for each in logs.values() for path in each.checkpoints]
     if within:
         words = f"{_names(within)} is damaged, or names a file that is gone, and later commits are whole"
         return Damage(name, words, _ELSE, tuple(within))
-    if not checkpoint.path.is_dir():
+    if not checkpoint.path.exists():
         return _without_checkpoint(name, torn, summaries)
-    if (
-        torn and name == "archive" and (place.checkpoints / "messages").is_dir()
-    ):  # of 0.1: two queries wrote these tables
+    messages = place.checkpoints / "messages"
+    if torn and name == "archive" and messages.exists():  # of 0.1: two queries wrote these tables
         return Damage(name, _torn(torn), _ELSE, tuple(torn))
-    claimed, sound = claimed_ending(checkpoint.path), sound_ending(checkpoint.path)
-    if not is_whole(checkpoint.path / "metadata"):
-        return _without_metadata(name, checkpoint.path, claimed)
+    folder = checkpoint.path.folder
+    if folder is None:
+        return _older_in_store(name, checkpoint, lake, logs)
+    claimed, sound = claimed_ending(folder), sound_ending(folder)
+    if not is_whole(folder / "metadata"):
+        return _without_metadata(name, folder, claimed)
     if sound is None:
-        bad = torn_files(checkpoint.path, None)
+        bad = torn_files(folder, None)
         return Damage(name, f"no micro-batch of {checkpoint.path} is whole; torn: {_names(bad)}", _ELSE, tuple(bad))
     wrote, by = _newest_write(lake, checkpoint.query_id, logs)
-    extra = [] if sound == claimed else beyond(checkpoint.path, sound)
-    files = [*torn, *summaries, *([] if sound == claimed else torn_files(checkpoint.path, sound))]
+    extra = [] if sound == claimed else beyond(folder, sound)
+    files = [*torn, *summaries, *([] if sound == claimed else torn_files(folder, sound))]
     if not files and not extra and wrote <= claimed.batch:
         return None
-    words = _older(name, checkpoint.path, claimed, wrote, by) if wrote > claimed.batch else _torn(files or extra)
-    committed = newest_commit(checkpoint.path, sound)
+    words = _older(name, checkpoint.path, claimed.batch, wrote, by) if wrote > claimed.batch else _torn(files or extra)
+    committed = newest_commit(folder, sound)
     since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
     newer = since is None or committed is None or since > committed
     if newer and _goes_on(name, claimed, sound, wrote):
         remedy = f"These files were set aside, and {name} goes on with the micro-batch {sound.next}"
         return Damage(name, words, remedy, tuple(files), (*torn, *extra, *summaries))
-    back = sound if newer else sound_ending(checkpoint.path, since)
+    back = sound if newer else sound_ending(folder, since)
     if not logs or back is None:
         return Damage(name, words, _ELSE, tuple(files))
     remedy = (
@@ -205,6 +215,14 @@ def _examine(place: Place, name: str) -> Damage | None:
         "since anew, from what Kafka holds"
     )
     return Damage(name, words, remedy, tuple(files), back_to=back)
+
+
+def _older_in_store(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:
+    """No power cut tears what is in a store, but somebody may have put back an older checkpoint there."""
+    wrote, by = _newest_write(lake, checkpoint.query_id, logs) if checkpoint.exists else (-1, "")
+    if wrote <= checkpoint.planned:
+        return None
+    return Damage(name, _older(name, checkpoint.path, checkpoint.planned, wrote, by), _ELSE)
 
 
 _ELSE = "Put the newest copy of checkpoint and tables back, or begin the query anew (RUNBOOK, State)"
@@ -224,10 +242,10 @@ def _goes_on(name: str, claimed: Ending, sound: Ending, wrote: int) -> bool:
     return wrote < sound.next or (wrote == sound.next and not sound.done)
 
 
-def _older(name: str, checkpoint: Path, claimed: Ending, wrote: int, table: str) -> str:
+def _older(name: str, checkpoint: Location, planned: int, wrote: int, table: str) -> str:
     return (
         f"the checkpoint of {name} in {checkpoint} is older than the table {table}: it ends with the micro-batch "
-        f"{claimed.batch}, and the table has the micro-batch {wrote}. The query would skip what comes in between"
+        f"{planned}, and the table has the micro-batch {wrote}. The query would skip what comes in between"
     )
 
 
@@ -260,9 +278,14 @@ def _without_metadata(name: str, checkpoint: Path, claimed: Ending) -> Damage | 
     return Damage(name, _torn([checkpoint / "metadata"]), remedy, (checkpoint / "metadata",), (checkpoint,))
 
 
+def _entry(lake: Lake, table: str, version: int) -> Path:
+    """Of a lake on a disk: nothing is torn in a store."""
+    return Path(log_entry(lake.folder(table), version).uri)
+
+
 def _logs(lake: Lake, name: str) -> dict[str, TableLog]:
     """By table, of the tables that are there."""
-    there = (table for table in QUERIES[name].tables if (Path(lake.table(table)) / "_delta_log").is_dir())
+    there = (table for table in QUERIES[name].tables if log_of(lake.folder(table)).exists())
     return {table: look_at(lake, table) for table in there}
 
 
@@ -285,7 +308,7 @@ def _starts(checkpoint: Checkpoint, batch: int) -> log.Offsets:
     """Where a micro-batch begins to read."""
     if batch > 0:
         return checkpoint.ends(batch - 1)
-    first = (checkpoint.path / "sources" / "0" / "0").read_text(encoding="utf-8").splitlines()[-1]
+    first = (checkpoint.path / "sources" / "0" / "0").read().decode().splitlines()[-1]
     return {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(first).items()}
 
 
@@ -299,21 +322,22 @@ def _refuse_what_kafka_lost(name: str, starts: log.Offsets, oldest: log.Offsets)
                 )
 
 
-def _rename(place: Place, checkpoint: Checkpoint) -> None:
+def _rename(place: Place, checkpoint: Path) -> None:
     """Gives the query a new id, under which no table has a micro-batch."""
-    _move_away(place, checkpoint.path / "metadata")
-    fresh = checkpoint.path / "metadata.new"
+    _move_away(place, checkpoint / "metadata")
+    fresh = checkpoint / "metadata.new"
     fresh.write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
     to_disk(fresh)
-    fresh.replace(checkpoint.path / "metadata")
-    to_disk(checkpoint.path)
+    fresh.replace(checkpoint / "metadata")
+    to_disk(checkpoint)
 
 
 def _move_away(place: Place, path: Path) -> None:
     """Into `set-aside` in the state folder, with the check sums beside it."""
     for each in (path, path.with_name(f".{path.name}.crc")):
         if each.exists():
-            target = place.state / "set-aside" / str(time.time_ns()) / each.relative_to(place.state)
+            inside = each.relative_to(place.state if each.is_relative_to(place.state) else each.anchor)
+            target = place.state / "set-aside" / str(time.time_ns()) / inside
             target.parent.mkdir(parents=True)
-            each.rename(target)
+            shutil.move(each, target)  # lake and checkpoints may be on other disks
             to_disk(each.parent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from conf.settings.model import JobName, Kafka
 from conf.settings.reading import load_settings
 from conf.state_version import take_on
 from pipelines.spark.ends import TopicEnds
+from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 from pipelines.spark.standing import RUNS, QueryLine, QueryWatch, query_families
 from pipelines.supervisor import GaveUpError, Supervisor
@@ -105,7 +107,7 @@ def main(name: JobName) -> int:
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=settings.spark.conf,
+        extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -67,26 +67,26 @@ class GaveUpError(RuntimeError):
 
 
 def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
-    if (settings.checkpoints / name).exists():
+    if (settings.checkpoints_root / name).exists():
         return
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
     if full:
         raise GaveUpError(
-            f"{name} has no checkpoint in {settings.checkpoints}, yet the tables {', '.join(full)} in "
-            f"{settings.lake_folder} hold rows: the query would write them once more. Put the checkpoint back, or move "
+            f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
+            f"{lake.path} hold rows: the query would write them once more. Put the checkpoint back, or move "
             "these tables away too"
         )
 
 
 def place_of(settings: Settings) -> Place:
     """Where the settings have what `pipelines.recovery` looks at."""
-    return Place(settings.state, settings.checkpoints, Lake(str(settings.lake_folder)))
+    return Place(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
 
 
 def has_told(settings: Settings) -> bool:
     """Whether `updates` may have told Kafka how far it got."""
-    return Checkpoint(settings.checkpoints / "updates").exists
+    return Checkpoint(settings.checkpoints_root / "updates").exists
 
 
 def told_by(settings: Settings) -> Told | None:
@@ -118,7 +118,8 @@ class Supervisor:
         self._trailing = TrailingClock()
         self._remembered = micros(settings.dedupe.signed)
         # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
-        self._kept = KeptCheckpoint(settings.checkpoints / "batch") if settings.durability == "power" else None
+        folder = (settings.checkpoints_root / "batch").folder
+        self._kept = KeptCheckpoint(folder) if settings.durability == "power" and folder is not None else None
         self._kept_at = 0.0
         self._runs: dict[JobName, _Run] = {}
         self._listener = ProgressListener()

@@ -513,7 +513,7 @@ _ALL: Final = (
                 "event",
                 "string",
                 "begun, chunk (a part of the run is in the run's tables), done, published (the bridge is to publish "
-                "its batches), swapping, swapped or dropped",
+                "its batches), swapping, swapped, dropping or dropped",
                 "chunk",
             ),
             _must(

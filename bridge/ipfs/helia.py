@@ -175,7 +175,7 @@ class Helia:
     ) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])
         # Kiln's settings, passwords among them, are nothing to packages from a registry
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("KILN_", "AWS_"))}
         with self._lock, self._log.open("ab") as log:
             if self._stopped:
                 raise HeliaError("the bridge is stopping")

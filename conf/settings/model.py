@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 from conf.errors import SettingsError
+from conf.location import STORE, Location, location
 from conf.logs import Format, Level
 from conf.settings.addresses import (
     check_author,
@@ -112,6 +113,15 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 Memory = Annotated[str, _like(r"[0-9]+[mg]", 'a size as -Xmx takes it, such as "384m" or "2g"')]
 """The heap of a JVM."""
+
+Place = Annotated[
+    str,
+    _like(
+        r"(?!.*://).*|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=@+-]+)*/?",
+        'a path, or s3://BUCKET/PREFIX, such as "s3://kiln/lake"',
+    ),
+]
+"""A folder: of this machine, or in an object store."""
 
 Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
 """On, off, or as other settings imply."""
@@ -342,6 +352,8 @@ class Spark(Section):
 class Lake(Section):
     """The Delta tables. `retention`: by table, after what time a row goes; a table that is not named keeps its rows."""
 
+    uri: Place = ""
+    options: dict[str, str] = {}
     writer: Literal["delta-rs", "delta-spark"] = "delta-rs"
     retention: dict[str, Duration] = {}
 
@@ -354,6 +366,21 @@ class Lake(Section):
             if kept < timedelta(days=1):
                 raise ValueError(f"{table}: at least 1d")
         return value
+
+    @model_validator(mode="after")
+    def _committed_once(self) -> Self:
+        if self.writer == "delta-spark" and self.uri.startswith(STORE):
+            raise ValueError(
+                'lake.writer = "delta-spark" commits by Delta\'s own log store, which loses commits beside another '
+                'writer in an object store: lake.writer = "delta-rs" for this lake.uri'
+            )
+        return self
+
+
+class Checkpoints(Section):
+    """Where the queries keep how far they are, and what they remember."""
+
+    uri: Place = ""
 
 
 class Maintain(Section):
@@ -659,6 +686,7 @@ class Settings(Section):
     topic_table: TopicTable = TopicTable()
     spark: Spark = Spark()
     lake: Lake = Lake()
+    checkpoints: Checkpoints = Checkpoints()
     maintain: Maintain = Maintain()
     jobs: Jobs = Jobs()
     breaker: Breaker = Breaker()
@@ -674,6 +702,15 @@ class Settings(Section):
     receive: Receive = Receive()
     ipfs: Ipfs = Ipfs()
     bep50: Bep50 = Bep50()
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.checkpoints.uri.startswith(STORE) and not self.lake.uri.startswith(STORE):
+            raise ValueError(
+                "checkpoints.uri names an object store, and the tables are on a disk of one machine: set lake.uri to a "
+                "place in that store too"
+            )
+        return self
 
     @property
     def broker(self) -> Kafka:
@@ -697,14 +734,29 @@ class Settings(Section):
         return self.bep50.enabled and wanted
 
     @property
-    def lake_folder(self) -> Path:
-        """The folder of the Delta tables, one folder a table."""
-        return self.state / "lake"
+    def lake_root(self) -> Location:
+        """The folder of the Delta tables, one folder a table. Its options may be secret: never print them."""
+        return self._place(self.lake.uri or self.state / "lake")
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints_root(self) -> Location:
         """The folder of the queries' checkpoints, one folder a query."""
-        return self.state / "checkpoints"
+        return self._place(self.checkpoints.uri or self.state / "checkpoints")
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """Where Spark reads and writes."""
+        return self.lake_root, self.checkpoints_root
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether one of the places is in an object store."""
+        return any(place.folder is None for place in self.places)
+
+    def _place(self, place: str | Path) -> Location:
+        if str(place).startswith(STORE):
+            return location(str(place), self.lake.options)
+        return location(Path(place).expanduser().absolute())
 
     @property
     def logs(self) -> Path:

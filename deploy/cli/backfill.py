@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -168,6 +169,10 @@ def backfill_swap(
         bool,
         typer.Option("--only-frames", help="Only add the run's frames to live's, for a later run from frames."),
     ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Also where another machine, which is gone, has begun a swap in this lake."),
+    ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -196,7 +201,8 @@ def backfill_swap(
             added = add_frames(lake, run, exchange, say)
             out.print(f"live has the frames of run {name}" if added else f"live had the frames of run {name} already")
             return
-        done = swap(lake, run, exchange, _now, say, replace=replace)
+        by = f"{socket.gethostname()}:{settings.state}"
+        done = swap(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)
     if done is None:
         out.print(f"run {name} is swapped in already: nothing to do")
     else:

@@ -54,7 +54,7 @@ def lake_of(settings: Settings) -> Lake:
     """The lake of these settings."""
     from pipelines.lake.lake import Lake
 
-    return Lake(str(settings.lake_folder))
+    return Lake.at(settings.lake_root)
 
 
 def length_of(text: str, option: str = "--for") -> timedelta:

@@ -4,6 +4,9 @@ Layout of a jars folder: `spark/*.jar` (added to Spark), `broker/*.jar` (class p
 `complete`, a stamp that names the `ivy.xml` and the size of each file. The stamp is written last, so whatever was
 interrupted is done again, and a complete folder costs a few `stat` calls and no JVM. `conf/jars.sha256` has the
 checksum of each jar: what comes from a repository must be the very file that Kiln was tried with.
+
+What Spark needs for an object store is pinned in `conf/ivy-s3.xml`, is in a jars folder of its own, `s3` in the other
+one, and is fetched only where the settings name a store.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from deploy.embedded.java import JavaError, find_java
 
 PROJECT = Path(__file__).resolve().parents[2]
 IVY_XML = PROJECT / "conf" / "ivy.xml"
+IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
 # Not read by Ivy's command line by itself; a user who needs a mirror of his own describes it there.
 IVY_SETTINGS = Path.home() / ".ivy2" / "ivysettings.xml"
 
@@ -65,7 +69,7 @@ def pinned(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
 
 def checksums_of(ivy_xml: Path) -> Path:
     """The file of checksums that goes with an ivy.xml, as sha256sum writes it: `<sha256>  <conf>/<file name>`."""
-    return ivy_xml.with_name("jars.sha256")
+    return ivy_xml.with_name(ivy_xml.stem.replace("ivy", "jars") + ".sha256")
 
 
 def verify(root: Path, ivy_xml: Path = IVY_XML) -> None:
@@ -156,6 +160,18 @@ def spark_jars(root: Path | None = None) -> list[Path]:
     return _listed("spark", root)
 
 
+def s3_root(root: Path | None = None) -> Path:
+    """The folder of the jars for an object store, whether it is there or not."""
+    return (root or default_root()) / "s3"
+
+
+def jars_for(*, uses_store: bool, progress: Progress = _silent) -> list[Path]:
+    """The jars that Kiln adds to Spark's; with `uses_store`, those for an object store too. Fetches what is missing.
+    JarsError."""
+    jars = spark_jars(ensure(progress=progress))
+    return [*jars, *_listed("spark", ensure(s3_root(), progress, IVY_S3), IVY_S3)] if uses_store else jars
+
+
 def spark_classes(root: Path | None = None) -> Path:
     """The file of Spark's classes, whether it is there or not (deploy/embedded/spark_classes.py)."""
     return (root or default_root()) / "spark" / "classes.jsa"
@@ -242,13 +258,13 @@ def _stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
     return {"ivy.xml": hashlib.sha256(text).hexdigest(), "files": sizes}
 
 
-def _listed(conf: str, root: Path | None) -> list[Path]:
+def _listed(conf: str, root: Path | None, ivy_xml: Path = IVY_XML) -> list[Path]:
     root = default_root() if root is None else root
-    if not complete(root):
+    if not complete(root, ivy_xml):
         raise JarsError(
             f"the jars in {root} are not complete: make jars (or python -m deploy.embedded.jars) fetches them"
         )
-    return [root / conf / name for name in pinned(IVY_XML.read_bytes())[conf]]
+    return [root / conf / name for name in pinned(ivy_xml.read_bytes())[conf]]
 
 
 @contextmanager
@@ -272,13 +288,16 @@ def lock(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
 
 
 def main() -> int:
-    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not.
+    """Fetch the jars into the default folder, with a line of progress; 1 with the words why not. With --s3, those for
+    an object store.
 
     Where they are complete, only compares them with their checksums.
     """
     parser = argparse.ArgumentParser(description="Fetch the jars that conf/ivy.xml pins.")
-    parser.add_argument("--lock", action="store_true", help="write conf/jars.sha256 anew")
+    parser.add_argument("--lock", action="store_true", help="write the checksums in conf anew")
+    parser.add_argument("--s3", action="store_true", help="the jars for an object store")
     options = parser.parse_args()
+    ivy_xml, root = (IVY_S3, s3_root()) if options.s3 else (IVY_XML, default_root())
 
     def show(line: str) -> None:
         if sys.stderr.isatty():
@@ -286,12 +305,12 @@ def main() -> int:
 
     try:
         if options.lock:
-            lock()
+            lock(ivy_xml)
             return 0
-        if complete(default_root()):
-            verify(default_root())
+        if complete(root, ivy_xml):
+            verify(root, ivy_xml)
             return 0
-        root = ensure(progress=show)
+        ensure(root, show, ivy_xml)
     except JarsError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

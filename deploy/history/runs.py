@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -14,16 +13,23 @@ import pyarrow.compute as pc
 
 from conf.errors import KilnError
 from conf.locks import StateInUseError, locked
-from pipelines.history.account import Run, Told, check_name, find_run, tell, told
+from pipelines.history.account import Run, Told, check_name, find_run, leaving_in_words, tell, told
 from pipelines.lake.lake import Lake, LakeError
 
-State = Literal["running", "interrupted", "done", "swapping", "swap interrupted", "swapped", "dropped"]
+State = Literal[
+    "running",
+    "interrupted",
+    "done",
+    "swapping",
+    "swap interrupted",
+    "swapped",
+    "dropping",
+    "drop interrupted",
+    "dropped",
+]
 
 _SWAP: Final = "swap"
 """The lock of whoever swaps: two swaps of ranges that overlap would undo each other."""
-
-_DROPPED: Final = ".dropped"
-"""What a run's folder is named on its way out. No run has a dot in its name."""
 
 
 class NoRunError(KilnError):
@@ -48,7 +54,7 @@ class Listed:
 
 def listed(lake: Lake, state: Path) -> list[Listed]:
     """All runs that the account knows, in the order in which they were begun. LakeError: there is no lake."""
-    if not Path(lake.path).is_dir():
+    if not lake.root.exists():
         raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
     runs: list[list[Told]] = []
     open_: dict[str, list[Told]] = {}
@@ -69,6 +75,8 @@ def the_run(lake: Lake, name: str) -> Run:
         raise NoRunError(
             f"run {name} was dropped, and its tables are gone. To see what is there, type kiln backfill list"
         )
+    if run.leaving:
+        raise NoRunError(leaving_in_words(name))
     return run
 
 
@@ -105,10 +113,7 @@ def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     NoRunError: there was no such run. KilnError: a swap of it was cut short. To be called under the run's lock.
     """
     run = the_run_if_left(lake, name)
-    folder = Path(lake.run(name).path)
-    leaving = folder.with_name(name + _DROPPED)
     if run is None:
-        _remove(leaving)
         return False
     events = {each.event for each in run.events}
     if "swapping" in events and "swapped" not in events:
@@ -116,17 +121,11 @@ def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
             f"a swap of run {name} was cut short: live's tables need the rest of the run. Type kiln backfill swap "
             f"{name} first"
         )
-    _remove(leaving)
-    with suppress(FileNotFoundError):
-        folder.rename(leaving)  # all at once: a run of this name that is begun now finds nothing of the old one
+    if not run.leaving:  # from here on nobody takes what is left of the tables for the run
+        tell(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)
+    lake.run(name).root.remove_all()
     tell(lake, name, "dropped", now(), range_from=run.range_from, range_to=run.range_to)
-    _remove(leaving)
     return True
-
-
-def _remove(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(folder)
 
 
 def _listed(lake: Lake, state: Path, events: list[Told]) -> Listed:
@@ -138,7 +137,7 @@ def _listed(lake: Lake, state: Path, events: list[Told]) -> Listed:
         begun.range_to,
         str(begun.details.get("source", "")),
         found,
-        {} if found == "dropped" else _rows(lake.run(begun.run)),
+        {} if "drop" in found else _rows(lake.run(begun.run)),
         begun.happened_at,
         last.happened_at,
     )
@@ -147,9 +146,11 @@ def _listed(lake: Lake, state: Path, events: list[Told]) -> Listed:
 def _state(state: Path, name: str, events: set[str]) -> State:
     if "dropped" in events:
         return "dropped"
-    if "swapped" in events:
+    if "swapped" in events and "dropping" not in events:
         return "swapped"
     busy = _busy(state, name)
+    if "dropping" in events:
+        return "dropping" if busy else "drop interrupted"
     if "swapping" in events:
         return "swapping" if busy else "swap interrupted"
     if "done" in events:

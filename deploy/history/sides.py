@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
@@ -21,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from deploy.history.extents import extents, network_of
-from deploy.sql.tables import select_files
+from deploy.sql.tables import reach, select_files
 from pipelines.history.account import Run
 from pipelines.lake.lake import Lake, LakeError
 from pipelines.spark.rows import arrow_schema
@@ -65,6 +64,7 @@ class Sides:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: Run) -> None:
         """LakeError: a table cannot be read."""
+        reach(connection, lake)
         self.connection = connection
         self.lake = lake
         self.of_run = lake.run(run.name)
@@ -87,7 +87,8 @@ class Sides:
         except DeltaError:
             return None
         side = self._side(self.lake, table, opened)
-        return side if all(Path(path).is_file() for path in side.paths()) else None
+        there = {found.name for found in self.lake.folder(table).files()}
+        return side if there.issuperset(map(unquote, side.files)) else None
 
     def _side(self, lake: Lake, table: str, opened: DeltaTable) -> Side:
         return _side(lake.table(table), opened, self.extents[table].times, *self._bounds)

@@ -6,15 +6,16 @@ of each batch, and the update of each tip.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Final
 
-from conf.disk import to_disk
 from conf.errors import KilnError
+from conf.location import Location
 from deploy.history.sides import Side, Sides, both_sides, time_of
-from pipelines.history.account import Run, tell
+from pipelines.history.account import Run, claim_swap, tell
 from pipelines.history.swap import Exchange, Mark, OvertakenError
 from pipelines.lake.files import DataFile, TableFiles, discard
 from pipelines.lake.lake import Lake
@@ -36,6 +37,7 @@ STEPS: Final = (
 
 _TRIES: Final = 10
 _ROWS_AT_ONCE: Final = 20_000
+_AT_ONCE: Final = 1 << 20  # bytes
 _CLAIM_STAGE: Final = "separator"
 _CLAIM: Final = ("stage", "reason", "kafka_partition", "kafka_offset", "message_index")
 """What tells apart claims that a genesis contradicts: the bridge and the queries say each in other words."""
@@ -72,13 +74,15 @@ def swap(
     say: Callable[[str], None],
     *,
     replace: bool = False,
+    by: str = "",
+    take_over: bool = False,
 ) -> dict[str, int] | None:
     """Swaps the run in, or goes on with a swap that was cut short. Returns the version of each table afterwards, and
     None where the run is swapped in already. `now`: µs. `say` hears of each step. `replace`: also where live heard what
-    the run did not.
+    the run did not. `by`, `take_over`: as `claim_swap` takes them.
 
-    SwapError: the run is not done, live heard what the run did not, or other work on the tables does not let a step
-    through. LakeError.
+    ClaimedError: somebody elsewhere swaps. SwapError: the run is not done, live heard what the run did not, or other
+    work on the tables does not let a step through. LakeError.
     """
     events = [each.event for each in run.events]
     if "swapped" in events:
@@ -92,9 +96,9 @@ def swap(
             if not replace:
                 _check_heard(sides, run)
         before = {table: lake.open(table).version() for table in tables}
-        tell(lake, run.name, "swapping", now(), range_from=run.range_from, range_to=run.range_to, details=before)
     else:
         before = _versions(next(each.details for each in reversed(run.events) if each.event == "swapping"))
+    claim_swap(lake, run, by, now(), before, take_over=take_over)
     begun = run.events[0].happened_at
     with both_sides(lake, run) as sides:
         swapping = _Swapping(sides, before)
@@ -211,6 +215,8 @@ class _Swapping:
                 exchange.commit(table, read.table, step.gone, step.files, mark)
             except OvertakenError:
                 discard(self._sides.lake, step.files)
+                if exchange.has(table, mark):
+                    return
             else:
                 return
         raise SwapError(
@@ -242,17 +248,15 @@ class _Swapping:
             ANTI JOIN run_updates AS same_tip USING (network, stream, tip)
             ANTI JOIN run_updates AS same USING ({_key(table)})
             WHERE {going.condition}""")
-        path = self._rest
-        written = path.with_suffix(".new")
-        quoted = str(written).replace("'", "''")
-        self._sides.connection.execute(f"COPY (SELECT {_key(table)} FROM rest) TO '{quoted}' (FORMAT parquet)")
-        to_disk(written)
-        written.rename(path)
-        to_disk(path.parent)
+        with tempfile.TemporaryDirectory(prefix="kiln-") as folder:
+            written = f"{folder}/{_REST}"
+            self._sides.connection.execute(f"COPY (SELECT {_key(table)} FROM rest) TO '{written}' (FORMAT parquet)")
+            with open(written, "rb") as file:
+                self._rest.write(iter(partial(file.read, _AT_ONCE), b""))
         return self._step(table, going.files, self._but(read, going), "FROM run_updates", "FROM rest")
 
     def _updates_rest(self, table: str, read: Side) -> Step | None:
-        quoted = str(self._rest).replace("'", "''")
+        quoted = self._rest.uri.replace("'", "''")
         rest = f"SELECT ({_key(table)}) FROM read_parquet('{quoted}')"
         condition = f"({_key(table)}) IN ({rest})"
         files = (
@@ -283,8 +287,8 @@ class _Swapping:
     # -------- their parts
 
     @property
-    def _rest(self) -> Path:
-        return Path(self._sides.of_run.path) / _REST
+    def _rest(self) -> Location:
+        return self._sides.of_run.root / _REST
 
     def _going(self, table: str, read: Side) -> _Going:
         """Which rows of the newest version were of the range when the swap began."""

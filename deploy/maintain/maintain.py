@@ -79,7 +79,7 @@ def rules_of(settings: Settings, table: str, begun: Iterable[Run] = ()) -> Rules
 
 
 def _each_table(settings: Settings, care: Callable[[Lake, str, Rules], Cared]) -> list[TableCare]:
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     return list(_each(settings, lake, lake.tables(), care))
 
 

@@ -62,7 +62,7 @@ def _time(at: int) -> datetime:
 
 def _reckoned(settings: Settings, query: str) -> int:
     try:
-        watermark = Checkpoint(settings.checkpoints / query).watermark
+        watermark = Checkpoint(settings.checkpoints_root / query).watermark
     except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
         return 0
     return watermark and watermark + micros(settings.dedupe.signed)
@@ -70,7 +70,7 @@ def _reckoned(settings: Settings, query: str) -> int:
 
 def _since(settings: Settings, query: str, kept: int) -> int | None:
     try:
-        return Checkpoint(settings.checkpoints / query).behind_since(kept)
+        return Checkpoint(settings.checkpoints_root / query).behind_since(kept)
     except (OSError, ValueError, LookupError):
         return None
 

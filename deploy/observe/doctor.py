@@ -35,6 +35,7 @@ from deploy.observe.status import (
     lake_status,
     query_status,
 )
+from deploy.observe.store import store_problem
 from pipelines.lake.lake import Lake
 
 Level = Literal["ok", "warn", "fail"]
@@ -83,6 +84,13 @@ def check_jars(complete: bool, root: Path) -> Check:
     if complete:
         return Check("jars", "ok", str(root))
     return Check("jars", "warn", f"not complete in {root}", "make jars (kiln run fetches them too, when it needs them)")
+
+
+def check_s3_jars(complete: bool) -> Check:
+    """The jars of Spark for an object store, pinned in `conf/ivy-s3.xml`."""
+    if complete:
+        return Check("jars for the store", "ok", "complete")
+    return Check("jars for the store", "warn", "not complete", "make jars-s3 (kiln run fetches them too)")
 
 
 def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Check:
@@ -202,6 +210,18 @@ def check_lake(tables: Sequence[TableStatus]) -> Check:
     return Check("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
+def check_store(uri: str, problem: str) -> Check:
+    """Whether commits are safe in the object store of the lake; `problem` is empty if so."""
+    if problem:
+        advice = "see docs/object-store.md: lake.uri and lake.options, the store's rights, and which stores will do"
+        return Check("object store", "fail", f"{uri}: {problem}", advice)
+    found = (
+        f"{uri}: refuses a second write of one key. Kiln commits by delta-rs; let nothing else write these tables by "
+        "Delta's own log store for S3 (Spark, delta-spark), which loses commits"
+    )
+    return Check("object store", "ok", found)
+
+
 def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
     """Whether each checkpoint can be understood."""
     bad = [query for query in queries if query.problem]
@@ -270,11 +290,13 @@ def examine(settings: Settings) -> list[Check]:
     )
     root = jars.default_root()
     bridge = read_status(settings.bridge_dir / "status.json")
+    lake = Lake.at(settings.lake_root)
     return [
         check_python(sys.version_info[:2]),
         check_packages(metadata.requires("kiln") or (), _installed()),
         check_java(_java()),
         check_jars(jars.complete(root), root),
+        *([check_s3_jars(jars.complete(jars.s3_root(root), jars.IVY_S3))] if settings.uses_store else []),
         check_state(
             settings.state, _writing_problem(settings.state), not settings.state.exists() or is_private(settings.state)
         ),
@@ -283,8 +305,9 @@ def examine(settings: Settings) -> list[Check]:
         *(_port(name, port, runs) for name, port in ports if kafka.embedded),
         check_broker(broker, kafka.embedded, runs),
         check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions),
-        check_checkpoints([query_status(name, settings.checkpoints / name, {}) for name in settings.jobs.run]),
-        check_lake(lake_status(Lake(str(settings.lake_folder)))),
+        check_checkpoints([query_status(name, settings.checkpoints_root / name, {}) for name in settings.jobs.run]),
+        *([check_store(lake.path, store_problem(lake))] if lake.root.folder is None else []),
+        check_lake(lake_status(lake)),
         check_clocks(trailing_clocks(settings, updates)),
         check_bridge(bridge, time.time()),
         check_ipfs(settings.ipfs.api, *_ipfs(settings), helia_alone(settings, bridge, time.time())),

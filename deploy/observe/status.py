@@ -9,12 +9,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
 from conf.errors import SettingsError
 from conf.kafka_refusals import in_words
+from conf.location import Location
 from conf.settings.model import Kafka, Settings
 from deploy.observe.clocks import ClockStatus, trailing_clocks
 from pipelines.lake.lake import Lake, LakeError
@@ -149,28 +149,28 @@ def parse_offsets(text: str) -> Offsets:
     return merged
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Location) -> Checkpoint:
     """A query's progress. CheckpointError: a file cannot be understood; the message names it."""
     done = _numbers(folder / "commits")
-    planned = _numbers(folder / "offsets")
-    both = done & planned
+    both = done.keys() & _numbers(folder / "offsets").keys()
     if not both:
         return Checkpoint(None, None, {})
     newest = max(both)
     path = folder / "offsets" / str(newest)
     try:
-        offsets = parse_offsets(path.read_text(encoding="utf-8"))
-        committed = (folder / "commits" / str(newest)).stat().st_mtime
+        offsets = parse_offsets(path.read().decode())
+        committed = done[newest]
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except FileNotFoundError:
         # Spark removes old ones while it runs: what is newest now is newer than what was listed
         return read_checkpoint(folder)
-    return Checkpoint(newest, datetime.fromtimestamp(committed, UTC), offsets)
+    return Checkpoint(newest, datetime.fromtimestamp(committed / 1e6, UTC), offsets)
 
 
-def _numbers(folder: Path) -> set[int]:
-    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+def _numbers(folder: Location) -> dict[int, int]:
+    """Micro-batches, and when Spark wrote the file of each, µs."""
+    return {int(found.name): found.modified for found in folder.files() if found.name.isdigit()}
 
 
 def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
@@ -188,7 +188,7 @@ def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
     )
 
 
-def query_status(name: str, folder: Path, topics: Mapping[str, TopicStatus]) -> QueryStatus:
+def query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
     """One query's progress and lag."""
     try:
         checkpoint = read_checkpoint(folder)
@@ -311,14 +311,15 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     """How Kiln stands now."""
     broker = broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
-    names = [*QUERIES, *_other_checkpoints(settings.checkpoints)]
-    queries = tuple(query_status(name, settings.checkpoints / name, topics) for name in names)
+    checkpoints = settings.checkpoints_root
+    names = [*QUERIES, *_other_checkpoints(checkpoints)]
+    queries = tuple(query_status(name, checkpoints / name, topics) for name in names)
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = trailing_clocks(settings, updates.end if updates else ())
-    tables = lake_status(Lake(str(settings.lake_folder)))
+    tables = lake_status(Lake.at(settings.lake_root))
     return Status(str(settings.state), broker, queries, tables, savings, clocks, read_trip(settings.state))
 
 
-def _other_checkpoints(folder: Path) -> Sequence[str]:
-    return sorted({path.name for path in folder.iterdir() if path.is_dir()} - set(QUERIES)) if folder.is_dir() else []
+def _other_checkpoints(folder: Location) -> Sequence[str]:
+    return sorted(set(folder.folders()) - set(QUERIES))

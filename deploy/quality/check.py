@@ -79,5 +79,10 @@ def check_lake(
             lake.create(["quality_results"])
             rows = rows_of(results, uuid4().hex, now)
             schema = arrow_schema(TABLES["quality_results"].columns, strict=True)
-            write_deltalake(lake.table("quality_results"), pa.Table.from_pylist(rows, schema=schema), mode="append")
+            write_deltalake(
+                lake.table("quality_results"),
+                pa.Table.from_pylist(rows, schema=schema),
+                mode="append",
+                storage_options=lake.storage_options,
+            )
     return results

@@ -28,7 +28,7 @@ from deploy.quality.news import News, news_of
 from deploy.quality.results import SHOWN, Key, Result
 from deploy.quality.spanning import DUCKDB, TIMES, Facts, Look, StartAgain, identity, stamp
 from deploy.quality.suites import Check
-from deploy.sql.tables import columns_of, quoted, select_columns
+from deploy.sql.tables import columns_of, quoted, reach, select_columns
 from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
@@ -81,6 +81,7 @@ class Checking:
                 f"{memory}: the state of the checks cannot be read: {error}. Delete the file: the next "
                 "check reads all rows anew"
             ) from error
+        reach(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET enable_progress_bar = false")
         self._forget_other_format()

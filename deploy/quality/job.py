@@ -41,7 +41,7 @@ def main() -> int:
         every = read_all(settings.quality.suites)
         from deploy.quality.expectations import Judge  # seconds of imports: what is wrong in a suite is said before
 
-        judge, lake = Judge(), Lake(str(settings.lake_folder))
+        judge, lake = Judge(), Lake.at(settings.lake_root)
         while not stop.is_set():
             began = time.monotonic()
             results = check_lake(settings, lake, every, judge, datetime.now(UTC))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -33,10 +32,10 @@ def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> News
     if since == table.version():
         return News((), None)
     added: dict[str, int] = {}
-    folder = Path(lake.table(name))
+    folder = lake.folder(name)
     for version in range(since + 1, table.version() + 1):
         try:
-            lines = log_entry(folder, version).read_text().splitlines()
+            lines = log_entry(folder, version).read().splitlines()
         except FileNotFoundError:  # cleaned away, or the table was made anew
             return _all(lake, name, table)._replace(anew=True)
         for line in lines:
@@ -46,10 +45,9 @@ def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> News
                     added[unquote(path)] = at
                 case {"remove": {"dataChange": True}}:
                     return _all(lake, name, table)._replace(anew=True)
-    paths = {f"{folder}/{path}": at for path, at in added.items()}
-    if since > table.version() or not all(Path(path).is_file() for path in paths):
+    if since > table.version() or not all((folder / path).exists() for path in added):
         return _all(lake, name, table)._replace(anew=True)
-    return _news(paths)
+    return _news({f"{folder}/{path}": at for path, at in added.items()})
 
 
 def _all(lake: Lake, name: str, table: DeltaTable) -> News:

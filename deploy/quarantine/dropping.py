@@ -97,7 +97,7 @@ def _record(
             f"(SELECT 1 FROM dropped d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
         ).to_arrow_table()
     if new.num_rows:
-        write_deltalake(lake.table("dropped"), new.cast(schema), mode="append")
+        write_deltalake(lake.table("dropped"), new.cast(schema), mode="append", storage_options=lake.storage_options)
         version = lake.open("dropped").version()
         lake.keep("dropped", version, version)
     return int(every.num_rows - new.num_rows)

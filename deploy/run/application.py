@@ -93,7 +93,7 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.ready()
-        lake = Lake(str(settings.lake_folder))
+        lake = Lake.at(settings.lake_root)
         lake.create(TABLES)
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))

@@ -26,7 +26,7 @@ def run_backfill(
     with ExitStack() as stack:
         stack.enter_context(locked(settings.state, lock_of(check_name(request.name))))
         terms = terms_of(settings, request)
-        found = begun(terms, Lake(str(settings.lake_folder)))
+        found = begun(terms, Lake.at(settings.lake_root))
         if found is not None and found.done and (found.published or not request.publish):
             return Outcome(found.name, rows_of(found.chunks), 0, 0)
         if request.source == "kafka" or request.publish:

@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from conf.errors import KilnError
 from conf.logs import set_up_logs
 from conf.settings.model import Settings
-from deploy.embedded.jars import PROJECT, ensure, spark_classes, spark_jars
+from deploy.embedded.jars import PROJECT, jars_for, spark_classes
+from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 
 
@@ -56,12 +57,12 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
             java_options=f"{settings.spark.java_options} {_kept_classes()}",
-            jars=spark_jars(ensure()),
+            jars=jars_for(uses_store=settings.uses_store),
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
             scratch=settings.state / "scratch",
-            extra=settings.spark.conf,
+            extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
         )
     try:
         yield spark

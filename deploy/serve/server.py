@@ -22,11 +22,12 @@ from pyspark.sql import SparkSession
 from conf.errors import KilnError, PrerequisiteError
 from conf.locks import keep_private
 from conf.settings.model import Settings
-from deploy.embedded.jars import PROJECT, ensure, spark_jars
+from deploy.embedded.jars import PROJECT, jars_for
 from deploy.embedded.ports import HOST, port_holder, why_taken
 from deploy.run.spark import jvm_end, said_to
 from deploy.serve.classes import compiled
 from pipelines.lake.lake import Lake
+from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 from schemas.views import views
 
@@ -65,7 +66,7 @@ def served(settings: Settings, lake: Lake, door: Door, memory: str, progress: Ca
     _check_free(door.port)
     if not lake.tables():
         raise KilnError(f"there are no tables in {lake.path} yet: kiln run makes them when it starts")
-    jars = [*spark_jars(ensure(progress=progress)), compiled(progress)]
+    jars = [*jars_for(uses_store=settings.uses_store, progress=progress), compiled(progress)]
     progress("starting Spark …")
     logs = settings.logs / "sql"
     logs.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def served(settings: Settings, lake: Lake, door: Door, memory: str, progress: Ca
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             scratch=settings.state / "scratch" / "sql",
-            extra=_settings(door),
+            extra=s3a_settings(settings.places, os.environ) | _settings(door),
         )
     try:
         make_catalog(spark, lake, progress)
@@ -120,7 +121,7 @@ def make_catalog(spark: SparkSession, lake: Lake, progress: Callable[[str], None
     there = set(lake.tables())
     for name in sorted(there):
         try:
-            spark.sql(f"CREATE TABLE {_quoted(name)} USING delta LOCATION '{_escaped(lake.table(name))}'")
+            spark.sql(f"CREATE TABLE {_quoted(name)} USING delta LOCATION '{_escaped(lake.folder(name).spark_uri)}'")
         except PySparkException as error:
             raise KilnError(f"table {name} in {lake.path}: {_first_line(error)}") from error
     for view in views().values():

@@ -83,7 +83,7 @@ def _show(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> b
     reader = session.read.format("delta")
     if as_of is not None:
         reader = reader.option("versionAsOf", table.version())
-    frame: DataFrame = reader.load(lake.table(name))
+    frame: DataFrame = reader.load(lake.folder(name).spark_uri)
     frame.createOrReplaceTempView(name)
     return True
 

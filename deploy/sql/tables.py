@@ -2,8 +2,8 @@
 
 delta-rs says which files those are, and DuckDB reads the files itself. The other way, a dataset of pyarrow, costs more
 than a second of imports, and 1.5 ms for each file. That way is left for the tables that need it: tables with partition
-columns, with columns of types beyond `duckdb_type`, with features of Delta beyond reader version 1, or in a store that
-is no folder. Kiln writes no such table.
+columns, with columns of types beyond `duckdb_type`, or with features of Delta beyond reader version 1. Kiln writes no
+such table.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
+def reach(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+    """From now on the connection can read the files of a lake in an object store."""
+    root = lake.root
+    if root.folder is None:
+        from deploy.sql.store import StoreFiles  # not at the top: its imports would slow questions to a lake on a disk
+
+        connection.register_filesystem(StoreFiles(root))
+
+
 def open_tables(connection: duckdb.DuckDBPyConnection, lake: Lake, names: Iterable[str]) -> None:
     """Makes a view of each named table, at its newest version. LakeError."""
     show_tables(connection, lake, {name: lake.open(name) for name in names})
@@ -60,6 +69,7 @@ def show_tables(
     `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
     A query that does read rows from a table with files of several schemas fails. LakeError.
     """
+    reach(connection, lake)
     files: list[str] = []
     for name, table in tables.items():
         columns = columns_of(table)
@@ -141,7 +151,7 @@ def _files(folder: str, table: DeltaTable) -> list[str] | None:
     relative = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
     paths = [f"{folder}/{path}" for path in relative]
     elsewhere = any("://" in path or PurePosixPath(path).is_absolute() for path in relative)
-    return None if "://" in folder or elsewhere or any(map(_GLOB.search, paths)) else paths
+    return None if elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
 ROW_PLACE: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}

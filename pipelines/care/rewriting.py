@@ -7,7 +7,6 @@ in order. A reader that skips row groups finds a value in one or two of each str
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,7 +47,7 @@ def write_anew(lake: Lake, table: str, names: Sequence[str], before: int | None,
 def _read(lake: Lake, table: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(TABLES[table].columns, strict=True)
     for name in names:
-        with pq.ParquetFile(Path(lake.table(table)) / name) as file:
+        with (lake.folder(table) / name).open() as opened, pq.ParquetFile(opened) as file:
             about = file.metadata
             size = sum(about.row_group(each).total_byte_size for each in range(about.num_row_groups))
             rows = _rows_in(_GROUP_BYTES, size, about.num_rows)

@@ -1,24 +1,18 @@
-"""What is known of a table and of its folder. Reads only.
-
-A lake of Kiln is a folder of this machine (`pipelines.lake.lake`), so folders are listed as folders.
-"""
+"""What is known of a table and of its folder. Reads only."""
 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from conf.location import Location
 from pipelines.care.plan import Entry, Named, Stray, TableFile
-from pipelines.lake.lake import Lake, delta_fields, log_entry
+from pipelines.lake.lake import Lake, delta_fields, log_entry, log_of
 from schemas.layout import LAYOUTS, Layout
 from schemas.tables import TABLES
 
@@ -45,12 +39,12 @@ class TableState:
 
 def read_state(lake: Lake, name: str) -> TableState:
     """LakeError: the table cannot be read."""
-    on_disk = _parquet_files(Path(lake.table(name)))
+    there = _parquet_files(lake.folder(name))
     opened = lake.open(name)
     files = tuple(files_of(opened, LAYOUTS.get(name, Layout()).age))
     active = {file.path for file in files}
-    entries, checkpoints = read_log(Path(lake.table(name)))
-    strays = tuple(stray for stray in on_disk if stray.name not in active)
+    entries, checkpoints = read_log(lake.folder(name))
+    strays = tuple(stray for stray in there if stray.name not in active)
     return TableState(name, opened, files, strays, tuple(entries), frozenset(checkpoints))
 
 
@@ -59,8 +53,6 @@ def left_alone(lake: Lake, name: str, opened: DeltaTable) -> str | None:
     table = TABLES.get(name)
     if table is None:
         return "it is no table of Kiln's"
-    if "://" in lake.path:
-        return "it is in a store that is no folder"
     protocol, metadata = opened.protocol(), opened.metadata()
     if protocol.min_reader_version > 1 or protocol.min_writer_version > 2:
         return "it uses features of Delta that Kiln does not"
@@ -87,22 +79,22 @@ def files_of(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
         yield TableFile(unquote(path), size, rows or 0, came, least, greatest)
 
 
-def read_log(table: Path) -> tuple[list[Entry], set[int]]:
+def read_log(table: Location) -> tuple[list[Entry], set[int]]:
     """The commits in the log of a table's folder, by version, and the versions that have a checkpoint of one file."""
     entries: list[Entry] = []
     checkpoints: set[int] = set()
-    for name, found in _listed(table / "_delta_log"):
-        version, _, kind = name.partition(".")
+    for found in log_of(table).files():
+        version, _, kind = found.name.partition(".")
         if not version.isdigit() or len(version) != _DIGITS:
             continue
         if kind == "json":
-            entries.append(Entry(int(version), found.st_mtime_ns // 1_000))
+            entries.append(Entry(int(version), found.modified))
         elif kind == "checkpoint.parquet":
             checkpoints.add(int(version))
     return sorted(entries, key=lambda entry: entry.version), checkpoints
 
 
-def named_by(table: Path, entries: Iterable[Entry], begins: int | None) -> Named:
+def named_by(table: Location, entries: Iterable[Entry], begins: int | None) -> Named:
     """The files that the entries take out of the table. Those that are out of it at the version `begins` already are
     apart."""
     past: set[str] = set()
@@ -113,25 +105,14 @@ def named_by(table: Path, entries: Iterable[Entry], begins: int | None) -> Named
     return Named(frozenset(past), frozenset(kept))
 
 
-def removed_by(entry: Path) -> set[str]:
+def removed_by(entry: Location) -> set[str]:
     """The files that a commit takes out of its table. Most take none, so most are not parsed."""
-    said = entry.read_bytes()
+    said = entry.read()
     if b'"remove"' not in said:
         return set()
     actions = map(json.loads, said.splitlines())
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
 
 
-def _parquet_files(table: Path) -> list[Stray]:
-    return [
-        Stray(name, found.st_size, found.st_mtime_ns // 1_000)
-        for name, found in _listed(table)
-        if name.endswith(".parquet") and stat.S_ISREG(found.st_mode)
-    ]
-
-
-def _listed(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(folder) as found:
-        for each in found:
-            with suppress(FileNotFoundError):  # somebody has removed the file meanwhile
-                yield each.name, each.stat(follow_symlinks=False)
+def _parquet_files(table: Location) -> list[Stray]:
+    return [Stray(*found) for found in table.files() if found.name.endswith(".parquet")]

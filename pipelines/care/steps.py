@@ -7,11 +7,9 @@ the commit tried again. A kill at any moment leaves the table as it was, or as a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -20,8 +18,8 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from conf.disk import to_disk
 from conf.errors import KilnError
+from conf.location import Location
 from pipelines.care import plan
 from pipelines.care.plan import Expire, Rewrite, Rules, Stray, TableFile
 from pipelines.care.rewriting import write_anew
@@ -29,8 +27,8 @@ from pipelines.care.state import TableState, left_alone, named_by, read_state
 from pipelines.lake.commits import CARE
 from pipelines.lake.delta_rs import AFTER_COMMIT
 from pipelines.lake.files import DataFile, discard
-from pipelines.lake.lake import Lake
-from pipelines.lake.log_faults import read_commit
+from pipelines.lake.lake import Lake, log_of
+from pipelines.lake.log_faults import adds_one_of, read_commit
 
 Say = Callable[[str], None]
 
@@ -86,7 +84,7 @@ def look(lake: Lake, table: str, rules: Rules, now: int) -> tuple[TableState, St
     begins = plan.first_kept(state.entries, state.checkpoints, rules, now)
     garbage: tuple[Stray, ...] = ()
     if begins is not None or plan.old_enough(state.strays, rules, state.newest_append, now):
-        named = named_by(Path(lake.table(table)), state.entries, begins)
+        named = named_by(lake.folder(table), state.entries, begins)
         garbage = plan.garbage(state.strays, named, rules, state.newest_append, now)
     return state, Steps(expire, tuple(rewrites), begins, garbage)
 
@@ -138,7 +136,7 @@ class _Table:
         self._rules = rules
         self._say = say
         self._durable = durable
-        self._folder = Path(lake.table(state.name))
+        self._folder = lake.folder(state.name)
 
     def all_of(self, steps: Steps) -> Cared:
         name, opened = self._state.name, self._state.opened
@@ -205,9 +203,9 @@ class _Table:
     def _commit(self, old: Sequence[TableFile], new: Sequence[DataFile], what: str, *, rows_go: bool) -> bool:
         for file in new:
             # A start after a power cut takes files for those of a commit that was lost by when they were written.
-            os.utime(self._folder / file.name)
+            (self._folder / file.name).touch()
         if self._durable:
-            to_disk(self._folder)
+            self._folder.sync()
         opened = self._state.opened
         if not replace_files(self._lake, self._state.name, opened, old, new, what, rows_go=rows_go):
             return False
@@ -218,30 +216,33 @@ class _Table:
     def _remove(self, garbage: Iterable[Stray]) -> tuple[int, int]:
         count = size = 0
         for stray in garbage:
-            (self._folder / stray.name).unlink(missing_ok=True)
+            (self._folder / stray.name).remove()
             count, size = count + 1, size + stray.size
         return count, size
 
     def _secure(self, begins: int) -> None:
         """Returns when a checkpoint is on the disk, and whole. ArrowInvalid: it is not whole."""
-        log = self._folder / "_delta_log"
+        log = log_of(self._folder)
         checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
-        pq.read_metadata(checkpoint)
-        to_disk(checkpoint)
-        to_disk(log)
+        with checkpoint.open() as opened:
+            pq.read_metadata(opened)
+        checkpoint.sync()
+        log.sync()
 
     def _shorten(self, begins: int) -> None:
         """Removes what the log has before a checkpoint, the oldest first."""
-        for version, path in sorted(_by_version(self._folder / "_delta_log")):
+        log = log_of(self._folder)
+        for version, name in sorted(_by_version(log)):
             if version < begins:
-                path.unlink(missing_ok=True)
+                (log / name).remove()
 
     def _remove_cut_short(self) -> None:
         """What delta-rs left of commits when it was killed."""
         bound = (self._state.newest_append or 0) - self._rules.unnamed
-        for path in (self._folder / "_delta_log").glob("_commit_*.tmp"):
-            if path.stat().st_mtime_ns // 1_000 < bound:
-                path.unlink(missing_ok=True)
+        log = log_of(self._folder)
+        for found in log.files():
+            if found.name.startswith("_commit_") and found.name.endswith(".tmp") and found.modified < bound:
+                (log / found.name).remove()
 
 
 def replace_files(
@@ -278,8 +279,8 @@ def replace_files(
         except CommitFailedError:
             known = opened.version()
             opened.update_incremental()
-            since = [read_commit(Path(lake.table(table)), each) for each in range(known + 1, opened.version() + 1)]
-            if any(_adds_one_of(actions, new) for actions in since):
+            since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
+            if any(adds_one_of(actions, new) for actions in since):
                 return True  # the commit came through, and what delta-rs does after it did not
             if not all(_leaves(actions, old) for actions in since):
                 return False
@@ -287,11 +288,6 @@ def replace_files(
         opened.update_incremental()
         return True
     raise CareError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
-
-
-def _adds_one_of(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
-    names = {file.name for file in files}
-    return any(action["add"]["path"] in names for action in actions if "add" in action)
 
 
 def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
@@ -302,12 +298,12 @@ def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequen
     return bool(actions) and not taken and not any("metaData" in action or "protocol" in action for action in actions)
 
 
-def _by_version(log: Path) -> Iterator[tuple[int, Path]]:
+def _by_version(log: Location) -> Iterator[tuple[int, str]]:
     """The files of a log that tell of one version: commits, checkpoints, check sums."""
-    for path in log.iterdir():
-        version = path.name.removeprefix(".")[:_VERSION_DIGITS]
+    for found in log.files():
+        version = found.name.removeprefix(".")[:_VERSION_DIGITS]
         if len(version) == _VERSION_DIGITS and version.isdigit():
-            yield int(version), path
+            yield int(version), found.name
 
 
 def _words(steps: Steps) -> Iterator[str]:

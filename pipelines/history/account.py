@@ -7,19 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
-from conf.disk import to_disk
 from conf.errors import KilnError
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema, columns_of
 from schemas.tables import TABLES
 
-Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "dropped"]
+Event = Literal["begun", "chunk", "done", "swapping", "swapped", "published", "dropping", "dropped"]
 
 RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "batches", "tips", "quarantine")
 """Tables of a run, beside the live ones. `frames` has rows only where the run did not read the live table."""
@@ -27,6 +26,10 @@ RUN_TABLES: Final = ("frames", "copies", "messages", "updates", "batch_tips", "b
 _RUNS = columns_of(TABLES["runs"])
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class ClaimedError(KilnError):
+    """Somebody elsewhere swaps a run of the same lake."""
 
 
 class RunNameError(KilnError):
@@ -70,6 +73,11 @@ class Run:
         return any(each.event == "published" for each in self.events)
 
     @property
+    def leaving(self) -> bool:
+        """Whether a drop was begun: tables of the run may be gone."""
+        return any(each.event == "dropping" for each in self.events)
+
+    @property
     def reads(self) -> Mapping[str, int]:
         """The versions of live tables that the run reads until it is done."""
         inputs = self.details.get("inputs")
@@ -89,11 +97,18 @@ def check_name(name: str) -> str:
     return name
 
 
+def leaving_in_words(name: str) -> str:
+    """Of a run that is `leaving`: what to do."""
+    return f"run {name} is being dropped, and some of its tables are gone. Type kiln backfill drop {name} once more"
+
+
 def told(lake: Lake) -> list[Told]:
     """All events of all runs, in order."""
-    if not lake.has("runs"):
-        return []
-    rows = lake.open("runs").to_pyarrow_table().sort_by([("happened_at", "ascending")]).to_pylist()
+    return _events(lake.open("runs")) if lake.has("runs") else []
+
+
+def _events(account: DeltaTable) -> list[Told]:
+    rows = account.to_pyarrow_table().sort_by([("happened_at", "ascending")]).to_pylist()
     return [
         Told(
             row["run"],
@@ -139,20 +154,59 @@ def tell(
     range_to: int | None = None,
     rows: int | None = None,
     details: Mapping[str, object] | None = None,
+    claim: DeltaTable | None = None,
 ) -> None:
-    """Adds an event to the account; it is on the disk when this returns. Times are µs."""
+    """Adds an event to the account; it is on the disk when this returns. Times are µs.
+
+    `claim`: the account as it was read. CommitFailedError: somebody has told another claim since.
+    """
     lake.create(("runs",))
     schema = arrow_schema(_RUNS)
     row = (run, event, happened_at, range_from, range_to, rows, json.dumps(details or {}, sort_keys=True))
     columns = [pa.array([value], each.type) for value, each in zip(row, schema, strict=True)]
-    before = lake.open("runs").version()
-    write_deltalake(
-        lake.table("runs"), pa.table(columns, schema=schema), mode="append", storage_options=lake.storage_options
-    )
-    folder = Path(lake.table("runs"))
-    for path in folder.glob("*.parquet"):
-        to_disk(path)
+    opened = lake.open("runs") if claim is None else claim
+    before = opened.version()
+    number = (opened.transaction_version(_CLAIM) or 0) + 1
+    properties = None if claim is None else CommitProperties(app_transactions=[Transaction(_CLAIM, number)])
+    write_deltalake(opened, pa.table(columns, schema=schema), mode="append", commit_properties=properties)
+    lake.sync_files("runs")
     lake.keep("runs", before + 1, lake.open("runs").version())
+
+
+def claim_swap(
+    lake: Lake, run: Run, by: str, happened_at: int, versions: Mapping[str, int], *, take_over: bool = False
+) -> None:
+    """Tells that `by` swaps a run from now on. Of two that claim at once, one comes through.
+
+    `by`: a machine and a state folder there, whose locks keep two processes apart. `take_over`: also where somebody
+    else has begun a swap and not ended it. ClaimedError.
+    """
+    account = lake.open("runs")
+    claimed: dict[str, str] = {}  # by run that is being swapped: by whom
+    for each in _events(account):
+        if each.event == "swapping":
+            claimed[each.run] = str(each.details.get("by", by))
+        elif each.event in ("swapped", "dropped"):
+            claimed.pop(each.run, None)
+    others = {name: other for name, other in claimed.items() if other != by}
+    if others and not take_over:
+        name, other = next(iter(others.items()))
+        raise ClaimedError(
+            f"run {name} is being swapped by {other}. Where that swap was cut short, type kiln backfill swap {name} "
+            "there once more, or, where that machine is gone, kiln backfill swap --take-over here"
+        )
+    if claimed.get(run.name) == by:
+        return
+    details = {**versions, "by": by}
+    try:
+        low, high = run.range_from, run.range_to
+        tell(lake, run.name, "swapping", happened_at, range_from=low, range_to=high, details=details, claim=account)
+    except CommitFailedError as error:
+        raise ClaimedError("somebody else has begun to swap a run of this lake at this moment") from error
+
+
+_CLAIM: Final = "swap"
+"""The application of Delta's transaction that tells a claim."""
 
 
 def _micros(at: datetime) -> int:

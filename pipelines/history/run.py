@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import KilnError
 from pipelines.history import batches, frames, messages, publishing, updates
-from pipelines.history.account import RUN_TABLES, Run, Told, check_name, find_run, tell
+from pipelines.history.account import RUN_TABLES, Run, Told, check_name, find_run, leaving_in_words, tell
 from pipelines.history.chunks import UPDATES_AT_ONCE, Span, cut, pieces, reach
 from pipelines.history.frames import FilePart, Wanted
 from pipelines.history.grouped import Wrote, among, in_groups
@@ -126,8 +126,8 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs], publish: bool 
         read = inputs()
         kept = msgspec.to_builtins(_Kept.of(read, terms))
         details = terms.told() | {"inputs": kept, "version": means.version}
-        span = {"range_from": terms.span.low, "range_to": terms.span.high}
-        tell(means.lake, terms.name, "begun", means.now(), **span, details=details)
+        low, high = terms.span
+        tell(means.lake, terms.name, "begun", means.now(), range_from=low, range_to=high, details=details)
         found = find_run(means.lake, terms.name)
         assert found is not None
     return _Running(found, terms, means).go(publish)
@@ -139,6 +139,8 @@ def begun(terms: Terms, lake: Lake) -> Run | None:
     found = find_run(lake, check_name(terms.name))
     if found is None:
         return None
+    if found.leaving:
+        raise RunError(leaving_in_words(terms.name))
     others = differences(found.details, Span(found.range_from, found.range_to), terms)
     if others:
         raise RunError(
@@ -187,7 +189,8 @@ class _Running:
         self._lake = means.lake.run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._where = Where(self._lake, self._beyond, terms.span)
-        self._commits = {lake.path: means.commits(lake) for lake in (self._lake, self._beyond)}
+        self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
+        self._commits = {path: means.commits(lake) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
         self._done = {self._step(each): each for each in found.chunks}
         self._wrote = self._frames = 0
@@ -256,7 +259,7 @@ class _Running:
         order = {table: place for place, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
         for (path, table), found in sorted(files.items(), key=lambda item: (order[item[0][1]], item[0][0])):
             if not self._commits[path].commit(table, found, Write(self._query, number, step)):
-                discard(Lake(path), found)
+                discard(self._lakes[path], found)
             if path == self._lake.path:
                 rows[table] += sum(file.rows for file in found)
         details = {"step": step, "number": number, "rows": rows, "versions": self._versions(), **more}

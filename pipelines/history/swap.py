@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from conf.disk import to_disk
 from conf.errors import KilnError
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
@@ -56,7 +54,7 @@ class Exchange:
         """Takes the files `gone`, paths as in the log, out of a table, and puts `files` in. `read`: the version that
         the step was planned on; appends that came later stay as they are. OvertakenError."""
         if self._durable:
-            to_disk(Path(self._lake.table(table)))
+            self._lake.folder(table).sync()
         now = int(time.time() * 1000)  # a vacuum counts from here for how long a reader may still need what is gone
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in gone]
         actions += [AddAction(each.name, each.size, {}, now, True, each.stats) for each in files]
@@ -74,6 +72,13 @@ class Exchange:
                 break
             except CommitFailedError:
                 read.update_incremental()
+                newest = read.transaction_version(mark.app_id)
+                if (
+                    newest is not None and newest >= mark.begun
+                ):  # another swap of this run, or the store's answer got lost
+                    raise OvertakenError(
+                        f"table {table} in {self._lake.path} has the step {mark.step} already"
+                    ) from None
                 if not _paths(read).issuperset(gone):
                     raise OvertakenError(
                         f"table {table} in {self._lake.path} has other files than a moment ago"

@@ -6,12 +6,10 @@ By delta-rs alone, so that it needs no Spark.
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
 
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from conf.disk import to_disk
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import arrow_schema, columns_of
 from schemas.tables import TABLES
@@ -51,9 +49,7 @@ def remember_bundles(lake: Lake, given: Bundles, now: datetime) -> Bundles:
             mode="append",
             storage_options=lake.storage_options,
         )
-        folder = Path(lake.table("bundles"))
-        for path in (*folder.glob("*.parquet"), folder):
-            to_disk(path)
+        lake.sync_files("bundles")
         newest = lake.open("bundles").version()
         lake.keep("bundles", newest, newest)
     return all_of_them

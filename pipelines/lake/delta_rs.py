@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from conf.disk import to_disk
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake, log_entry
+from pipelines.lake.log_faults import adds_one_of, read_commit
 
 _CONCURRENT = "Concurrent transaction"
 """How delta-rs says that a commit under the same application id came in between."""
@@ -45,7 +44,8 @@ class DeltaRsCommits:
         if newest is not None and newest >= write.batch_id:
             return False
         if self._durable:
-            to_disk(Path(self._lake.table(table)))  # the files are named before a commit names them
+            self._lake.folder(table).sync()  # the files are named before a commit names them
+        known = opened.version()
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
             AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
@@ -61,8 +61,11 @@ class DeltaRsCommits:
                 )
                 break
             except CommitFailedError as error:
+                opened.update_incremental()
+                folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
+                if any(adds_one_of(read_commit(folder, version), files) for version in since):
+                    break  # the commit came through, and the store's answer did not
                 if _FILES_GONE in str(error):  # an append has read none of them
-                    opened.update_incremental()
                     if opened.transaction_version(app_id) == newest:
                         continue
                     raise second_writer(table, write) from error
@@ -70,7 +73,6 @@ class DeltaRsCommits:
                 if _CONCURRENT in str(error):
                     raise second_writer(table, write) from error
                 raise
-        known = opened.version()
         opened.update_incremental()
         self._newest[app_id] = write.batch_id
         if self._durable:
@@ -81,7 +83,7 @@ class DeltaRsCommits:
         """The table as this driver has followed it. Where the log no longer tells what came since (`pipelines.care`),
         the table is read anew. SecondWriterError: somebody else has committed under the same query meanwhile."""
         opened = self._tables.get(table)
-        if opened is not None and log_entry(Path(self._lake.table(table)), opened.version()).exists():
+        if opened is not None and log_entry(self._lake.folder(table), opened.version()).exists():
             return opened
         fresh = self._tables[table] = self._lake.open(table)
         app_id = write.app_id(table)

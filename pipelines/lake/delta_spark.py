@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from delta.exceptions import ConcurrentTransactionException
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
-from conf.disk import to_disk
 from pipelines.lake.commits import Write, second_writer
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
@@ -37,7 +35,7 @@ class DeltaSparkCommits:
         if transaction.txnVersion(app_id) >= write.batch_id:
             return False
         if self._durable:
-            to_disk(Path(self._lake.table(table)))  # the files are named before a commit names them
+            self._lake.folder(table).sync()  # the files are named before a commit names them
         now = log.clock().getTimeMillis()
         actions = jvm.java.util.ArrayList()
         for action in (*(_add(each, now) for each in files), _mark(app_id, write.batch_id, now)):

@@ -4,10 +4,8 @@ names it (decision 18)."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import msgspec
@@ -15,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from conf.location import Location
 from pipelines.lake.lake import Lake, skipped_by
 from pipelines.spark.rows import RowBuffer, arrow_schema
 from schemas.tables import TABLES
@@ -42,7 +41,7 @@ class TableFiles:
     def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None) -> None:
         """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table."""
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
-        self._folder = Path(lake.table(table))
+        self._folder = lake.folder(table)
         self._table = table
         self._schema = arrow_schema(TABLES[table].columns, strict=True)
         self._buffer = RowBuffer(self._schema, rows=20_000)
@@ -81,12 +80,12 @@ class TableFiles:
 
 
 class _OpenFile:
-    def __init__(self, folder: Path, table: str, schema: pa.Schema) -> None:
+    def __init__(self, folder: Location, table: str, schema: pa.Schema) -> None:
         self._table = table
         self._name = f"part-{uuid4()}.snappy.parquet"
         self._ranges = {name: _Range() for name in skipped_by(TABLES[table])}
         self._rows = 0
-        self._out = (folder / self._name).open("wb")
+        self._out = (folder / self._name).create()
         # A dictionary of bytes that hardly repeat is work for nothing.
         repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
         self._writer = pq.ParquetWriter(
@@ -109,8 +108,6 @@ class _OpenFile:
     def close(self) -> DataFile:
         self._writer.close()
         size = self._out.tell()
-        self._out.flush()
-        os.fsync(self._out.fileno())
         self._out.close()
         return DataFile(self._table, self._name, size, self._rows, _stats(self._rows, self._ranges))
 
@@ -163,13 +160,14 @@ def _value(value: object, time: bool) -> object:
 def discard(lake: Lake, files: Iterable[DataFile]) -> None:
     """Removes files that no commit names."""
     for each in files:
-        (Path(lake.table(each.table)) / each.name).unlink(missing_ok=True)
+        (lake.folder(each.table) / each.name).remove()
 
 
 def rewritten(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
     """The rows of a file that `keep`, a mask, names, in a file of their own; no file where no row is kept. The old file
     is removed."""
-    table = pq.read_table(Path(lake.table(file.table)) / file.name)
+    with (lake.folder(file.table) / file.name).open() as opened:
+        table = pq.read_table(opened)
     files = TableFiles(lake, file.table)
     for batch in table.filter(keep(table)).to_batches(max_chunksize=20_000):
         files.add_batch(batch)

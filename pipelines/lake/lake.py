@@ -9,16 +9,16 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import deltalake
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from conf.disk import to_disk
 from conf.errors import KilnError
+from conf.location import Location, location, words_of
 from schemas.tables import TABLES, TABLES_VERSION, Column, Table
 
+_LOG = "_delta_log"
 _VERSION = "kiln.version"
 """A property in the metadata of each table, which no reader of Delta need know."""
 
@@ -29,14 +29,29 @@ class LakeError(KilnError):
 
 @dataclass(frozen=True)
 class Lake:
-    """The folder of the Delta tables, one folder a table. `options`: delta-rs's storage options for that folder."""
+    """The folder of the Delta tables, one folder a table, on a disk or in an object store. `path`: a path or a URI;
+    `options`: delta-rs's storage options, which may hold secrets."""
 
     path: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, root: Location) -> Lake:
+        """The lake in this folder."""
+        return cls(root.uri, root.options)
+
+    @property
+    def root(self) -> Location:
+        """The folder."""
+        return location(self.path, self.options)
+
+    def folder(self, name: str) -> Location:
+        """The folder of a table."""
+        return self.root / name
 
     def table(self, name: str) -> str:
-        """Where a table is, or would be."""
-        return f"{self.path}/{name}"
+        """Where a table is, or would be, as delta-rs and DuckDB write it."""
+        return self.folder(name).uri
 
     def run(self, name: str) -> Lake:
         """The lake of a backfill run: a folder in this one, with tables of the same names."""
@@ -44,19 +59,21 @@ class Lake:
 
     def tables(self) -> tuple[str, ...]:
         """The names of the tables that are there, sorted; none where the folder does not exist."""
-        return tuple(sorted(path.parent.name for path in Path(self.path).glob("*/_delta_log")))
+        return tuple(sorted(name for name in self.root.folders() if (self.folder(name) / _LOG).exists()))
 
     def has(self, name: str) -> bool:
-        """Whether a table is there."""
-        return DeltaTable.is_deltatable(self.table(name), self.storage_options)
+        """Whether a table is there. LakeError: the place does not say."""
+        try:
+            return DeltaTable.is_deltatable(self.table(name), self.storage_options)
+        except (DeltaError, OSError) as error:
+            raise LakeError(f"whether table {name} is in {self.path} is not known: {words_of(error)}") from error
 
     def open(self, name: str) -> DeltaTable:
         """The newest version of a table. LakeError: the table cannot be read."""
         try:
             return DeltaTable(self.table(name), storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
-            said = str(error).split("\n")[0]  # below stands a trace
-            raise LakeError(f"table {name} in {self.path} cannot be read: {said}") from error
+            raise LakeError(f"table {name} in {self.path} cannot be read: {words_of(error)}") from error
 
     def has_rows(self, name: str) -> bool:
         """Whether a table is there and holds a row."""
@@ -90,8 +107,8 @@ class Lake:
                 storage_options=self.storage_options,
             )
             self.keep(name, 0, 0)
-            for folder in (self.table(name), self.path):
-                to_disk(Path(folder))
+            for folder in (self.folder(name), self.root):
+                folder.sync()
 
     def _take_on(self, name: str) -> None:
         """Notes the version in a table of an earlier Kiln. LakeError: a newer Kiln has written the table."""
@@ -113,20 +130,34 @@ class Lake:
 
         Neither delta-rs nor Spark syncs what it writes.
         """
-        table = Path(self.table(name))
+        table = self.folder(name)
         for version in range(first, last + 1):
-            to_disk(log_entry(table, version))
-        to_disk(table / "_delta_log")
+            log_entry(table, version).sync()
+        (table / _LOG).sync()
+
+    def sync_files(self, name: str) -> None:
+        """Returns when the files of a table are on the disk, whoever wrote them. OSError."""
+        folder = self.folder(name)
+        if folder.folder is None:
+            return
+        for found in folder.files():
+            (folder / found.name).sync()
+        folder.sync()
 
     @property
     def storage_options(self) -> dict[str, str] | None:
         """The options as delta-rs takes them."""
-        return dict(self.options) or None
+        return dict(self.root.options) or None
 
 
-def log_entry(table: Path, version: int) -> Path:
+def log_of(table: Location) -> Location:
+    """The folder of a table's log, in the table's folder."""
+    return table / _LOG
+
+
+def log_entry(table: Location, version: int) -> Location:
     """The file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
-    return table / "_delta_log" / f"{version:020}.json"
+    return log_of(table) / f"{version:020}.json"
 
 
 # Names of Spark DDL types in the Delta protocol (PROTOCOL.md, Schema Serialization Format), where they differ.

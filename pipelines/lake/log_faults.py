@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conf.location import Location
 from pipelines.lake.commits import CARE, Write
+from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake, log_entry
 
 _LOOKED_AT = 50
@@ -34,14 +37,17 @@ class TableLog:
 
 
 def look_at(lake: Lake, table: str) -> TableLog:
-    """What is wrong with the newest commits of a table."""
-    folder = Path(lake.table(table))
+    """What is wrong with the newest commits of a table: nothing in a store, whose objects are whole or not there."""
+    place = lake.folder(table)
+    folder = place.folder
+    if folder is None:
+        return TableLog(lake.open(table).version())
     versions = sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json") if path.stem.isdigit())
     log = TableLog(max(versions, default=-1))
     removed: set[str] = set()
     whole = False
     for version in reversed(versions[-_LOOKED_AT:]):
-        actions = read_commit(folder, version)
+        actions = read_commit(place, version)
         good = bool(actions) and all(
             _is_there(folder, add) for add in _of(actions, "add") if add["path"] not in removed
         )
@@ -50,31 +56,37 @@ def look_at(lake: Lake, table: str) -> TableLog:
             (log.within if whole else log.torn).append(version)
         whole = whole or good
     if log.torn:
-        log.torn_since = _written_since(folder, log.newest - len(log.torn))
+        log.torn_since = _written_since(place, folder, log.newest - len(log.torn))
     log.checkpoints = _torn_checkpoints(folder / "_delta_log", versions)
     return log
 
 
-def read_commit(folder: Path, version: int) -> list[dict[str, dict[str, object]]]:
-    """The actions of a commit (PROTOCOL.md, Actions); none where the file is not whole."""
+def read_commit(table: Location, version: int) -> list[dict[str, dict[str, object]]]:
+    """The actions of a commit (PROTOCOL.md, Actions) in a table's folder; none where the file is not whole."""
     try:
-        lines = log_entry(folder, version).read_text(encoding="utf-8").splitlines()
-        actions = [json.loads(line) for line in lines]
+        actions = [json.loads(line) for line in log_entry(table, version).read().splitlines()]
     except (ValueError, FileNotFoundError):
         return []
     return actions if all(isinstance(action, dict) for action in actions) else []
 
 
+def adds_one_of(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
+    """Whether a commit makes one of these files part of its table."""
+    names = {file.name for file in files}
+    return any(action["add"]["path"] in names for action in actions if "add" in action)
+
+
 def newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
     """The newest micro-batch of a query in the whole commits of a table; -1: none. LakeError: it cannot be read."""
-    folder = Path(lake.table(table))
-    last = log.newest - len(log.torn)
-    for version in range(last, max(-1, last - _LOOKED_AT), -1):
-        found = _batches(read_commit(folder, version), query_id, table)
-        if found:
-            return max(found)
-    if log.torn or last < _LOOKED_AT:
-        return -1
+    place = lake.folder(table)
+    if place.folder is not None:  # what is torn cannot be opened
+        last = log.newest - len(log.torn)
+        for version in range(last, max(-1, last - _LOOKED_AT), -1):
+            found = _batches(read_commit(place, version), query_id, table)
+            if found:
+                return max(found)
+        if log.torn or last < _LOOKED_AT:
+            return -1
     opened = lake.open(table)
     wrote = (opened.transaction_version(Write(query_id, 0, name).app_id(table)) for name in ("append", "received"))
     return max((each for each in wrote if each is not None), default=-1)
@@ -88,12 +100,12 @@ def _batches(actions: list[dict[str, dict[str, object]]], query_id: str, table: 
 def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
     """The newest version of a table in which no micro-batch from `batch` on of a query is. None: the log does not say,
     or somebody else has committed in between."""
-    folder, newest = Path(lake.table(table)), lake.open(table).version()
+    place, newest = lake.folder(table), lake.open(table).version()
     later: list[int] = []  # commits of these micro-batches, the newest first
     apart: list[int] = []  # other commits of rows
     oldest = newest + 1
     for version in range(newest, -1, -1):
-        actions = read_commit(folder, version)
+        actions = read_commit(place, version)
         if not actions:
             break  # `pipelines.care` or Delta has cleaned up what is older
         oldest = version
@@ -119,9 +131,9 @@ def take_back(lake: Lake, table: str, version: int) -> None:
     lake.keep(table, newest, newest)
 
 
-def _written_since(folder: Path, version: int) -> float:
+def _written_since(table: Location, folder: Path, version: int) -> float:
     """When the first data file after a commit was written; when the commit was, where there is none."""
-    entry = log_entry(folder, version)
+    entry = Path(log_entry(table, version).uri)
     committed = entry.stat().st_mtime if entry.exists() else 0.0
     return min((at for path in folder.glob("*.parquet") if (at := path.stat().st_mtime) > committed), default=committed)
 

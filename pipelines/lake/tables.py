@@ -16,13 +16,13 @@ from schemas.tables import TABLES
 
 def read_table(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     """The newest version of a table."""
-    frame: DataFrame = DeltaTable.forPath(spark, lake.table(table)).toDF()
+    frame: DataFrame = DeltaTable.forPath(spark, lake.folder(table).spark_uri).toDF()
     return frame
 
 
 def read_version(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:
     """A table as of a version."""
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(lake.table(table))
+    return spark.read.format("delta").option("versionAsOf", str(version)).load(lake.folder(table).spark_uri)
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from conf.location import Location
 from pipelines.lake.commits import Commits
 from pipelines.lake.lake import Lake
 from pipelines.logic.batching import Batching
@@ -40,7 +40,7 @@ class Plan:
     """kafka-python's options for the same broker"""
     lake: Lake
     commits: Commits
-    checkpoints: str
+    checkpoints: Location
     """the folder in which each query has its checkpoint"""
     trigger: str
     """the pause between the starts of two micro-batches, as a Spark interval"""
@@ -62,12 +62,13 @@ class Plan:
 
     def batch_clock(self, query: str) -> BatchClock:
         """The clock of a query that is about to start."""
-        checkpoint = Checkpoint(Path(self.checkpoints) / query)
+        checkpoint = Checkpoint(self.checkpoints / query)
         return BatchClock(self.now, checkpoint.watermark + self.remembered)
 
     def kept(self, query: str) -> KeptCheckpoint | None:
-        """The query's checkpoint, where it is to be synced."""
-        return KeptCheckpoint(Path(self.checkpoints) / query) if self.durable else None
+        """The query's checkpoint, where it is to be synced: not in a store."""
+        folder = (self.checkpoints / query).folder
+        return KeptCheckpoint(folder) if self.durable and folder is not None else None
 
     def new_session(self) -> SparkSession:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
@@ -104,7 +105,7 @@ def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQue
     plan.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     return (
         writer.queryName(name)
-        .option("checkpointLocation", f"{plan.checkpoints}/{name}")
+        .option("checkpointLocation", (plan.checkpoints / name).spark_uri)
         .trigger(processingTime=plan.trigger)
         .start()
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -41,7 +39,7 @@ def start(plan: Plan) -> StreamingQuery:
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
     rows = once_each(table_rows(records), plan.remembered)
-    log_clock = LogClock(Path(plan.checkpoints) / "sink" / "clock.json")
+    log_clock = LogClock(plan.checkpoints / "sink" / "clock.json")
     batch_clock, width = plan.batch_clock("sink"), Width()
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:

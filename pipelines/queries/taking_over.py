@@ -4,8 +4,6 @@ and `copies`, `messages` the table `messages`. The query `archive` does both now
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -31,15 +29,17 @@ def take_over(plan: Plan, session: SparkSession) -> None:
 
     A crash in the midst does no harm: the commits bear the ids of the earlier query, and come once.
     """
-    folder = Path(plan.checkpoints)
-    archive, messages = Checkpoint(folder / "archive"), Checkpoint(folder / "messages")
+    folder = plan.checkpoints.folder
+    if folder is None:  # Kiln 0.1 had none in a store
+        return
+    archive, messages = (Checkpoint(plan.checkpoints / name) for name in ("archive", "messages"))
     if messages.exists:
         if archive.exists:
             _catch_up(plan, session, archive, messages)
-            archive.path.rename(folder / _KEPT)
-        messages.path.rename(archive.path)
+            (folder / "archive").rename(folder / _KEPT)
+        (folder / "messages").rename(folder / "archive")
     elif archive.exists and archive.committed >= 0 and not (archive.path / "state").exists():
-        archive.path.rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
+        (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
 
 
 def _catch_up(plan: Plan, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:

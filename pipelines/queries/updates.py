@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,7 +24,7 @@ def start(plan: Plan) -> StreamingQuery:
     rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
 
     clock = plan.batch_clock("updates")
-    checkpoint = Checkpoint(Path(plan.checkpoints) / "updates")
+    checkpoint = Checkpoint(plan.checkpoints / "updates")
     place = ToldPlace(plan.client, plan.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:

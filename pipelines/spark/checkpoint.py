@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
+from conf.location import Location
 from pipelines.logic.trailing import trails
 from schemas import log
 
@@ -16,16 +16,16 @@ _NONE = -1
 class Checkpoint:
     """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming keeps them."""
 
-    path: Path
+    path: Location
 
     @property
     def exists(self) -> bool:
-        return (self.path / "metadata").is_file()
+        return (self.path / "metadata").exists()
 
     @property
     def query_id(self) -> str:
         """The id that the query has for life. OSError, ValueError: the file cannot be read."""
-        return str(json.loads((self.path / "metadata").read_text())["id"])
+        return str(json.loads((self.path / "metadata").read())["id"])
 
     @property
     def planned(self) -> int:
@@ -69,10 +69,10 @@ class Checkpoint:
         return found
 
     def _lines(self, batch: int) -> list[str]:
-        return (self.path / "offsets" / str(batch)).read_text().splitlines()
+        return (self.path / "offsets" / str(batch)).read().decode().splitlines()
 
     def _newest(self, folder: str) -> int:
         return max(self._numbers(folder), default=_NONE)
 
     def _numbers(self, folder: str) -> list[int]:
-        return [int(path.name) for path in (self.path / folder).glob("[0-9]*")]
+        return [int(found.name) for found in (self.path / folder).files() if found.name.isdigit()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
+
+from conf.location import Location
 
 Clock = Mapping[int, int]
 """By partition: the greatest stamp so far, µs."""
@@ -21,10 +21,10 @@ class _Kept(msgspec.Struct):
 class LogClock:
     """The clock before each micro-batch. A micro-batch that a crash repeats finds the clock where it stood before."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         """`path`: of the file, in the folder of the query's checkpoint. A missing file: the log begins."""
         self._path = path
-        self._kept = msgspec.json.decode(path.read_bytes(), type=_Kept) if path.exists() else _Kept(-1, {}, {})
+        self._kept = msgspec.json.decode(path.read(), type=_Kept) if path.exists() else _Kept(-1, {}, {})
 
     def before(self, batch_id: int) -> Clock:
         """Where the clock stood when the micro-batch began."""
@@ -35,9 +35,4 @@ class LogClock:
         before = dict(self.before(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in seen.items()}
         self._kept = _Kept(batch_id, before, after)
-        fresh = self._path.with_suffix(".new")
-        with fresh.open("wb") as out:
-            out.write(msgspec.json.encode(self._kept))
-            out.flush()
-            os.fsync(out.fileno())
-        fresh.replace(self._path)
+        self._path.write([msgspec.json.encode(self._kept)])

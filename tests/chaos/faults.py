@@ -414,7 +414,7 @@ def torn_spool(scene: Scene) -> str:
 def old_checkpoint(scene: Scene) -> str:
     """The checkpoint of a query, restored from before beside newer tables."""
     stack, query = scene.stack, scene.random.choice([name for name, each in QUERIES.items() if each.tables])
-    folder, kept = stack.settings.checkpoints / query, stack.folder / "kept"
+    folder, kept = stack.settings.state / "checkpoints" / query, stack.folder / "kept"
     stack.kill_all()
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(folder, kept / "old")
@@ -524,7 +524,7 @@ def retention(scene: Scene) -> str:
     scene.log.read()
     ends: dict[TopicPartition, int] = {}
     for query in QUERIES.values():
-        for topic, offsets in read_checkpoint(stack.settings.checkpoints / query.name).offsets.items():
+        for topic, offsets in read_checkpoint(stack.settings.checkpoints_root / query.name).offsets.items():
             for partition, offset in offsets.items():
                 part = TopicPartition(topic, partition)
                 ends[part] = min(offset, ends.get(part, offset))

@@ -263,7 +263,7 @@ class Stack:
 
     def newest(self, query: str, folder: str = "commits") -> Path | None:
         """The newest file of a query's checkpoint."""
-        files = (self.settings.checkpoints / query / folder).glob("[0-9]*")
+        files = (self.settings.state / "checkpoints" / query / folder).glob("[0-9]*")
         return max(files, key=lambda path: int(path.name), default=None)
 
     def _committed_since(self, moment: float) -> bool:

@@ -35,8 +35,8 @@ class Stack:
 
     def __init__(self, spark: SparkSession, settings: Settings, address: str, query: JobName) -> None:
         self.spark, self.settings, self.address, self.query = spark, settings, address, query
-        self.lake = Lake(str(settings.lake_folder))
-        self.checkpoint = settings.checkpoints / query
+        self.lake = Lake.at(settings.lake_root)
+        self.checkpoint = settings.state / "checkpoints" / query
         copies = 3 if query == "archive" else 1  # `updates` forgets which copies it knows when it goes on
         options = TrafficOptions(
             seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0, reannounced=0.0, copies=copies
@@ -178,7 +178,7 @@ def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
     torn = [
         stack.checkpoint / "commits" / str(newest),
         next(stack.checkpoint.glob(f"state/*/*/{newest + 1}.changelog")),
-        log_entry(Path(stack.lake.table("frames")), stack.lake.open("frames").version()),
+        Path(log_entry(stack.lake.folder("frames"), stack.lake.open("frames").version()).uri),
     ]
     for path in torn:
         path.write_bytes(b"")

@@ -49,6 +49,7 @@ __all__ = [
     "Received",
     "build_go_kad",
     "build_rust",
+    "built_with_go",
     "go_kad_peer",
     "go_peer",
     "install_js",
@@ -414,13 +415,18 @@ def build_rust(built: Path = BUILT) -> Path:
 
 def build_go_kad(built: Path = BUILT) -> Path:
     """The go DHT node's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    return built_with_go(SOURCES / "go_kad", "go_kad", ".", built)
+
+
+def built_with_go(source: Path, name: str, package: str, built: Path = BUILT) -> Path:
+    """The binary of a Go package, in `.peers`: built when the module in `source`, which pins it, changed since."""
     go = shutil.which("go")
     if go is None:
-        raise ForeignPeerError("no go on the PATH to build the go DHT node with")
-    binary = built / "go_kad" / "node"
-    with _made(SOURCES / "go_kad", built, "go_kad", binary) as (place, stale):
+        raise ForeignPeerError(f"no go on the PATH to build {name} with")
+    binary = built / name / "node"
+    with _made(source, built, name, binary) as (place, stale):
         if stale:
-            _run([go, "build", "-mod=readonly", "-ldflags=-s -w", "-o", binary, "."], place, {"CGO_ENABLED": "0"})
+            _run([go, "build", "-mod=readonly", "-ldflags=-s -w", "-o", binary, package], place, {"CGO_ENABLED": "0"})
     return binary
 
 

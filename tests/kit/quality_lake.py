@@ -135,7 +135,8 @@ def write_rows(lake: Lake, rows: Mapping[str, Sequence[Row]]) -> None:
 def append(lake: Lake, table: str, rows: Sequence[Row]) -> None:
     """One commit more."""
     schema = arrow_schema(TABLES[table].columns, strict=True)
-    write_deltalake(lake.table(table), pa.Table.from_pylist(list(rows), schema=schema), mode="append")
+    told = pa.Table.from_pylist(list(rows), schema=schema)
+    write_deltalake(lake.table(table), told, mode="append", storage_options=lake.storage_options)
 
 
 def at(seconds: float) -> datetime:

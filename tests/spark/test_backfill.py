@@ -83,7 +83,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
     assert traffic.ledger is not None
     settings = Settings(state=folder / "state", network=OPTIONS.network, spark=Spark(master="local[2]"))
     with spark_session(settings, "backfill") as spark:
-        lake = Lake(str(settings.lake_folder))
+        lake = Lake.at(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
         world.make(Request("heard", START, END, source="files", files=(file,)), chunk=400)
         for table in ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine"):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from conf.location import location
 from conf.settings.model import Settings
 from deploy.run.spark import spark_session
 from pipelines.queries.plan import each_batch
@@ -52,7 +53,7 @@ def put(folder: Path, number: int) -> None:
 
 def run(spark: SparkSession, folder: Path, times: Sequence[int]) -> list[list[str]]:
     """The streams of each micro-batch. `times`: what the clock says in each, µs."""
-    source, checkpoint = folder / "records", Checkpoint(folder / "checkpoint")
+    source, checkpoint = folder / "records", Checkpoint(location(folder / "checkpoint"))
     clock = BatchClock(iter(times).__next__, checkpoint.watermark + REMEMBERED)
     found: list[list[str]] = []
 
@@ -80,7 +81,7 @@ def test_no_row_is_dropped_when_the_clock_is_put_back(spark: SparkSession, tmp_p
     assert run(spark, tmp_path, times) == [["all", "s0"], ["s1"], ["s2"], ["s3"]]
     for number in range(4, 6):  # started again, with the clock still behind
         put(tmp_path / "records", number)
-    assert Checkpoint(tmp_path / "checkpoint").watermark > START - 2 * HOUR
+    assert Checkpoint(location(tmp_path / "checkpoint")).watermark > START - 2 * HOUR
     assert run(spark, tmp_path, [START - 2 * DAY, START - 2 * DAY]) == [["s4"], ["s5"]]
 
 

@@ -70,7 +70,7 @@ def test_spark_reads_the_same_and_every_writer_goes_on(spark: SparkSession, tmp_
     before = rows(spark, lake)
     assert cared(lake).files[1] == 1
     done = cared(lake)
-    assert read_log(Path(lake.table(TABLE)))[0][0].version > 2, done
+    assert read_log(lake.folder(TABLE))[0][0].version > 2, done
     assert rows(spark, lake) == before
     for name, writer in writers.items():
         assert not writer.commit(TABLE, [], Write(name, 0)), "what a query wrote stays known"

@@ -86,7 +86,7 @@ def test_the_environment_weighs_more_than_the_file_and_the_command_line_more_tha
     assert settings.batch.block_limit == 256_000
     assert settings.state == Path("from-environment").absolute()
     assert settings.network == "of-file"
-    assert load_settings(path, state=tmp_path / "cli").lake_folder == tmp_path / "cli" / "lake"
+    assert load_settings(path, state=tmp_path / "cli").lake_root.folder == tmp_path / "cli" / "lake"
 
 
 @pytest.mark.parametrize("keys", sorted(known_keys()))
@@ -134,7 +134,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     if keys[0] == "batch":
         values |= {"authors": peer.rpartition("/")[2], "only_verified": "true"}
     if keys[0] in ("lake", "maintain"):
-        values |= {"retention": '{"frames": "30d"}', "keep": "2h"}
+        values |= {"retention": '{"frames": "30d"}', "keep": "2h", "options": '{"aws_region": "us-east-1"}'}
     if keys[0] == "log":
         values |= {"format": "json", "level": "debug", "levels": '{"bridge.node": "error"}'}
     values["durability"] = "process"

@@ -80,7 +80,7 @@ def test_drop_removes_the_tables_and_keeps_the_account(
     before = lake.open("messages").version()
     assert run_command(["backfill", "drop", "r"]) == 0
     assert list(Path(lake.path, "backfill").iterdir()) == []
-    assert [each.event for each in told(lake)] == ["begun", "done", "dropped"]
+    assert [each.event for each in told(lake)] == ["begun", "done", "dropping", "dropped"]
     assert lake.open("messages").version() == before
     assert run_command(["backfill", "drop", "r"]) == 0
     assert "was dropped before: nothing to do" in capsys.readouterr().err

@@ -21,7 +21,7 @@ MINUTE = 60_000_000
 
 
 def begin(settings: Settings, query: str, batch: int, at: int, watermark: int = 0) -> None:
-    folder = settings.checkpoints / query / "offsets"
+    folder = settings.state / "checkpoints" / query / "offsets"
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"batchWatermarkMs": watermark // 1000, "batchTimestampMs": at // 1000}
     (folder / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{{}}")
@@ -74,7 +74,7 @@ def test_status_tells_of_a_watermark_ahead_of_the_clock(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_read_does_not_keep_status_from_telling_the_rest(tmp_path: Path) -> None:
     settings = Settings(state=tmp_path)
     begin(settings, "archive", 0, NOW)
-    (settings.checkpoints / "archive" / "offsets" / "1").write_bytes(b"")
+    (settings.state / "checkpoints" / "archive" / "offsets" / "1").write_bytes(b"")
     assert trailing_clocks(settings, ()) == ()
     (found,) = of_clocks(settings, NOW, {"archive": NOW + MINUTE}, "kiln.updates", 0)
     assert found.since is None

@@ -20,6 +20,7 @@ from msgspec import structs
 from rich.console import Console
 
 from bridge.status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
+from conf.location import location
 from conf.settings.model import Ipfs, Kafka, Publish, Settings
 from deploy.embedded.java import Java, JavaError
 from deploy.observe.doctor import (
@@ -96,16 +97,16 @@ def write_checkpoint(folder: Path, batches: int, commits: int) -> None:
 
 def test_progress_is_that_of_the_newest_finished_micro_batch(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=12, commits=11)  # the last one was planned and not done
-    found = read_checkpoint(tmp_path)
+    found = read_checkpoint(location(tmp_path))
     assert found.batch == 10
     assert found.offsets == {"kiln.frames": {0: 100, 1: 200}}
     assert found.committed_at == datetime.fromtimestamp(1_700_000_010, UTC)
 
 
 def test_a_query_that_never_ran_or_never_committed_has_no_progress(tmp_path: Path) -> None:
-    assert read_checkpoint(tmp_path / "none").batch is None
+    assert read_checkpoint(location(tmp_path / "none")).batch is None
     write_checkpoint(tmp_path, batches=1, commits=0)
-    assert read_checkpoint(tmp_path).batch is None
+    assert read_checkpoint(location(tmp_path)).batch is None
 
 
 def test_sources_are_taken_together_and_an_empty_one_is_skipped() -> None:
@@ -123,7 +124,7 @@ def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=1, commits=1)
     (tmp_path / "offsets" / "0").write_text("v7\n")
     with pytest.raises(CheckpointError, match="offsets/0: version 'v7'"):
-        read_checkpoint(tmp_path)
+        read_checkpoint(location(tmp_path))
 
 
 def test_lag_counts_what_is_held_and_not_committed() -> None:
@@ -182,9 +183,9 @@ def test_the_status_on_the_screen(state: Settings) -> None:
 
 
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
-    for log in (state.lake_folder / "tips" / "_delta_log").iterdir():
+    for log in (state.state / "lake" / "tips" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    batches, tips = lake_status(Lake(str(state.lake_folder)))
+    batches, tips = lake_status(Lake.at(state.lake_root))
     assert batches.rows == 3
     assert "tips" in tips.problem
     assert check_lake([batches, tips]).level == "fail"

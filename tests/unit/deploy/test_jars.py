@@ -136,8 +136,8 @@ def test_make_jars_says_in_words_that_a_jar_was_changed(
 ) -> None:
     folder = ensure(tmp_path / "jars", ivy_xml=ivy, resolve=Resolver())
     monkeypatch.setattr(jars, "default_root", lambda: folder)
-    monkeypatch.setattr(jars, "complete", lambda root: True)
-    monkeypatch.setattr(jars.verify, "__defaults__", (ivy,))
+    monkeypatch.setattr(jars, "complete", lambda root, ivy_xml: True)
+    monkeypatch.setattr(jars, "IVY_XML", ivy)
     monkeypatch.setattr(sys, "argv", ["jars"])
     assert jars.main() == 0
     (folder / "spark" / "one-1.0.jar").write_bytes(b"PK and something else")
@@ -145,9 +145,10 @@ def test_make_jars_says_in_words_that_a_jar_was_changed(
     assert "refused" in capsys.readouterr().err
 
 
-def test_every_pinned_jar_has_a_checksum_and_no_other() -> None:
-    named = [line.split()[1] for line in jars.checksums_of(jars.IVY_XML).read_text().splitlines()]
-    files = pinned(jars.IVY_XML.read_bytes())
+@pytest.mark.parametrize("ivy_xml", [jars.IVY_XML, jars.IVY_S3], ids=lambda path: path.name)
+def test_every_pinned_jar_has_a_checksum_and_no_other(ivy_xml: Path) -> None:
+    named = [line.split()[1] for line in jars.checksums_of(ivy_xml).read_text().splitlines()]
+    files = pinned(ivy_xml.read_bytes())
     assert sorted(named) == sorted(f"{conf}/{name}" for conf, names in files.items() for name in names)
 
 

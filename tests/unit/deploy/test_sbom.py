@@ -10,7 +10,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from bridge.ipfs.helia import SOURCE
-from deploy.embedded.jars import IVY_XML, PROJECT, pinned
+from deploy.embedded.jars import IVY_S3, IVY_XML, PROJECT, pinned
 from deploy.sbom import bill
 
 
@@ -24,7 +24,8 @@ def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:
     assert len(packages) > 140
     assert {purl for purl in purls if purl.startswith("pkg:pypi/")} == {f"pkg:pypi/{n}@{quote(v)}" for n, v in packages}
     jars = {f"{each['name']}-{each['version']}.jar": each for each in found if each["purl"].startswith("pkg:maven/")}
-    assert set(jars) == {name for names in pinned(IVY_XML.read_bytes()).values() for name in names}
+    lists = [pinned(path.read_bytes()) for path in (IVY_XML, IVY_S3)]
+    assert set(jars) == {name for each in lists for names in each.values() for name in names}
     assert "pkg:maven/org.apache.kafka/kafka_2.13@4.1.2" in purls
     assert all(len(jar["hashes"][0]["content"]) == 64 for jar in jars.values())
     of_helia = json.loads((SOURCE / "package-lock.json").read_text())["packages"]

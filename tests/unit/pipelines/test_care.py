@@ -130,7 +130,7 @@ def number_of_files(lake: Lake) -> int:
 
 
 def versions(lake: Lake) -> list[int]:
-    return [entry.version for entry in read_log(folder(lake))[0]]
+    return [entry.version for entry in read_log(lake.folder(TABLE))[0]]
 
 
 # ---------------------------------------------------------------- tables
@@ -168,7 +168,7 @@ def test_a_compacted_file_states_what_holds_for_its_rows_and_is_sorted(lake: Lak
 def test_streaming_readers_are_told_that_no_row_is_new(lake: Lake) -> None:
     Appender(lake).append(10)
     cared(lake)
-    entry = log_entry(folder(lake), lake.open(TABLE).version()).read_text().splitlines()
+    entry = log_entry(lake.folder(TABLE), lake.open(TABLE).version()).read().splitlines()
     actions = [json.loads(line) for line in entry]
     assert {each[kind]["dataChange"] for each in actions for kind in ("add", "remove") if kind in each} == {False}
 

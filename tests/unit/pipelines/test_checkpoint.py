@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.location import location
 from pipelines.spark.checkpoint import Checkpoint
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
@@ -24,21 +25,21 @@ def made(tmp_path: Path) -> Checkpoint:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "commits").mkdir()
     (tmp_path / "metadata").write_text(json.dumps({"id": QUERY}))
-    return Checkpoint(tmp_path)
+    return Checkpoint(location(tmp_path))
 
 
 def begin(checkpoint: Checkpoint, batch: int, text: str) -> None:
-    (checkpoint.path / "offsets" / str(batch)).write_text(text)
-    (checkpoint.path / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    Path(f"{checkpoint.path}/offsets/{batch}").write_text(text)
+    Path(f"{checkpoint.path}/offsets/.{batch}.crc").write_bytes(b"crc")
 
 
 def finish(checkpoint: Checkpoint, batch: int) -> None:
-    (checkpoint.path / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    (checkpoint.path / "commits" / f".{batch}.crc").write_bytes(b"crc")
+    Path(f"{checkpoint.path}/commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    Path(f"{checkpoint.path}/commits/.{batch}.crc").write_bytes(b"crc")
 
 
 def test_no_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    none = Checkpoint(tmp_path / "archive")
+    none = Checkpoint(location(tmp_path / "archive"))
     assert not none.exists
     assert (none.planned, none.committed, none.watermark, none.ends(-1)) == (-1, -1, 0, {})
 
@@ -55,7 +56,7 @@ def test_the_newest_micro_batch_is_that_of_the_greatest_number(made: Checkpoint)
         begin(made, batch, offsets(batch * 1000, {"kiln.frames": {"0": batch * 10, "1": 7}}))
     for batch in (8, 9):
         finish(made, batch)
-    (made.path / "offsets" / ".11.8f0e.tmp").write_text("half")
+    Path(f"{made.path}/offsets/.11.8f0e.tmp").write_text("half")
     assert (made.planned, made.committed) == (10, 9)
     assert made.watermark == 10_000_000  # µs
     assert made.ends(9) == {"kiln.frames": {0: 90, 1: 7}}
@@ -68,7 +69,7 @@ def test_the_ends_of_all_topics_of_a_source(made: Checkpoint) -> None:
 
 
 def test_what_cannot_be_read_is_an_error(made: Checkpoint) -> None:
-    (made.path / "metadata").write_text("")
+    Path(f"{made.path}/metadata").write_text("")
     with pytest.raises(ValueError, match="Expecting value"):
         assert made.query_id
     with pytest.raises(FileNotFoundError):

@@ -115,7 +115,7 @@ def test_a_commit_is_on_the_disk_with_all_that_it_names(tmp_path: Path, disk: Di
         files.add(tuple("x" if column.type == "string" else batch for column in TABLES["tips"].columns))
         assert commits.commit("tips", files.close(), Write("query", batch))
         assert disk.lost(Path(lake.path)) == []
-    assert log_entry(Path(lake.table("tips")), 2) in disk.order
+    assert Path(log_entry(lake.folder("tips"), 2).uri) in disk.order
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.location import location
 from deploy.show.recovery import recovery_json, render_recovery
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
@@ -29,13 +30,13 @@ class State:
     """The state folder of one query, whose micro-batch n reads ten records and appends a row to `tips`."""
 
     def __init__(self, folder: Path, name: str = "sink") -> None:
-        self.place = Place(folder, folder / "checkpoints", Lake(str(folder / "lake")))
+        self.place = Place(folder, location(folder / "checkpoints"), Lake(str(folder / "lake")))
         self.name = name
         self.lake = self.place.lake
-        self.path = self.place.checkpoints / name
+        self.path = folder / "checkpoints" / name
         self.lake.create((TABLE,))
         self._clock = int(time.time()) - 10_000
-        self._now(log_entry(Path(self.lake.table(TABLE)), 0))
+        self._now(Path(log_entry(self.lake.folder(TABLE), 0).uri))
         self._write(self.path / "metadata", json.dumps({"id": QUERY}))
         self._write(self.path / "sources" / "0" / "0", 'v1\n{"kiln.updates":{"0":0}}')
 
@@ -67,7 +68,7 @@ class State:
         made = files.close()
         self._now(Path(self.lake.table(TABLE)) / made[0].name)
         assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, Write(QUERY, batch))
-        entry = log_entry(Path(self.lake.table(TABLE)), self.lake.open(TABLE).version())
+        entry = Path(log_entry(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
         self._now(entry)
         return entry
 
@@ -92,7 +93,7 @@ class State:
     @property
     def next(self) -> int:
         """The micro-batch with which Spark goes on, and its offsets must be there or be none."""
-        checkpoint = Checkpoint(self.path)
+        checkpoint = Checkpoint(location(self.path))
         return checkpoint.planned + (checkpoint.planned == checkpoint.committed)
 
 
@@ -197,7 +198,7 @@ def test_an_older_checkpoint_goes_on_where_it_ends_and_the_tables_with_it(tmp_pa
     assert state.rows == [f"row {batch}" for batch in range(5)], "nothing was changed"
     go_back(state.place, damage, {"kiln.updates": {0: 20}})
     assert (state.next, state.rows) == (2, ["row 0", "row 1"])
-    assert Checkpoint(state.path).query_id != QUERY
+    assert Checkpoint(location(state.path)).query_id != QUERY
     assert is_whole(state.path / "metadata")
     assert mend(state.place, ["sink"]) == []
 
@@ -238,7 +239,7 @@ def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path
 def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1, 2)
-    damaged(log_entry(Path(state.lake.table(TABLE)), 2), EMPTY)
+    damaged(Path(log_entry(state.lake.folder(TABLE), 2).uri), EMPTY)
     with pytest.raises(DamageError, match=r"2\.json is damaged, or names a file that is gone, and later commits"):
         mend(state.place, ["sink"])
 

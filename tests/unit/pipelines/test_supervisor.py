@@ -174,7 +174,7 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     settings = Settings(state=tmp_path)
     with pytest.raises(GaveUpError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
         Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
-    (settings.checkpoints / "archive").mkdir(parents=True)
+    (settings.state / "checkpoints" / "archive").mkdir(parents=True)
     Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
 
 
@@ -185,13 +185,13 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     """The query would take the micro-batches 3 and 4 for those that the table has, and skip what they bring."""
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    lake = Lake(str(settings.lake_folder))
+    lake = Lake.at(settings.lake_root)
     lake.create((table,))
     commits = DeltaRsCommits(lake)
     for batch in (2, 4):
         commits.commit(table, [], Write("the query's id", batch))
     commits.commit(table, [], Write("another query's id", 99))
-    checkpoint = settings.checkpoints / "archive"
+    checkpoint = settings.state / "checkpoints" / "archive"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
     start = Supervisor(cast(SparkSession, None), settings, ["archive"]).start

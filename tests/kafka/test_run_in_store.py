@@ -1,0 +1,92 @@
+"""`kiln run` with tables and checkpoints in an object store, over a kill; and history made anew there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+from kit.awaiting import wait_until
+from kit.kiln_process import Kiln, kill_all
+from kit.log_model import expected_batches, read_log
+from kit.object_store import ObjectStore
+
+from conf.location import location
+from conf.settings.model import Kafka, Settings
+from deploy.kafka.broker import broker
+from deploy.sql.ask import ask
+from pipelines.lake.lake import Lake
+
+pytest_plugins = ["kit.object_store"]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+WINDOW = 1_000_000
+
+
+def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
+    object_store: ObjectStore, broker_classpath: list[Path], tmp_path: Path
+) -> None:
+    bucket = object_store.bucket()
+    environment = {
+        "KILN_LAKE__URI": f"{bucket}/kiln/lake",
+        "KILN_CHECKPOINTS__URI": f"{bucket}/kiln/checkpoints",
+        **{f"KILN_LAKE__OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
+        **object_store.credentials,
+    }
+    kiln = Kiln(tmp_path / "state", free_ports(2), environment)
+    lake = Lake(environment["KILN_LAKE__URI"], object_store.options)
+
+    def sql(question: str) -> list[tuple[object, ...]]:
+        return list(ask(lake, question).rows())
+
+    captures = []
+    for seed in ("1", "2"):
+        captures.append(str(tmp_path / f"{seed}.rpc.gz"))
+        kiln.environment["KILN_TRAFFIC__SEED"] = seed
+        kiln.run("generate", captures[-1], "--for", "8s")
+    kiln.run("replay", captures[0])
+    running = kiln.start("run", "--no-network")
+    try:
+        wait_until(lambda: "messages" in lake.tables() and lake.has_rows("messages"), kiln.log, 200)
+    finally:
+        kill_all(running)
+    first = sql("SELECT count(*), count(DISTINCT message) FROM messages")[0]
+    assert first[0] == first[1]
+    kiln.run("replay", *captures)  # the first once more: its frames are held
+    kiln.run("run", "--catch-up")
+
+    for table, key in (
+        ("frames", "connection, direction, sequence"),
+        ("copies", "kafka_partition, kafka_offset, message_index"),
+        ("messages", "network, message"),
+        ("updates", "network, origin, separator_key, separator_value, stream, tip"),
+        ("batch_tips", "cid, stream, tip"),
+    ):
+        assert sql(f"SELECT {key} FROM {table} GROUP BY ALL HAVING count(*) > 1") == [], table
+    announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
+    assert sql(f"{announced} EXCEPT SELECT network, stream, tip FROM updates") == []
+    kept = location(environment["KILN_CHECKPOINTS__URI"], object_store.options)
+    assert sorted(kept.folders()) == ["archive", "batch", "sink", "updates"]
+    assert not (kiln.state / "lake").exists()
+    assert not (kiln.state / "checkpoints").exists()
+
+    low, high = sql("SELECT min(observed_at)::VARCHAR, (max(observed_at) + INTERVAL 1 SECOND)::VARCHAR FROM frames")[0]
+    kiln.run("backfill", "run", "--from", str(low), "--to", str(high), "--run", "again")
+    kiln.run("backfill", "diff", "again")  # which ends with 1 if something differs
+
+    port = int(kiln.environment["KILN_KAFKA__EMBEDDED_PORT"])
+    kafka = Kafka(embedded_port=port, embedded_controller_port=free_ports(1)[0])
+    with broker(Settings(state=kiln.state, kafka=kafka), lambda words: None, die_with_parent=True) as servers:
+        expected = expected_batches(read_log(servers, "kiln.updates"), WINDOW)
+        status = json.loads(kiln.run("status", "--json").stdout)
+    rows = sql("SELECT network, origin, separator_key, separator_value, cid FROM batches")
+    assert Counter(rows) == Counter((*each.owner, each.cid) for each in expected)
+    assert {query["name"]: query["lag"] for query in status["queries"]} == dict.fromkeys(kept.folders(), 0)
+    assert not leaked(kiln, object_store)
+
+
+def leaked(kiln: Kiln, store: ObjectStore) -> list[Path]:
+    """Logs that have the secret in them."""
+    return [path for path in (kiln.state / "logs").rglob("*.*") if store.secret.encode() in path.read_bytes()]

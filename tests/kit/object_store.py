@@ -1,0 +1,107 @@
+"""An object store that others wrote, on loopback: versitygw, which speaks S3 over a folder. Built with go.
+
+A test module takes the fixtures with `pytest_plugins = ["kit.object_store"]`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from shutil import which
+
+import pytest
+from conftest import free_ports
+
+from conf.location import Location, location
+from deploy.observe.status import listens
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT, ROOT, built_with_go
+from pipelines.lake.lake import Lake
+
+REGION = "us-east-1"
+_BUCKETS = count()
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A running store. `folder`: where it keeps the objects, a folder for each bucket."""
+
+    endpoint: str
+    folder: Path
+    key: str = "kiln-test"
+    secret: str = "the secret of a test"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """As `lake.options`."""
+        return {**self.address, "aws_access_key_id": self.key, "aws_secret_access_key": self.secret}
+
+    @property
+    def address(self) -> dict[str, str]:
+        """The options without credentials."""
+        return {"aws_endpoint_url": self.endpoint, "aws_region": REGION}
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """As the environment has them."""
+        return {"AWS_ACCESS_KEY_ID": self.key, "AWS_SECRET_ACCESS_KEY": self.secret}
+
+    def bucket(self) -> str:
+        """The URI of a new bucket."""
+        name = f"bucket{next(_BUCKETS)}"
+        (self.folder / name).mkdir()
+        return f"s3://{name}"
+
+    def place(self) -> Location:
+        """A place in a bucket of its own."""
+        return location(f"{self.bucket()}/some/prefix", self.options)
+
+    def lake(self) -> Lake:
+        """A lake with a bucket of its own."""
+        return Lake.at(self.place())
+
+
+@pytest.fixture(scope="session")
+def versitygw() -> Path:
+    """The store's binary; skips without go."""
+    if which("go") is None:
+        pytest.skip("no go toolchain to build the object store with")
+    return built_with_go(
+        ROOT / "tests" / "store" / "versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw", BUILT
+    )
+
+
+@pytest.fixture(scope="session")
+def object_store(versitygw: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """One running store for the whole run; each test takes buckets of its own."""
+    with running(versitygw, tmp_path_factory.mktemp("store")) as store:
+        yield store
+
+
+@contextmanager
+def running(versitygw: Path, folder: Path) -> Iterator[ObjectStore]:
+    """A store over a folder, for as long as this lasts."""
+    (port,) = free_ports(1)
+    store = ObjectStore(f"http://127.0.0.1:{port}", folder)
+    access: Mapping[str, str] = {"ROOT_ACCESS_KEY": store.key, "ROOT_SECRET_KEY": store.secret}
+    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [versitygw, "--port", f"127.0.0.1:{port}", "--region", REGION, "--quiet", "posix", folder],
+            env=dict(access),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_until(
+                lambda: process.poll() is not None or listens(f"127.0.0.1:{port}", 1.0), "the object store's port"
+            )
+            assert process.poll() is None, Path(log.name).read_text()
+            yield store
+        finally:
+            process.terminate()
+            process.wait(30)
