@@ -64,7 +64,7 @@ class Jobs:
     def second(self, job: str) -> subprocess.Popen[bytes]:
         return self._cluster.submit(self._dist, job, CORES[job], self._variables)
 
-    def await_batches(self, number: int) -> None:
+    def await_batches(self, number: int, seconds: float = 300) -> None:
         """Returns when so many new batches are on Kafka, while each driver runs."""
         came = 0
 
@@ -76,7 +76,7 @@ class Jobs:
             return came >= number
 
         with new_records(self.address, f"{PREFIX}batches") as watched:
-            wait_until(enough, lambda: f"{number} batches, not {came}\n{self.said()}", 300)
+            wait_until(enough, lambda: f"{number} batches, not {came}\n{self.said()}", seconds)
 
     def kill_executor(self, job: str, random: Random) -> None:
         before = self._cluster.executors(job)
@@ -126,7 +126,7 @@ def batches(jobs: Jobs) -> tuple[set[Emitted], list[Emitted]]:
     began = time.monotonic()
     for job in QUERIES:
         jobs.submit(job)
-    jobs.await_batches(40)
+    jobs.await_batches(40, 900)  # ten JVMs start
     for turn in range(KILLS):
         job = ("batch", "updates", "archive", "sink")[turn % 4]
         jobs.kill_executor(job, random)
