@@ -6,12 +6,10 @@ are still there: the next drop of these rows takes them out, and records none of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import duckdb
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
+from conf.location import Location
 from deploy.quarantine.picking import Picked, QuarantineError, Selection
 from deploy.sql.tables import open_tables
 from pipelines.care.plan import TableFile
@@ -63,7 +62,7 @@ def drop(lake: Lake, wanted: Selection, why: str, drop_id: str, now: datetime) -
             new = _without(lake, files, places)
             for each in new:
                 # A start after a power cut takes files for those of a commit that was lost by when they were written.
-                os.utime(Path(lake.table("quarantine")) / each.name)
+                (lake.folder("quarantine") / each.name).touch()
         except FileNotFoundError:
             continue  # the files of this version are gone: look again
         rows = sum(map(len, places.values()))
@@ -83,7 +82,7 @@ def _record(
     rows = [
         {**told, **row, "came": file.modified}
         for file in files
-        for row in _rows_at(Path(lake.table("quarantine")) / file.path, places[file.path])
+        for row in _rows_at(lake.folder("quarantine") / file.path, places[file.path])
     ]
     every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
     with duckdb.connect() as connection:
@@ -103,7 +102,7 @@ def _record(
     return int(every.num_rows - new.num_rows)
 
 
-def _rows_at(path: Path, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
     for batch, first in _batches(path):
         mine = pa.array([number - first for number in numbers if first <= number < first + batch.num_rows], pa.int64())
         for row in batch.take(mine).to_pylist():
@@ -123,7 +122,7 @@ def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequen
     try:
         for file in files:
             gone = set(places[file.path])
-            for batch, first in _batches(Path(lake.table("quarantine")) / file.path):
+            for batch, first in _batches(lake.folder("quarantine") / file.path):
                 stays = pa.array([number not in gone for number in range(first, first + batch.num_rows)])
                 left = batch.filter(stays)
                 if left.num_rows:
@@ -139,10 +138,10 @@ def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequen
     return out.close()
 
 
-def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The rows of a file, and the number of the first of each batch."""
     first = 0
-    with pq.ParquetFile(path) as file:
+    with path.open() as opened, pq.ParquetFile(opened) as file:
         for batch in file.iter_batches(_ROWS_AT_ONCE):
             yield batch, first
             first += batch.num_rows

@@ -14,7 +14,7 @@ import pyarrow as pa
 from conf.errors import KilnError
 from conf.settings.keys import nearest
 from deploy.quarantine.frames import At, Places, stored
-from deploy.sql.tables import columns_of, open_tables, select_columns
+from deploy.sql.tables import columns_of, open_tables, reach, select_columns
 from pipelines.lake.lake import Lake
 from schemas.faults import CODE_IN_SQL, code_of
 from schemas.frames import BEP50, gossip_messages
@@ -98,6 +98,7 @@ class Picked:
         names = self.table.get_add_actions(flatten=False)["path"].to_pylist()
         self._paths = {f"{folder}/{unquote(name)}": unquote(name) for name in names}
         self._db = duckdb.connect()
+        reach(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute(f"CREATE TEMP VIEW every AS {select_columns(columns, list(self._paths), places=True)}")
         self._refuse_unknown("stage", "stage", wanted.stage)
