@@ -59,6 +59,10 @@ class PeerStatus(Struct, frozen=True):
     """bytes of captured frames that the peer sent"""
     held_back: bool = False
     """over its budget: not read for a while"""
+    bytes_out: int = 0
+    """bytes of captured frames that were sent to the peer"""
+    sent_slowly: bool = False
+    """over its budget of what is sent: nothing is sent for a while"""
 
 
 class SpoolStatus(Struct, frozen=True):

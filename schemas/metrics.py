@@ -77,6 +77,7 @@ GROUPS: Final = (
             _gauge("topics", "topics", "Topics of the peer that the router remembers."),
             _gauge("queued", "bytes", "Bytes that wait to be sent to the peer."),
             _counter("bytes_in", "bytes", "Bytes of captured frames that the peer sent."),
+            _counter("bytes_out", "bytes", "Bytes of captured frames that the node sent to the peer."),
         ),
     ),
     Group(
@@ -376,6 +377,11 @@ GROUPS: Final = (
                 "over_budget_left",
                 "bytes",
                 "Bytes that waited of peers that hung up while they were over a budget. They are in no frame.",
+            ),
+            _counter(
+                "over_budget_out",
+                "times",
+                "Times that the node sent nothing to a peer for a while, because of a budget of what it sends.",
             ),
             _counter("kept_out", "peers", "Peers that the node hung up on for their conduct."),
             _counter("refused_kept_out", "connections", "Connections of such peers that the node refused."),

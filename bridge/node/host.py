@@ -75,7 +75,7 @@ BROKEN: Final = (
 )
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
-_ASK_AGAIN: Final = 1.0  # s; whether a peer that is held back may be read
+_ASK_AGAIN: Final = 1.0  # s; whether a peer that is over its budget may be read, or written to
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
 
 
@@ -127,6 +127,7 @@ class Node:
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
         self._budget = Budget(options.peer_bytes, options.all_bytes)
+        self._budget_out = Budget(options.peer_bytes_out, options.all_bytes_out)
         self._unfinished = Unfinished[Session](options.unfinished_bytes)
         self._banned = Banned(options.ban)
 
@@ -312,6 +313,8 @@ class Node:
                     savings=_savings(self.router.savings_of(link.peer).values()),
                     bytes_in=session.bytes_in,
                     held_back=session.held_back,
+                    bytes_out=session.bytes_out,
+                    sent_slowly=session.sent_slowly,
                 )
             )
         counters = Counter(self.router.counters)
@@ -706,14 +709,21 @@ class Node:
 
     async def _write(self, link: Link, session: Session) -> None:
         queue, stream = session.queue, session.outbound.muxed_stream
+        owed = 0  # what is captured of small RPCs is more than what is sent
         while True:
             await queue.filled.wait()
+            payloads = queue.take(_WRITE_BYTES)
+            size = sum(map(len, payloads))
+            await self._until_affordable(link, session, size + owed)
             if self._sink.full:
                 await self._wait_for_room()  # the node sends nothing that it cannot capture
-            payloads = queue.take(_WRITE_BYTES)
             now = self._clock_ns()
+            owed = -size
             for payload in payloads:
-                self._sink.put(session.id, session.connection.frame("OUT", payload, now))
+                frame = session.connection.frame("OUT", payload, now)
+                self._sink.put(session.id, frame)
+                owed += len(frame)
+            session.bytes_out += size + owed
             self.counters["frames_out"] += len(payloads)
             session.frames_out += len(payloads)
             data = b"".join([encode(payload) for payload in payloads])
@@ -728,6 +738,19 @@ class Node:
                 session.end(f"it took nothing for {self._options.stuck_after:g} s")
             except BROKEN:
                 session.end("nothing could be written to it")
+
+    async def _until_affordable(self, link: Link, session: Session, size: int) -> None:
+        """So many bytes are to be sent to the peer: waits as long as it is over its budget. Meanwhile its queue takes
+        what there is room for, and `_dispatch` counts what it drops."""
+        pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
+        if not pause:
+            return
+        self.counters["over_budget_out"] += 1
+        session.sent_slowly = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._budget_out.spend(link.peer, 0, self._links, trio.current_time())
+        session.sent_slowly = False
 
     def _dispatch(self, sends: Iterable[Send]) -> int:
         """Queue what the router wants sent. For how many peers there was room."""

@@ -78,6 +78,8 @@ class Session:
         self.bytes_in = 0  # of captured frames
         self.bytes_spent = 0  # of the peer's budget
         self.held_back = False
+        self.bytes_out = 0  # of captured frames
+        self.sent_slowly = False
         self.end_reason = ""
 
     def end(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -24,7 +25,8 @@ class Seqno:
     """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above it was given out.
 
     The mark is written `reserve` ahead, so a write comes once in that time and not with every message. After a crash
-    the numbers go on from the mark; after `close` from the last number. One owner at a time, one thread.
+    the numbers go on from the mark; after `close` from the last number, or from the mark where the disk took no write.
+    One owner at a time, one thread.
     """
 
     def __init__(self, path: Path, clock_ns: Callable[[], int], reserve: int = RESERVE) -> None:
@@ -50,9 +52,11 @@ class Seqno:
         return self.next().to_bytes(SEQNO_BYTES, "big")
 
     def close(self) -> None:
-        """Give back what was reserved and not used. SeqnoError if the mark cannot be written."""
+        """Give back what was reserved and not used, if the disk takes the write: a mark that is too high does no harm,
+        and a bridge whose disk is full must end in peace."""
         if self._last < self._mark:
-            self._write(self._last)
+            with suppress(SeqnoError):
+                self._write(self._last)
 
     def __enter__(self) -> Self:
         return self

@@ -85,6 +85,8 @@ def _errors(parts: Parts, settings: Settings, view: NodeView) -> Iterator[str]:
             yield f"batches are held back: {why}"
     if slow := sum(peer.held_back for peer in view.peers):
         yield f"{slow} peers send more than bridge.peer_bytes or bridge.all_bytes allow; they are read slowly"
+    if slow := sum(peer.sent_slowly for peer in view.peers):
+        yield f"{slow} peers are sent more than bridge.peer_bytes_out or bridge.all_bytes_out allow; they are slowed"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
-from bridge.capture.spool import FrameSink
+from bridge.capture.spool import FrameSink, SinkError
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.pending import FetchingOptions
 from bridge.gossip.options import RouterOptions
@@ -69,7 +69,7 @@ class Parts:
 
 
 def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> Parts:
-    """The parts, connected. `stack` takes them down again, the newest first.
+    """The parts, connected. `stack` takes them down again, the newest first; then SinkError where frames are lost.
 
     The threads of publisher and announcer hand messages to the trio thread of `token`. Whoever calls this starts node,
     discovery, carrier and threads.
@@ -165,6 +165,8 @@ def _node(settings: Settings, seqno: Seqno, sink: FrameSink, joining: Joining) -
         max_rpc=settings.bridge.max_rpc,
         peer_bytes=settings.bridge.peer_bytes,
         all_bytes=settings.bridge.all_bytes,
+        peer_bytes_out=settings.bridge.peer_bytes_out,
+        all_bytes_out=settings.bridge.all_bytes_out,
         ban=settings.bridge.ban.total_seconds(),
     )
     key = load_or_create(settings.bridge_dir / "key")
@@ -221,7 +223,12 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
     try:
         yield sink
     finally:
-        sink.close(_PATIENCE)
+        lost = sink.close(_PATIENCE)
+        if lost:
+            raise SinkError(
+                f"{lost} frames are lost: Kafka did not take them before the bridge ended, and the spool in "
+                f"{settings.bridge_dir} had no room for them (bridge.spool_bytes, or the disk)"
+            )
 
 
 def _quarantine(settings: Settings) -> Quarantine:

@@ -505,6 +505,8 @@ class Bridge(Section):
     min_free: int = Field(default=512 << 20, ge=0)
     peer_bytes: int = Field(default=1 << 30, ge=1 << 20)
     all_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    peer_bytes_out: int = Field(default=1 << 30, ge=1 << 20)
+    all_bytes_out: int = Field(default=4 << 30, ge=1 << 20)
     max_topics: int = Field(default=2000, ge=1)
     max_topics_of_peer: int = Field(default=500, ge=1)
     ban: Duration = Field(default=timedelta(hours=1), ge=timedelta())

@@ -21,6 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from kit.foreign_peer import BUILT
+
+from bridge.ipfs.helia import Helia, HeliaError, is_installed
+from chaos import proxy
 from chaos.check import Log, Problem, check, quiet, told, unheard
 from chaos.faults import KINDS, Kind, Scene
 from chaos.whole_kiln import FAKETIME, ChaosError, Stack
@@ -194,6 +198,21 @@ def as_json(run: Run, absent: dict[str, str], seed: int) -> str:
     return json.dumps({"seed": seed, "faults": faults, "unplaced": run.unplaced, "absent": absent}, indent=1)
 
 
+def installed_helia() -> Path | None:
+    """The folder of Helia's packages, in `.peers`; None: they cannot be installed."""
+    place = BUILT / "helia" / "app"
+    if not is_installed(place):
+        helia = Helia(place, BUILT / "helia" / "repo", BUILT / "helia" / "log", "")
+        try:
+            helia.start()
+        except HeliaError as error:
+            print(f"no Helia: {error}", file=sys.stderr)
+            return None
+        finally:
+            helia.stop()
+    return place
+
+
 def isolate(arguments: Sequence[str]) -> None:
     """Becomes the same command in namespaces of its own, if this user may: its mounts and processes end with it."""
     command = ["unshare", *(["-r"] if os.getuid() else []), "-nmpf", "--kill-child", "--mount-proc"]
@@ -224,6 +243,9 @@ def main() -> None:
     unknown = [name for name in names if name not in KINDS]
     if unknown:
         parser.error(f"no such kind: {', '.join(unknown)}. There are {', '.join(KINDS)}")
+    # first, as there are no registries in a network of its own
+    program = proxy.build() if any(name.startswith("proxy-") for name in names) and not proxy.absent() else None
+    helia = installed_helia() if any(name.endswith("-ipfs") for name in names) else None
     isolated = os.environ.get(_ISOLATED) == "1"
     if not isolated:
         isolate(sys.argv[1:])
@@ -235,7 +257,15 @@ def main() -> None:
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kiln-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     clocks = "clock-bridge" in names and FAKETIME.exists()
-    stack = Stack(folder, given.seed, isolated=isolated, rate=given.rate, wrong_clocks=clocks)
+    stack = Stack(
+        folder,
+        given.seed,
+        isolated=isolated,
+        rate=given.rate,
+        wrong_clocks=clocks,
+        proxy=program,
+        helia=helia,
+    )
     absent = {name: why for name in names if (why := KINDS[name].needs(stack))}
     here = [name for name in names if name not in absent]
     run = Run(stack, given.seed, given.every, not given.json)

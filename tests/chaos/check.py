@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -10,8 +11,9 @@ from typing import NamedTuple
 from kafka import KafkaConsumer, TopicPartition
 from kit.awaiting import awaited
 from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
+from multiformats import CID
 
-from chaos.whole_kiln import Stack
+from chaos.whole_kiln import Stack, files_below
 from deploy.observe.status import read_status
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
@@ -111,7 +113,14 @@ def check(stack: Stack, log: Log) -> list[Problem]:
     """All that is wrong now, but for what the peers said and nobody heard (`unheard`)."""
     log.read()
     lake = Lake(str(stack.kiln.lake))
-    return [*_frames(log, lake), *_messages(log, lake), *_updates(log, lake), *_batches(log, lake), *_published(log)]
+    return [
+        *_frames(log, lake),
+        *_messages(log, lake),
+        *_updates(log, lake),
+        *_batches(log, lake),
+        *_published(log),
+        *_kept(stack, log),
+    ]
 
 
 def unheard(stack: Stack) -> Iterator[Problem]:
@@ -196,6 +205,15 @@ def _published(log: Log) -> Iterator[Problem]:
             yield Problem(f"batch not published: {said or 'no receipt'}{behind}", cid, stamp)
         elif len(found) > 1:
             yield Problem("batch with two receipts", cid, found[-1].published_at)
+
+
+def _kept(stack: Stack, log: Log) -> Iterator[Problem]:
+    """What was announced can be fetched: a file of the IPFS node, or of the folder of blocks, has just these bytes."""
+    folder = stack.state / ("helia/repo/blocks" if stack.helia else "blocks")
+    kept = {hashlib.sha256(path.read_bytes()).digest() for path in files_below(folder)}
+    for receipt in _receipts(log):
+        if receipt.error is None and CID.decode(receipt.cid).raw_digest not in kept:
+            yield Problem("published batch whose block nobody keeps", receipt.cid, receipt.published_at)
 
 
 def _once(thing: str, logged: dict[Hashable, int], rows: Counter[tuple[object, ...]]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -18,7 +18,9 @@ from random import Random
 from kafka import KafkaAdminClient, TopicPartition
 from kit.awaiting import awaited
 
+from chaos import proxy
 from chaos.check import UNHEARD, Log
+from chaos.proxy import Proxy
 from chaos.whole_kiln import DISKS, FAKETIME, ROOM, ChaosError, Stack, files_below
 from deploy.observe.status import read_checkpoint
 from schemas.queries import QUERIES
@@ -74,6 +76,14 @@ def _namespaces(stack: Stack) -> str:
     return "" if stack.isolated else "namespaces of mounts and network are not permitted"
 
 
+def _no_helia(stack: Stack) -> str:
+    return "" if stack.helia else "Helia is not installed"
+
+
+def _no_proxy(stack: Stack) -> str:
+    return "" if stack.proxy else proxy.absent() or "the proxy is not built"
+
+
 def _pid(stack: Stack, part: str) -> int:
     stack.until(lambda: stack.pid(part) != 0, f"a {part} runs")
     return stack.pid(part)
@@ -102,6 +112,14 @@ def kill_broker(scene: Scene) -> str:
 @kind("kill-worker", NOTHING)
 def kill_worker(scene: Scene) -> str:
     return _kill(scene, "worker")
+
+
+@kind("kill-ipfs", NOTHING, _no_helia)
+def kill_ipfs(scene: Scene) -> str:
+    """The bridge starts its IPFS node again, and publishes what waited."""
+    told = _kill(scene, "ipfs")
+    scene.stack.until(lambda: scene.stack.pid("ipfs") != 0, "the IPFS node is started again")
+    return told
 
 
 @kind("kill-driver", AIR)
@@ -216,6 +234,11 @@ def pause_jvm(scene: Scene) -> str:
     return _pause(scene, "jvm")
 
 
+@kind("pause-ipfs", NOTHING, _no_helia)
+def pause_ipfs(scene: Scene) -> str:
+    return _pause(scene, "ipfs")
+
+
 @kind("slow-broker", NOTHING)
 def slow_broker(scene: Scene) -> str:
     """It runs for a tenth of the time."""
@@ -237,6 +260,54 @@ def cut_network(scene: Scene) -> str:
     return f"for {seconds:.1f} s"
 
 
+# ---------------------------------------------------------------- a proxy before the broker
+
+
+def _for_seconds(scene: Scene, fault: AbstractContextManager[None]) -> str:
+    seconds = scene.random.uniform(1, _WORST_PAUSE)
+    with fault:
+        time.sleep(seconds)  # the fault itself
+    return f"for {seconds:.1f} s"
+
+
+def _proxy(scene: Scene) -> Proxy:
+    assert scene.stack.proxy is not None
+    return scene.stack.proxy
+
+
+@kind("proxy-slow", NOTHING, _no_proxy)
+def proxy_slow(scene: Scene) -> str:
+    """Each byte comes later, in both directions."""
+    late = scene.random.randint(50, 1000)
+    return f"{late} ms late " + _for_seconds(scene, _proxy(scene).toxic("latency", latency=late, jitter=late // 2))
+
+
+@kind("proxy-thin", NOTHING, _no_proxy)
+def proxy_thin(scene: Scene) -> str:
+    """Few bytes a second on each connection."""
+    rate = scene.random.randint(2, 100)
+    return f"{rate} kB/s " + _for_seconds(scene, _proxy(scene).toxic("bandwidth", rate=rate))
+
+
+@kind("proxy-silent", NOTHING, _no_proxy)
+def proxy_silent(scene: Scene) -> str:
+    """Connections stay open and carry nothing. At the end they are cut, and what was sent on them is lost."""
+    return _for_seconds(scene, _proxy(scene).toxic("timeout", timeout=0))
+
+
+@kind("proxy-cut", NOTHING, _no_proxy)
+def proxy_cut(scene: Scene) -> str:
+    """Connections are cut and refused: the broker lives and does not know of it."""
+    return _for_seconds(scene, _proxy(scene).closed())
+
+
+@kind("proxy-torn", NOTHING, _no_proxy)
+def proxy_torn(scene: Scene) -> str:
+    """Each connection is cut after so many bytes, in the middle of a request or an answer."""
+    most = scene.random.randint(1, 65536)
+    return f"{most} bytes " + _for_seconds(scene, _proxy(scene).toxic("limit_data", bytes=most))
+
+
 # ---------------------------------------------------------------- full disks
 
 
@@ -253,12 +324,16 @@ def _full(scene: Scene, disk: str) -> str:
             time.sleep(seconds)
         ended = stack.started().poll()
     finally:
-        subprocess.run(["mount", "-o", f"remount,size={ROOM}", path], check=True)
+        _room_again(path)
     if ended is None and stack.exit_code() is None:
         return f"{disk} for {seconds:.1f} s"
     words = _refusal(stack)
     stack.start()
     return f"{disk}: {words}"
+
+
+def _room_again(path: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={ROOM}", path], check=True)
 
 
 def _until_full(path: str) -> None:
@@ -270,6 +345,24 @@ def _until_full(path: str) -> None:
         if done.returncode == 0:
             return  # else somebody wrote in between
     raise ChaosError(f"{path} cannot be filled")
+
+
+@kind("full-state", AIR, _namespaces)
+def full_state(scene: Scene) -> str:
+    """The disk of logs and of the bridge's own files. Now and then Kiln is asked to end meanwhile: it ends in peace."""
+    stack = scene.stack
+    if scene.random.random() < 0.5:
+        return _full(scene, "state")
+    path = str(stack.state / DISKS["state"])
+    _until_full(path)
+    try:
+        code = stack.terminate()
+    finally:
+        _room_again(path)
+    if code not in (0, 130) or "Traceback" in stack.said():
+        raise ChaosError(f"SIGTERM while the disk is full: ended with {code}: {stack.words()}")
+    stack.start()
+    return "state, with SIGTERM"
 
 
 @kind("full-lake", AIR, _namespaces)

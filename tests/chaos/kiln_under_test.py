@@ -3,6 +3,7 @@
 CHAOS_CONTROL names a folder. A file `cut` in it, "TABLE before|after fail|kill", is taken once: the next commit to the
 table fails, or the whole Kiln is killed, before or after the commit. A file `clock` holds by how many seconds the
 clock of the queries is wrong. CHAOS_FAKETIME names the library by which the file `faketime` moves the bridge's clock.
+CHAOS_PROXY is the port of a proxy before the embedded broker, which the broker then names as its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from conf.settings.model import Settings
 from deploy.children import bridge
 from deploy.cli.app import main
+from deploy.embedded.broker import HOST, EmbeddedBroker
+from deploy.kafka import broker
 from pipelines import launch
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
@@ -73,10 +76,20 @@ def wrong_environment(settings: Settings) -> Mapping[str, str]:
     }
 
 
+class ProxiedBroker(EmbeddedBroker):
+    """A broker that tells clients the proxy's port as its own."""
+
+    def _properties(self, password: str) -> str:
+        # of a key given twice, Java takes the last
+        return f"{super()._properties(password)}advertised.listeners=KILN://{HOST}:{os.environ['CHAOS_PROXY']}\n"
+
+
 _environment = bridge.child_environment
 
 if __name__ == "__main__":
     vars(launch).update(DeltaRsCommits=CutCommits, time=WrongClock)
     if os.environ.get("CHAOS_FAKETIME"):
         vars(bridge).update(child_environment=wrong_environment)
+    if os.environ.get("CHAOS_PROXY"):
+        vars(broker).update(EmbeddedBroker=ProxiedBroker)
     main()

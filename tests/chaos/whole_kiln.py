@@ -18,6 +18,7 @@ from kit.kiln_process import Kiln
 
 from bridge.status import BridgeStatus, read_status
 from chaos.feeding_peers import Entry, read_ledger
+from chaos.proxy import Proxy
 from conf.settings.model import Kafka, Settings
 from deploy.embedded.broker import running
 from schemas.queries import QUERIES
@@ -25,7 +26,13 @@ from schemas.queries import QUERIES
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "local-chaos"
 ROOM = 2 << 30  # bytes of each small disk
-DISKS = {"lake": "lake", "checkpoint": "checkpoints", "spool": "bridge/spool", "broker": "broker"}
+DISKS = {
+    "state": ".",  # what is on no other: the bridge's files, the IPFS node's, logs
+    "lake": "lake",
+    "checkpoint": "checkpoints",
+    "spool": "bridge/spool",
+    "broker": "broker",
+}
 OURS, THEIRS = "10.99.0.1", "10.99.0.2"
 PATIENCE = 100.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -70,17 +77,28 @@ class Stack:
     """`start()`, faults, `stop()`."""
 
     def __init__(
-        self, folder: Path, seed: int, *, isolated: bool, rate: float = 30.0, wrong_clocks: bool = False
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        isolated: bool,
+        rate: float = 30.0,
+        wrong_clocks: bool = False,
+        proxy: Path | None = None,
+        helia: Path | None = None,
     ) -> None:
         """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: the bridge runs under
-        libfaketime, whose sleep fails now and then on a busy machine. So only for faults that need it."""
+        libfaketime, whose sleep fails now and then on a busy machine. So only for faults that need it. `proxy`: the
+        program of a proxy before the broker. `helia`: where Helia is installed, which then keeps the blocks."""
         self.folder = folder
         self.isolated = isolated
         self.control = folder / "control"
         self.control.mkdir(parents=True)
         self._seed = seed
         self._rate = rate
-        ports = free_ports(4)
+        ports = free_ports(6)
+        self.proxy = Proxy(proxy, ports[4], ports[5], ports[0]) if proxy else None
+        self.helia = helia
         self.kiln = Kiln(
             folder / "state",
             ports,
@@ -88,6 +106,8 @@ class Stack:
                 "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
                 "CHAOS_CONTROL": str(self.control),
                 **({"CHAOS_FAKETIME": str(FAKETIME)} if wrong_clocks else {}),
+                **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
+                **({"KILN_IPFS__API": "helia", "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0"} if helia else {}),
                 "KILN_NETWORK": NETWORK,
                 "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
                 "KILN_DISCOVERY__ENABLED": "false",
@@ -100,9 +120,10 @@ class Stack:
         kafka = Kafka(embedded_port=ports[0], embedded_controller_port=ports[1])
         self.settings = Settings(state=self.state, kafka=kafka, network=NETWORK)
         self.servers = kafka.servers
-        self._peer_ports = ports[2:]
+        self._peer_ports = ports[2:4]
         self._peers: subprocess.Popen[str] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
+        self._mounted: list[Path] = []
         self._addresses: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self._said_from = 0
@@ -118,8 +139,9 @@ class Stack:
         if self.isolated:
             for place in DISKS.values():
                 path = self.state / place
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, exist_ok=True)
                 _do("mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=0700", "chaos", str(path))
+                self._mounted.append(path)
             self._holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
             there = str(self._holder.pid)
             enter, host = ["nsenter", "-t", there, "-n"], THEIRS
@@ -131,6 +153,12 @@ class Stack:
             _do(*enter, "ip", "addr", "add", f"{THEIRS}/24", "dev", "chaos1")
             _do(*enter, "ip", "link", "set", "chaos1", "up")
             _do(*enter, "ip", "link", "set", "lo", "up")
+        if self.helia is not None:
+            app = self.state / "helia" / "app"
+            app.parent.mkdir()
+            app.symlink_to(self.helia)
+        if self.proxy is not None:
+            self.proxy.start()
         options = {
             "folder": self.folder / "peers",
             "network": NETWORK,
@@ -156,9 +184,8 @@ class Stack:
 
     def start(self) -> None:
         """Starts Kiln; returns at once."""
-        out = self.state / "started.out"
-        self._said_from = out.stat().st_size if out.exists() else 0
-        with out.open("ab") as to:
+        self._said_from = self._out.stat().st_size if self._out.exists() else 0
+        with self._out.open("ab") as to:
             bootstrap = [word for address in self._addresses for word in ("--bootstrap", address)]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "chaos.kiln_under_test", "run", *bootstrap],
@@ -216,16 +243,22 @@ class Stack:
             if each is not None:
                 each.kill()
                 each.wait()
+        if self.proxy is not None:
+            self.proxy.stop()
         if self.isolated:
             subprocess.run(["ip", "link", "del", "chaos0"], check=False, capture_output=True)
-            for place in DISKS.values():
-                subprocess.run(["umount", "-l", str(self.state / place)], check=False, capture_output=True)
+        while self._mounted:
+            subprocess.run(["umount", "-l", str(self._mounted.pop())], check=False, capture_output=True)
 
     # ---------------------------------------------------------------- what is
 
+    @property
+    def _out(self) -> Path:
+        return self.folder / "started.out"
+
     def said(self) -> str:
         """What `kiln run` printed since its last start."""
-        with (self.state / "started.out").open("rb") as out:
+        with self._out.open("rb") as out:
             out.seek(self._said_from)
             return out.read().decode(errors="replace")
 
@@ -245,7 +278,7 @@ class Stack:
         return read_status(path) if fresh else None
 
     def pid(self, part: str) -> int:
-        """Of "driver", "jvm", "worker", "bridge" or "broker"; 0: there is none."""
+        """Of "driver", "jvm", "worker", "bridge", "ipfs" or "broker"; 0: there is none."""
         if part == "broker":
             told = self.state / "broker" / "address.json"
             return int(json.loads(told.read_bytes())["pid"]) if running(self.state) and told.exists() else 0
@@ -255,6 +288,8 @@ class Stack:
         children = below(driver.pid)
         if part == "bridge":
             return next((each.pid for each in children if "bridge.process.main" in each.command), 0)
+        if part == "ipfs":
+            return next((each.pid for each in children if "server.mjs" in each.command), 0)
         if part == "jvm":
             return next((each.pid for each in children if "SparkSubmit" in each.command), 0)
         daemons = {each.pid for each in children if "worker_daemon" in each.command or "pyspark.daemon" in each.command}

@@ -27,6 +27,7 @@ from libp2p.host.basic_host import BasicHost
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.wire import encode
 from bridge.node.streams import swarm_of
+from bridge.status import PeerStatus
 from schemas.identity import peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -189,6 +190,65 @@ def test_a_peer_over_its_budget_is_read_slowly_and_nothing_of_it_is_lost(tmp_pat
             assert trio.current_time() - began > 3
             assert counted(a, "over_budget") > 0
             assert [f.payload for f in a.tape.frames if f.remote_peer == peer and not f.direction][1:] == said
+
+    in_town(tmp_path, test)
+
+
+def slow_taker(one: Running) -> PeerStatus | None:
+    return next((each for each in one.node.view().peers if each.sent_slowly), None)
+
+
+@pytest.mark.parametrize("queue_bytes", [4 * MIB, MIB], ids=["room", "no room"])
+def test_to_a_peer_over_its_budget_is_sent_slowly_and_what_is_not_sent_is_counted(
+    tmp_path: Path, queue_bytes: int
+) -> None:
+    """An hour's bytes at once, then some 290 kB a second. Another peer hears all at once meanwhile."""
+    said = [b"%04d" % number * 5000 for number in range(130)]
+
+    async def test(town: Town) -> None:
+        options = replace(OPTIONS, gossip=QUICK, peer_bytes_out=1000 * MIB, queue_bytes=queue_bytes)
+        a, b = await town.pair(options)
+        async with raw_peer() as host:
+            peer = host.get_id().to_bytes()
+            a.node._budget_out._account(peer, trio.current_time()).own = float(MIB)
+            await (await call(host, a)).write(encode(subscription()))
+            await town.bell.until(lambda: subscribed(a, 2))
+            began = trio.current_time()
+            for data in said:
+                a.node.publish(TOPIC, data)
+                await town.until_heard(b, data, 2)
+            assert slow_taker(a) is not None
+            await town.bell.until(lambda: slow_taker(a) is None, 30)
+            assert trio.current_time() - began > 3
+            assert counted(a, "over_budget_out") > 0
+            sent = [m.data for rpc in a.rpcs(Frame.OUT, peer_text(peer)) for m in rpc.publish]
+            dropped = next(each.dropped for each in a.node.view().peers if each.peer == peer_text(peer))
+            assert sent == [data for data in said if data in sent]
+            assert len(sent) + dropped == len(said)
+            assert bool(dropped) == (queue_bytes == MIB)
+
+    in_town(tmp_path, test)
+
+
+def test_who_comes_again_under_new_keys_is_sent_no_more_than_all_may_be(tmp_path: Path) -> None:
+    """All together are over their budget: strangers wait for the list of topics, and others do not wait."""
+
+    async def test(town: Town) -> None:
+        a, b = await town.pair(replace(OPTIONS, gossip=QUICK, all_bytes_out=4 * MIB))
+        for number in range(500):
+            a.node.join(f"/ceramic/local-test/sep/model/k{number}")
+        await town.bell.until(lambda: not any(each.queued for each in a.node.view().peers))
+        a.node._budget_out._left = -float(4 * MIB)
+        a.node.publish(TOPIC, b"before")
+        await town.until_heard(b, b"before")
+        for count in range(1, 4):
+            async with raw_peer() as host:
+                await call(host, a)
+                await town.bell.until(lambda count=count: counted(a, "over_budget_out") >= count)
+                stranger = peer_text(host.get_id().to_bytes())
+            assert a.rpcs(Frame.OUT, stranger) == []
+        a.node.publish(TOPIC, b"an honest word")
+        await town.until_heard(b, b"an honest word", 5)
 
     in_town(tmp_path, test)
 

@@ -97,3 +97,27 @@ def test_a_full_disk_stops_the_reading_and_nothing_else(bridge: BridgeAlone) -> 
     trio.run(test)
     code, said = bridge.stop()
     assert (code, said) == (0, "")
+
+
+def test_frames_that_find_no_room_at_the_end_are_counted_and_the_bridge_fails(
+    tmp_path: Path, small_disk: list[str]
+) -> None:
+    bridge = BridgeAlone(tmp_path, small_disk, KILN_BRIDGE__MIN_FREE="0")
+    address = bridge.until(lambda status: bool(status.addresses), "the bridge listens").addresses[0]
+    fill(bridge.files / "ballast")
+
+    async def test() -> None:
+        async with raw_peer() as host:
+            stream = await call_at(host, address)
+            await stream.write(encode(subscription("/ceramic/local-test")))
+            await stream.write(encode(message(1, new_key())))
+            await trio.to_thread.run_sync(bridge.until, lambda status: status.frames_in >= 2, "frames are heard")
+
+    try:
+        trio.run(test)
+        code, said = bridge.stop()
+    finally:
+        bridge.kill()
+    assert code == 1
+    assert "frames are lost: Kafka did not take them" in said
+    assert "bridge.spool_bytes, or the disk" in said

@@ -83,6 +83,16 @@ def test_no_number_is_given_out_that_could_not_be_reserved(tmp_path: Path) -> No
         seqno.next()
 
 
+def test_where_nothing_can_be_written_a_stop_is_in_peace_and_skips_what_was_reserved(tmp_path: Path) -> None:
+    folder, away = tmp_path / "state", tmp_path / "away"
+    seqno = Seqno(folder / "seqno", Clock(100 * SECOND))
+    last = seqno.next()
+    folder.rename(away)
+    folder.write_bytes(b"a file where the folder should be")
+    seqno.close()
+    assert Seqno(away / "seqno", Clock(0)).next() > last
+
+
 @given(
     st.lists(
         st.one_of(
