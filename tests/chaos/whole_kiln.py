@@ -86,10 +86,13 @@ class Stack:
         wrong_clocks: bool = False,
         proxy: Path | None = None,
         helia: Path | None = None,
+        network: str = NETWORK,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: the bridge runs under
         libfaketime, whose sleep fails now and then on a busy machine. So only for faults that need it. `proxy`: the
-        program of a proxy before the broker. `helia`: where Helia is installed, which then keeps the blocks."""
+        program of a proxy before the broker. `helia`: where Helia is installed, which then keeps the blocks.
+        `settings`: others (KILN_…)."""
         self.folder = folder
         self.isolated = isolated
         self.control = folder / "control"
@@ -108,17 +111,18 @@ class Stack:
                 **({"CHAOS_FAKETIME": str(FAKETIME)} if wrong_clocks else {}),
                 **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
                 **({"KILN_IPFS__API": "helia", "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0"} if helia else {}),
-                "KILN_NETWORK": NETWORK,
+                "KILN_NETWORK": network,
                 "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
                 "KILN_DISCOVERY__ENABLED": "false",
                 "KILN_PUBLISH__ENABLED": "true",
                 "KILN_JOBS__ARCHIVE__TRIGGER": "2s",
                 "KILN_JOBS__SINK__TRIGGER": "2s",
+                **(settings or {}),
             },
         )
         self.state = self.kiln.state
         kafka = Kafka(embedded_port=ports[0], embedded_controller_port=ports[1])
-        self.settings = Settings(state=self.state, kafka=kafka, network=NETWORK)
+        self.settings = Settings(state=self.state, kafka=kafka, network=network)
         self.servers = kafka.servers
         self._peer_ports = ports[2:4]
         self._peers: subprocess.Popen[str] | None = None
@@ -161,7 +165,7 @@ class Stack:
             self.proxy.start()
         options = {
             "folder": self.folder / "peers",
-            "network": NETWORK,
+            "network": self.settings.network,
             "host": host,
             "ports": ",".join(map(str, self._peer_ports)),
             "rate": self._rate,

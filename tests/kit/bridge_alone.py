@@ -18,6 +18,12 @@ NOWHERE = "127.0.0.1:9"
 """A broker that is away."""
 
 
+def memory_of(pid: int, of: str = "VmHWM") -> int:
+    """Bytes that a process takes, or took at most."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(of)) << 10
+
+
 class BridgeAlone:
     """A bridge on the network `local-test`. `settings`: KILN_…; `before`: a command line that runs another."""
 
@@ -62,8 +68,7 @@ class BridgeAlone:
 
     def memory(self, of: str = "VmHWM") -> int:
         """Bytes that the process takes, or took at most."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(of)) << 10
+        return memory_of(self.process.pid, of)
 
     def stop(self) -> tuple[int, str]:
         """Ends the bridge: its exit status and what it said."""

@@ -49,3 +49,12 @@ def test_a_log_over_its_limit_is_moved_while_it_is_written(tmp_path: Path) -> No
         keep_small(path, 10)
     assert (tmp_path / "some.log.1").read_bytes() == b"afterwards once more"
     assert path.read_bytes() == b""
+
+
+def test_a_log_whose_copy_finds_no_room_is_left_alone(tmp_path: Path) -> None:
+    path, copy = tmp_path / "some.log", tmp_path / "some.log.1"
+    path.write_bytes(b"x" * 11)
+    copy.symlink_to("/dev/full")
+    keep_small(path, 10)
+    assert path.read_bytes() == b"x" * 11
+    assert not copy.exists()
