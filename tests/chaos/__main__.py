@@ -51,7 +51,9 @@ class Fault:
 class Run:
     """Faults on one stack."""
 
-    def __init__(self, stack: Stack, seed: int, every: int, say: bool) -> None:
+    def __init__(self, stack: Stack, seed: int, every: int, say: bool, kept: Path | None = None) -> None:
+        """`kept`: a file that has, as JSON, all that is checked so far."""
+        self._kept = kept
         self._stack = stack
         self._seed = seed
         self._every = every
@@ -121,6 +123,8 @@ class Run:
         wrong = sum(bool(fault.wrong) for fault in self.done) + len(self.unplaced)
         frames, batches = (sum(1 for _ in self._log.of(name)) for name in ("frames", "batches"))
         self._tell(f"checked {frames} frames, {batches} batches: {wrong} wrong")
+        if self._kept is not None:
+            self._kept.write_text(as_json(self, {}, self._seed))
         stack.speak("go")
 
     def _place(self, problem: Problem) -> None:
@@ -238,6 +242,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=30.0, help="messages a second (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where all is kept (a new one, removed if all held)")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing meanwhile")
+    parser.add_argument(
+        "--keep", type=Path, help="a file for the JSON of what is checked (chaos.outcomes adds them up)"
+    )
     given = parser.parse_args()
     names = given.kinds.split(",")
     unknown = [name for name in names if name not in KINDS]
@@ -268,7 +275,7 @@ def main() -> None:
     )
     absent = {name: why for name in names if (why := KINDS[name].needs(stack))}
     here = [name for name in names if name not in absent]
-    run = Run(stack, given.seed, given.every, not given.json)
+    run = Run(stack, given.seed, given.every, not given.json, given.keep)
     try:
         run.all(plan(given.seed, given.faults, here, given.each) if here else [], until)
     except ChaosError as error:
