@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where all is kept (a new one, removed if all held)")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing meanwhile")
     parser.add_argument(
-        "--keep", type=Path, help="a file for the JSON of what is checked (chaos.outcomes adds them up)"
+        "--keep", type=Path, help="a file for what is checked, as JSON (chaos.outcomes adds up)"
     )
     given = parser.parse_args()
     names = given.kinds.split(",")
