@@ -242,9 +242,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=30.0, help="messages a second (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where all is kept (a new one, removed if all held)")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing meanwhile")
-    parser.add_argument(
-        "--keep", type=Path, help="a file for what is checked, as JSON (chaos.outcomes adds up)"
-    )
+    parser.add_argument("--keep", type=Path, help="a file for what is checked, as JSON (chaos.outcomes adds up)")
     given = parser.parse_args()
     names = given.kinds.split(",")
     unknown = [name for name in names if name not in KINDS]

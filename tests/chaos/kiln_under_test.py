@@ -67,8 +67,10 @@ class WrongClock:
 
 def wrong_environment(settings: Settings) -> Mapping[str, str]:
     """The bridge's environment, with a clock that the file `faketime` moves."""
+    environment = _environment(settings)
     return {
-        **_environment(settings),
+        **environment,
+        "PYTHONPATH": f"{Path(__file__).with_name('faketime')}:{environment['PYTHONPATH']}",
         "LD_PRELOAD": os.environ["CHAOS_FAKETIME"],
         "FAKETIME_TIMESTAMP_FILE": str(CONTROL / "faketime"),
         "FAKETIME_NO_CACHE": "1",

@@ -90,9 +90,8 @@ class Stack:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: the bridge runs under
-        libfaketime, whose sleep fails now and then on a busy machine. So only for faults that need it. `proxy`: the
-        program of a proxy before the broker. `helia`: where Helia is installed, which then keeps the blocks.
-        `settings`: others (KILN_…)."""
+        libfaketime. `proxy`: the program of a proxy before the broker. `helia`: where Helia is installed, which then
+        keeps the blocks. `settings`: others (KILN_…)."""
         self.folder = folder
         self.isolated = isolated
         self.control = folder / "control"

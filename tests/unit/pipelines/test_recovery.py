@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
 from pipelines.lake.lake import Lake, log_entry
-from pipelines.recovery import DamageError, Place, examine, go_back, mend
+from pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, set_aside
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.checkpoint_faults import is_whole
 from schemas.tables import TABLES
@@ -155,6 +156,21 @@ def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_do
     state.finish(3)
     assert state.rows == ["row 0", "row 1", "row 2", "row 3"]
     assert mend(state.place, ["sink"]) == []
+
+
+def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        (tmp_path / "checkpoints").symlink_to(other)
+        state = State(tmp_path)
+        state.run(0, 1, 2)
+        state.begin(3)
+        path = damaged(state.path / "offsets" / "3", EMPTY)
+        assert len(mend(state.place, ["sink"])) == 1
+        assert not path.exists()
+        assert [each.read_bytes() for each in (tmp_path / "set-aside").rglob("3")] == [EMPTY]
+        set_aside(state.place, Damage("sink", "it is old", "it is set aside", set_aside=(state.path,)))
+        assert list(Path(other).iterdir()) == []
+        assert len(list((tmp_path / "set-aside").rglob("commits/2"))) == 1
 
 
 def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp_path: Path) -> None:
