@@ -709,21 +709,22 @@ class Node:
 
     async def _write(self, link: Link, session: Session) -> None:
         queue, stream = session.queue, session.outbound.muxed_stream
-        owed = 0  # what is captured of small RPCs is more than what is sent
         while True:
             await queue.filled.wait()
             payloads = queue.take(_WRITE_BYTES)
             size = sum(map(len, payloads))
-            await self._until_affordable(link, session, size + owed)
+            await self._until_affordable(link, session, size)
             if self._sink.full:
                 await self._wait_for_room()  # the node sends nothing that it cannot capture
             now = self._clock_ns()
-            owed = -size
+            captured = 0
             for payload in payloads:
                 frame = session.connection.frame("OUT", payload, now)
                 self._sink.put(session.id, frame)
-                owed += len(frame)
-            session.bytes_out += size + owed
+                captured += len(frame)
+            session.bytes_out += captured
+            # what is captured of small RPCs is more than what is sent: the next ones wait for that
+            self._budget_out.spend(link.peer, captured - size, self._links, trio.current_time())
             self.counters["frames_out"] += len(payloads)
             session.frames_out += len(payloads)
             data = b"".join([encode(payload) for payload in payloads])

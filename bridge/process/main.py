@@ -46,7 +46,7 @@ class BridgeError(PrerequisiteError):
 
 
 def run(settings: Settings) -> None:
-    """Runs the bridge until SIGTERM or SIGINT. BridgeError, StateInUseError."""
+    """Runs the bridge until SIGTERM or SIGINT. BridgeError, StateInUseError, FramesLostError."""
     with locked(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
         if settings.kafka.embedded:

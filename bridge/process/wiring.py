@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
-from bridge.capture.spool import FrameSink, SinkError
+from bridge.capture.spool import FrameSink
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.pending import FetchingOptions
 from bridge.gossip.options import RouterOptions
@@ -33,6 +33,7 @@ from bridge.publishing.pins import Pins
 from bridge.publishing.publisher import Publisher
 from bridge.publishing.transition import HeightWatch, Topics, Transition
 from bridge.status import IpfsStatus
+from conf.errors import KilnError
 from conf.settings.durations import micros
 from conf.settings.model import Settings
 from schemas.dht.announcement import parse_source
@@ -41,6 +42,10 @@ from schemas.topics import separator_text
 
 _PATIENCE = 4.0  # s that frames on their way to Kafka get when the bridge ends; the spool keeps the rest
 _LOOK_AGAIN = 100_000  # µs between looks whether others have an announced item: they acknowledge it after it is sent
+
+
+class FramesLostError(KilnError):
+    """At its end the bridge had frames that neither Kafka nor the spool took: says how many, and why."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Parts:
 
 
 def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> Parts:
-    """The parts, connected. `stack` takes them down again, the newest first; then SinkError where frames are lost.
+    """The parts, connected. `stack` takes them down again, the newest first. FramesLostError.
 
     The threads of publisher and announcer hand messages to the trio thread of `token`. Whoever calls this starts node,
     discovery, carrier and threads.
@@ -225,7 +230,7 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
     finally:
         lost = sink.close(_PATIENCE)
         if lost:
-            raise SinkError(
+            raise FramesLostError(
                 f"{lost} frames are lost: Kafka did not take them before the bridge ended, and the spool in "
                 f"{settings.bridge_dir} had no room for them (bridge.spool_bytes, or the disk)"
             )

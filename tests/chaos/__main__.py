@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from kit.foreign_peer import BUILT
+from kit import helia_packages
 
-from bridge.ipfs.helia import Helia, HeliaError, is_installed
+from bridge.ipfs.helia import HeliaError
 from chaos import proxy
 from chaos.check import Log, Problem, check, quiet, told, unheard
 from chaos.faults import KINDS, Kind, Scene
@@ -203,18 +203,12 @@ def as_json(run: Run, absent: dict[str, str], seed: int) -> str:
 
 
 def installed_helia() -> Path | None:
-    """The folder of Helia's packages, in `.peers`; None: they cannot be installed."""
-    place = BUILT / "helia" / "app"
-    if not is_installed(place):
-        helia = Helia(place, BUILT / "helia" / "repo", BUILT / "helia" / "log", "")
-        try:
-            helia.start()
-        except HeliaError as error:
-            print(f"no Helia: {error}", file=sys.stderr)
-            return None
-        finally:
-            helia.stop()
-    return place
+    """Where Helia's packages are; None: they cannot be installed."""
+    try:
+        return helia_packages.installed()
+    except HeliaError as error:
+        print(f"no Helia: {error}", file=sys.stderr)
+        return None
 
 
 def isolate(arguments: Sequence[str]) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from conf.settings.model import Settings
 from deploy.children import bridge
 from deploy.cli.app import main
-from deploy.embedded.broker import HOST, EmbeddedBroker
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.embedded.ports import HOST
 from deploy.kafka import broker
 from pipelines import launch
 from pipelines.lake.commits import Write

@@ -37,7 +37,7 @@ def build(built: Path = BUILT) -> Path:
     program = built / "toxiproxy" / "server"
     with made(_SOURCE, built, "toxiproxy", program) as (place, stale):
         if stale:
-            command = ["go", "build", "-mod=readonly", "-ldflags=-s -w", "-o", program, _PACKAGE]
+            command = ["go", "build", "-mod=readonly", "-ldflags=-s -w", "-o", str(program), _PACKAGE]
             run_quietly(command, place, {"CGO_ENABLED": "0"})
     return program
 

@@ -3,11 +3,12 @@ already: on a busy machine `time.sleep` would raise OSError now and then."""
 
 import select
 import time
+from typing import SupportsIndex
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds: float | SupportsIndex, /) -> None:
     """As `time.sleep`, by another call of the system."""
-    select.select([], [], [], seconds)
+    select.select([], [], [], seconds if isinstance(seconds, float) else seconds.__index__())
 
 
 time.sleep = sleep
