@@ -16,15 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kit.awaiting import awaited
-from kit.foreign_peer import BUILT, made, run_quietly
+from kit.foreign_peer import BUILT, built_with_go
 
-_SOURCE = Path(__file__).with_name("toxiproxy")
 _PACKAGE = "github.com/Shopify/toxiproxy/v2/cmd/server"
 _NAME = "broker"
 
 
 class ProxyError(RuntimeError):
-    """The proxy cannot be built, or does not do what it is told."""
+    """The proxy does not do what it is told."""
 
 
 def absent() -> str:
@@ -34,12 +33,7 @@ def absent() -> str:
 
 def build(built: Path = BUILT) -> Path:
     """The program, in `.peers`: built when its pins changed since (half a minute, the first time)."""
-    program = built / "toxiproxy" / "server"
-    with made(_SOURCE, built, "toxiproxy", program) as (place, stale):
-        if stale:
-            command = ["go", "build", "-mod=readonly", "-ldflags=-s -w", "-o", str(program), _PACKAGE]
-            run_quietly(command, place, {"CGO_ENABLED": "0"})
-    return program
+    return built_with_go(Path(__file__).with_name("toxiproxy"), "toxiproxy", _PACKAGE, built)
 
 
 class Proxy:
