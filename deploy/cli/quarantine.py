@@ -22,8 +22,13 @@ from deploy.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bridge.kafka.producers import FramesProducer
     from deploy.quarantine.picking import Selection
+
+_WIDE = 240
+"""columns: two peer ids and two stamps"""
 
 commands = typer.Typer(
     name="quarantine", no_args_is_help=True, help="Count and show what Kiln could not use; bring it back, or drop it."
@@ -70,7 +75,7 @@ def quarantine_list(
     if as_json:
         print(counts_json(counts, by))
     else:
-        answers().print(render_counts(counts, by))
+        _table_on().print(render_counts(counts, by))
 
 
 @commands.command("show")
@@ -100,7 +105,7 @@ def quarantine_show(
         if as_json:
             print(rows_json(picked.rows(rows)))
             return
-        out = answers()
+        out = _table_on()
         out.print(render_counts(picked.counts(), "reason"), "")
         for row in picked.rows(rows):
             out.print(render_row(row, most), soft_wrap=True)
@@ -134,7 +139,7 @@ def quarantine_drop(
     from deploy.quarantine.picking import Picked
     from deploy.show.quarantine import counts_json, dropped_json, render_counts
 
-    lake, out = lake_of(settings), answers()
+    lake, out = lake_of(settings), _table_on()
     if not yes:
         with Picked(lake, wanted) as picked:
             counts = picked.counts()
@@ -161,6 +166,14 @@ def quarantine_drop(
         )
     else:
         out.print("no such rows: nothing is dropped")
+
+
+def _table_on() -> Console:
+    """Where a table goes: where nobody looks at a terminal, ids stay on one line."""
+    console = answers()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDE)
+    return console
 
 
 def _selection(

@@ -75,7 +75,9 @@ def _suite(table: str, results: Sequence[Result]) -> ExpectationSuiteValidationR
 
 def _one(result: Result) -> ExpectationValidationResult:
     check = result.check
-    said = "" if result.success else escape(printable("; ".join(result.words)))  # a page takes text as HTML
+    said = (
+        "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
+    )  # a page takes text as HTML
     return ExpectationValidationResult(
         success=result.success,
         expectation_config=ExpectationConfiguration(
