@@ -58,14 +58,19 @@ def pages() -> list[Path]:
 
 
 def lay_out(into: Path, documents: Iterable[Path]) -> None:
-    """Copies documents, and the files that they link to, into a folder. SiteError: a link leads nowhere."""
+    """Copies documents, and the files that they link to, into a folder. SiteError: a link leads nowhere.
+
+    Of a link to a folder the words remain.
+    """
     for page in documents:
         text = (PROJECT / page).read_text(encoding="utf-8")
         for name in _LINK.findall(text):
             file = (PROJECT / page.parent / name).resolve()
             if not file.exists():
                 raise SiteError(f"{page}: there is no {name}")
-            if file.is_file() and file.suffix != ".md":
+            if file.is_dir():  # a site has no page of a folder
+                text = re.sub(rf"\[([^\]]+)\]\({re.escape(name)}[^)]*\)", r"\1", text)
+            elif file.suffix != ".md":
                 _copy(file, into / file.relative_to(PROJECT))
         place = into / page
         place.parent.mkdir(parents=True, exist_ok=True)
