@@ -162,6 +162,20 @@ class OverlayStatus(Struct, frozen=True):
     gaps: int = 0
 
 
+class SharingStatus(Struct, frozen=True):
+    """The bridges of the network, as this bridge knows them from Kafka. Peer ids."""
+
+    leads: bool
+    """whether this bridge publishes and fetches for all"""
+    leader: str = ""
+    bridges: tuple[str, ...] = ()
+    """those that live, this bridge included; empty before Kafka has said so"""
+    round: int = 0
+    """how often the bridges that live have changed, as Kafka counts"""
+    topics_left: int = 0
+    """topics of the interests that another bridge hears"""
+
+
 class BridgeStatus(Struct, frozen=True):
     """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`: in words."""
 
@@ -193,6 +207,7 @@ class BridgeStatus(Struct, frozen=True):
     topics_refused: int = 0
     """topics of the interests that are not joined now, for want of room"""
     topic_refusals: int = 0
+    sharing: SharingStatus = SharingStatus(False)
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:

@@ -44,7 +44,7 @@ from bridge.fetching.place_file import FiledPlace, PlaceFile
 from bridge.ipfs import Blocks
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import RENEW_EVERY, KafkaThread, PlaceLostError, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PlaceLostError, partitions_of
 from bridge.status import FetcherStatus
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
@@ -58,11 +58,12 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Fetcher(KafkaThread):
+class Fetcher(LeaderThread):
     """Runs PendingFetches between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
 
-    A network and prefix have one fetcher: the fetcher assigns itself the partitions. While Kafka is away, the fetcher
-    tries again from its committed place. An error in reading one block is logged and quarantined, and stops nothing.
+    Of a network and prefix one fetcher works at a time: the fetcher assigns itself the partitions. While Kafka is away,
+    the fetcher tries again from its committed place. An error in reading one block is logged and quarantined, and stops
+    nothing.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Fetcher(KafkaThread):
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
         place_file: Path | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `interests`: the interests now, as texts (`schemas.topics.parse_interest`); called in this thread. `group`: the
         consumer group that keeps the place; by default one of the network. `place_file`: keeps the place, too.
+        `leadership`: which of several bridges fetches.
         """
         super().__init__(
             "fetcher",
@@ -89,6 +92,7 @@ class Fetcher(KafkaThread):
             client_options,
             prefix,
             group or f"{prefix}fetcher.{options.network}",
+            leadership,
         )
         self._options = options
         self._file = None if place_file is None else PlaceFile(place_file)
@@ -133,6 +137,12 @@ class Fetcher(KafkaThread):
             self.state, self.waiting, self.under_way, dict(self.counts), self.places_lost, self.claimed
         )
 
+    def _stood_by(self) -> None:
+        """The leader commits places and learns of streams that this fetcher has not seen."""
+        self._known = None
+        if self._file is not None:
+            self._file.remove()
+
     def _ended(self) -> None:
         # fetches under way end when the blocks are closed
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -146,7 +156,7 @@ class Fetcher(KafkaThread):
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
-            while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
+            while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
                 self._state = f"reading which streams are known: {len(known.streams)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:
@@ -184,7 +194,8 @@ class Fetcher(KafkaThread):
             self._gone(pending, part, offsets, starts[part])
             consumer.seek(part, max(offset - CLAIMS_AGAIN, starts[part]))
             done[part] = offsets
-        self._commit(consumer, done, {}, everything=True)
+        if self._leads:
+            self._commit(consumer, done, {}, everything=True)
         return done
 
     def _kept(
@@ -259,13 +270,16 @@ class Fetcher(KafkaThread):
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         if self._known is None:
-            self._known = self._read_streams()
+            known = self._read_streams()
+            if self._halts:  # not all are read
+                return
+            self._known = known
         before = self._view[3]
         pending = PendingFetches(self._options, self._known)
         done = self._begin(consumer, pending)
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
-        while not self._stop.is_set():
+        while not self._halts:
             self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:
@@ -277,6 +291,8 @@ class Fetcher(KafkaThread):
                 )
                 future.add_done_callback(partial(_came, answers, request))
             writes = pending.next_writes(now)
+            if not self._leads:
+                return
             self._commit(consumer, done, writes.going, everything=now >= renew_at)
             renew_at = now + RENEW_EVERY if now >= renew_at else renew_at
             for stage in writes.stages:
@@ -309,10 +325,12 @@ class Fetcher(KafkaThread):
                     self._blocks.announced(announcer)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
-        """Whether the broker has all of them; False when the thread is to stop. FramesProducerError: a refusal."""
+        """Whether the broker has all of them; False when the session halts. FramesProducerError: a refusal."""
         left = len(outputs)
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
+            if not self._leads:
+                return False
             future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
             future.add_callback(lambda _: told.put(None))
             future.add_errback(told.put)
@@ -323,6 +341,8 @@ class Fetcher(KafkaThread):
             try:
                 error = told.get(timeout=min(0.5, max(0.0, deadline - time.monotonic())))
             except Empty:
+                if not self._leads:
+                    return False
                 if time.monotonic() < deadline:
                     continue
                 if self._stop.is_set():

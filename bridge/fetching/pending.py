@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -97,8 +97,9 @@ class FetchingOptions:
     max_open: int = 10_000
     """records that wait"""
     implied_separator: str | None = None
-    authors: frozenset[str] = frozenset()
-    """peer ids of the bridge's own messages, as text: the fetcher leaves the batches of these messages alone"""
+    authors: Callable[[], Collection[str]] = frozenset
+    """peer ids of our own messages, as text, those of our other bridges too: the fetcher leaves the batches of these
+    messages alone"""
 
 
 class _Wanted(NamedTuple):
@@ -344,7 +345,7 @@ class PendingFetches:
 
     def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
-        if (record.message or "").partition("/")[0] in self._options.authors:
+        if (record.message or "").partition("/")[0] in self._options.authors():
             self._end(wanted.place, "own")
             return None
         announced = _announced(record)

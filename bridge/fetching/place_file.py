@@ -1,7 +1,8 @@
 """The fetcher's place once more, in a file: for the day on which Kafka has lost the committed one.
 
 Brokers forget a place that nobody commits for a week, by default. The file has what was committed last, by partition.
-It names the topic by its id, because the place of another topic of that name is no place.
+It names the topic by its id, because the place of another topic of that name is no place. Of several bridges the leader
+alone has the file: that of a bridge that led before would tell an old place.
 """
 
 from __future__ import annotations
@@ -54,3 +55,7 @@ class PlaceFile:
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(_Filed(topic, dict(places))))
         fresh.replace(self._path)
+
+    def remove(self) -> None:
+        """Removes the file, if it is there. OSError."""
+        self._path.unlink(missing_ok=True)

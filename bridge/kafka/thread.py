@@ -1,12 +1,12 @@
 """A thread that works out of Kafka: session after session, until it is stopped. Publisher and fetcher are threads of
-this kind."""
+this kind, and work in the bridge that leads."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
@@ -18,8 +18,14 @@ RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
 default (`offsets.retention.minutes`)."""
 
+_STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
 
-class PlaceLostError(RuntimeError):
+
+class CannotWorkError(RuntimeError):
+    """The thread cannot work before somebody does what the text says."""
+
+
+class PlaceLostError(CannotWorkError):
     """Nobody knows any more which records are done. The text says what to do."""
 
 
@@ -68,30 +74,19 @@ class KafkaThread(ABC):
         return self._error
 
     @abstractmethod
-    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        """One session, until stopped or Kafka fails. The consumer has no partitions yet."""
+    def _session(self) -> None:
+        """One session, until stopped or Kafka fails."""
 
     @abstractmethod
     def _ended(self) -> None:
         """Gives back what the thread held."""
-
-    def _session(self) -> None:
-        consumer = self._consumer(self._group)
-        try:
-            producer = StoppableKafkaProducer(self._servers, self._client_options)
-            try:
-                self._work(consumer, producer)
-            finally:
-                producer.close(2)
-        finally:
-            consumer.close()
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
                 try:
                     self._session()
-                except PlaceLostError as error:
+                except CannotWorkError as error:
                     self._error = self._state = f"{self._failing}: {error}"
                     self._stop.wait(10.0)
                 # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
@@ -120,6 +115,90 @@ class KafkaThread(ABC):
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=16 << 20,
         )
+
+
+class Leadership(Protocol):
+    """Which of several bridges does what one alone must do."""
+
+    def leads(self) -> bool:
+        """Whether this bridge leads at this moment."""
+        ...
+
+    def another_leads(self) -> bool:
+        """Whether another bridge is known to lead."""
+        ...
+
+    def in_words(self) -> str:
+        """Why this bridge does not lead."""
+        ...
+
+
+class Alone:
+    """The leadership of a bridge that has no others beside it."""
+
+    def leads(self) -> bool:
+        return True
+
+    def another_leads(self) -> bool:
+        return False
+
+    def in_words(self) -> str:
+        return ""
+
+
+class LeaderThread(KafkaThread):
+    """Works in the bridge that leads, and stands by in the others. Each session begins from the committed place."""
+
+    def __init__(
+        self,
+        name: str,
+        failing: str,
+        bootstrap_servers: str | Sequence[str],
+        client_options: Mapping[str, object],
+        prefix: str,
+        group: str,
+        leadership: Leadership | None = None,
+    ) -> None:
+        """As `KafkaThread`. `leadership`: None is Alone."""
+        super().__init__(name, failing, bootstrap_servers, client_options, prefix, group)
+        self._leadership = leadership or Alone()
+        self._lapsed = False  # the lead, in this session
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this bridge has led for all of the session. Asked before each thing that only the leader may do."""
+        self._lapsed = self._lapsed or not self._leadership.leads()
+        return not self._lapsed
+
+    @property
+    def _halts(self) -> bool:
+        """Whether the session is to end."""
+        return self._stop.is_set() or not self._leads
+
+    @abstractmethod
+    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
+        """One session, until it halts or Kafka fails. The consumer has no partitions yet."""
+
+    def _stood_by(self) -> None:
+        """Another bridge leads: what this one knew is no longer the newest. Called again and again."""
+
+    def _session(self) -> None:
+        if not self._leadership.leads():
+            self._error, self._state = None, f"stands by: {self._leadership.in_words()}"
+            if self._leadership.another_leads():
+                self._stood_by()
+            self._stop.wait(_STAND_BY)
+            return
+        self._lapsed = False
+        consumer = self._consumer(self._group)
+        try:
+            producer = StoppableKafkaProducer(self._servers, self._client_options)
+            try:
+                self._work(consumer, producer)
+            finally:
+                producer.close(2)
+        finally:
+            consumer.close()
 
 
 def partitions_of(consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:

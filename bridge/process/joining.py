@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from bridge.gossip.outcomes import Deliver, PeerView
-from bridge.process.interests import wanted_topics
+from bridge.process.interests import network_topics, wanted_topics
+from bridge.sharing.topics import TopicShares
+from schemas.identity import peer_text
 from schemas.topics import Interest
 
 _AGAIN: Final = 10  # rounds at most between two choices while there are too many
@@ -30,8 +32,10 @@ class Joining:
     whoever comes and goes: the most useful topics come first, and those that nobody is on are left when there is time.
     """
 
-    def __init__(self, most: int, most_of_peer: int) -> None:
+    def __init__(self, most: int, most_of_peer: int, shares: TopicShares | None = None) -> None:
+        """`shares`: what other bridges of the same network take off this one; None: there are none."""
         self._most = most
+        self._shares = shares
         self._most_of_peer = most_of_peer
         self._interests: tuple[Interest, ...] = ()
         self._network = ""
@@ -62,6 +66,8 @@ class Joining:
     ) -> set[str]:
         """The topics to be on. `peers`: those connected; `joined`: the topics that the node is on."""
         followed = tuple(interests)
+        bridges = self._bridges(peers)
+        peers = {peer: view for peer, view in peers.items() if peer not in bridges}
         if (network, followed) != (self._network, self._interests):
             self._network, self._interests, self._covered = network, followed, {}
         fixed = wanted_topics(network, followed, ())
@@ -71,6 +77,11 @@ class Joining:
         self._covered = {topic: known for topic, known in self._covered.items() if topic in seen}
         self._covered.update((topic, topic in found) for topic in new)
         covered = {topic for topic, known in self._covered.items() if known} - fixed
+        if self._shares is not None:
+            whole = network_topics(network)
+            on = {peer_text(peer): view.topics for peer, view in bridges.items()}
+            left = self._shares.choose(covered.difference(whole), fixed.difference(whole), seen, on)
+            covered, fixed = covered - left, fixed - left
         self._round += 1
         if self._round % _LIVELY == 0:
             self._lively_before, self._lively = self._lively, set()
@@ -83,6 +94,11 @@ class Joining:
             self.refusals += len(refused - self._refused)
             self._refused = refused
         return self._paced(fixed, self._chosen & covered, set(joined))
+
+    def _bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
+        """Of these peers, the other bridges of ours: what they are on says nothing about where there is traffic."""
+        others = frozenset[str]() if self._shares is None else self._shares.others
+        return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _paced(self, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
         """The topics to be on in this round: on the way from those joined to those chosen."""

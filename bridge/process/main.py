@@ -98,6 +98,8 @@ async def _look_after(parts: Parts, settings: Settings) -> None:
         view = parts.node.view()
         interests = parts.interests.read()
         peers = parts.node.router.peers
+        parts.membership.follow(interests)
+        parts.shares.among(parts.membership.bridges)
         await _follow(parts, settings.network, interests, peers, view.topics)
         parts.blocks.stay_near(bitswap_peers(parts.node, peers))
         status = status_of(parts, settings, view, interests, time.time())

@@ -49,6 +49,7 @@ def status_of(parts: Parts, settings: Settings, view: NodeView, interests: tuple
         kept_out=view.kept_out,
         topics_refused=parts.joining.refused,
         topic_refusals=parts.joining.refusals,
+        sharing=structs.replace(parts.membership.status(), topics_left=len(parts.shares.left)),
     )
 
 
@@ -83,12 +84,14 @@ def _errors(parts: Parts, settings: Settings, view: NodeView) -> Iterator[str]:
             yield told
         if why := held_back(settings, parts.blocks.status()):
             yield f"batches are held back: {why}"
+    for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
+        yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"
     if slow := sum(peer.held_back for peer in view.peers):
         yield f"{slow} peers send more than bridge.peer_bytes or bridge.all_bytes allow; they are read slowly"
     if slow := sum(peer.sent_slowly for peer in view.peers):
         yield f"{slow} peers are sent more than bridge.peer_bytes_out or bridge.all_bytes_out allow; they are slowed"
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
-    errors += [part.error for part in (parts.publisher, parts.fetcher) if part is not None]
+    errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)
     if parts.carrier is not None:
         if parts.announcer is not None and parts.announcer.error:

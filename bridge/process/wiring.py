@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from bridge.capture.spool import FrameSink
@@ -32,11 +34,15 @@ from bridge.publishing.pace import Pace
 from bridge.publishing.pins import Pins
 from bridge.publishing.publisher import Publisher
 from bridge.publishing.transition import HeightWatch, Topics, Transition
+from bridge.sharing.group import Member, interests_digest
+from bridge.sharing.membership import Membership
+from bridge.sharing.topics import TopicShares
 from bridge.status import IpfsStatus
 from conf.errors import KilnError
 from conf.settings.durations import micros
 from conf.settings.model import Settings
 from schemas.dht.announcement import parse_source
+from schemas.identity import peer_of, peer_text
 from schemas.topic_table import Bundles
 from schemas.topics import separator_text
 
@@ -53,6 +59,7 @@ class Parts:
     """What a bridge is made of. None: the settings turn that part off."""
 
     interests: InterestsFile
+    shares: TopicShares
     joining: Joining
     sink: FrameSink
     node: Node
@@ -60,6 +67,7 @@ class Parts:
     quarantine: Quarantine
     carrier: Carrier | None
     blocks: Blocks
+    membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
     """to gossipsub"""
@@ -81,8 +89,10 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     """
     sink = stack.enter_context(_sink(settings))
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-    joining = Joining(settings.bridge.max_topics, settings.bridge.max_topics_of_peer)
-    node = _node(settings, seqno, sink, joining)
+    key = load_or_create(settings.bridge_dir / "key")
+    shares = TopicShares(peer_text(peer_of(key)))
+    joining = Joining(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
+    node = _node(settings, key, seqno, sink, joining)
     quarantine = _quarantine(settings)
     quarantine.start()
     stack.callback(quarantine.stop)
@@ -91,8 +101,13 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     publishing = PublishingTopics(settings)
     publishing.start()
     stack.callback(publishing.stop)
+    interests = _interests(settings)
+    membership = _membership(settings, node, interests, carrier)
+    membership.start()
+    stack.callback(membership.stop)
     return Parts(
-        interests=_interests(settings),
+        interests=interests,
+        shares=shares,
         joining=joining,
         sink=sink,
         node=node,
@@ -100,10 +115,11 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
         quarantine=quarantine,
         carrier=carrier,
         blocks=blocks,
+        membership=membership,
         publishing=publishing,
-        publisher=_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
-        announcer=_announcer(settings, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_fetcher(settings, node, blocks) if settings.ipfs.api else None,
+        publisher=_publisher(settings, node, blocks, publishing, membership, token) if settings.publishes else None,
+        announcer=_announcer(settings, carrier, blocks, membership, token) if carrier and settings.announces else None,
+        fetcher=_fetcher(settings, blocks, membership) if settings.ipfs.api else None,
     )
 
 
@@ -158,7 +174,7 @@ def _now_us() -> int:
 # ---------------------------------------------------------------- network
 
 
-def _node(settings: Settings, seqno: Seqno, sink: FrameSink, joining: Joining) -> Node:
+def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, joining: Joining) -> Node:
     options = NodeOptions(
         network=settings.network,
         listen=settings.bridge.listen,
@@ -174,7 +190,6 @@ def _node(settings: Settings, seqno: Seqno, sink: FrameSink, joining: Joining) -
         all_bytes_out=settings.bridge.all_bytes_out,
         ban=settings.bridge.ban.total_seconds(),
     )
-    key = load_or_create(settings.bridge_dir / "key")
     return Node(options, key, seqno, sink, joining.heard, authors=settings.publish.keys)
 
 
@@ -268,8 +283,22 @@ def _pins(settings: Settings, blocks: Blocks) -> Pins:
 # ---------------------------------------------------------------- threads
 
 
+def _membership(settings: Settings, node: Node, interests: InterestsFile, carrier: Carrier | None) -> Membership:
+    kafka = settings.broker
+    duties = (settings.publishes, carrier is not None and settings.announces, bool(settings.ipfs.api))
+    member = Member(
+        node.authors[0], socket.gethostname(), interests_digest(interests.read()), sum(duties), authors=node.authors
+    )
+    return Membership(kafka.server_list(), kafka.security_options(), kafka.prefix, settings.network, member)
+
+
 def _publisher(
-    settings: Settings, node: Node, blocks: Blocks, topics: PublishingTopics, token: trio.lowlevel.TrioToken
+    settings: Settings,
+    node: Node,
+    blocks: Blocks,
+    topics: PublishingTopics,
+    membership: Membership,
+    token: trio.lowlevel.TrioToken,
 ) -> Publisher:
     pace = Pace(micros(settings.publish.gap), settings.publish.keys)
 
@@ -290,6 +319,7 @@ def _publisher(
         topics.published_on,
         pace=pace,
         ledger=_ledger(settings, "gossipsub"),
+        leadership=membership,
     )
 
 
@@ -303,7 +333,9 @@ def held_back(settings: Settings, ipfs: IpfsStatus) -> str | None:
     )
 
 
-def _announcer(settings: Settings, carrier: Carrier, blocks: Blocks, token: trio.lowlevel.TrioToken) -> Publisher:
+def _announcer(
+    settings: Settings, carrier: Carrier, blocks: Blocks, membership: Membership, token: trio.lowlevel.TrioToken
+) -> Publisher:
     def announce(topic: str, data: bytes) -> int:
         try:
             return trio.from_thread.run(carrier.announce, topic, data, trio_token=token)
@@ -328,6 +360,7 @@ def _announcer(settings: Settings, carrier: Carrier, blocks: Blocks, token: trio
         _pins(settings, blocks),
         group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
         ledger=_ledger(settings, TRANSPORT),
+        leadership=membership,
     )
 
 
@@ -335,7 +368,7 @@ def _ledger(settings: Settings, transport: str) -> Ledger:
     return Ledger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
 
 
-def _fetcher(settings: Settings, node: Node, blocks: Blocks) -> Fetcher:
+def _fetcher(settings: Settings, blocks: Blocks, membership: Membership) -> Fetcher:
     file = _interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     also = [separator_text(parse_source(text).separator) for text in followed]
@@ -348,7 +381,7 @@ def _fetcher(settings: Settings, node: Node, blocks: Blocks) -> Fetcher:
         check_genesis=settings.receive.check_genesis,
         check_for=micros(settings.receive.check_for),
         implied_separator=settings.receive.implied_separator or None,
-        authors=frozenset(node.authors),
+        authors=lambda: membership.authors,
     )
     return Fetcher(
         settings.kafka.server_list(),
@@ -358,4 +391,5 @@ def _fetcher(settings: Settings, node: Node, blocks: Blocks) -> Fetcher:
         blocks,
         lambda: (*file.read(), *also),
         place_file=settings.bridge_dir / "fetcher.json",
+        leadership=membership,
     )

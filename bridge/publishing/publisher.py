@@ -47,7 +47,7 @@ from kafka.structs import OffsetAndMetadata
 from bridge.ipfs import BlocksAwayError
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import RENEW_EVERY, KafkaThread, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, partitions_of
 from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import (
     MAX_BLOCK_BYTES,
@@ -56,6 +56,7 @@ from bridge.publishing.outbox import (
     Keeper,
     Outbox,
     Output,
+    PublishError,
     PublishingOptions,
     number_of,
 )
@@ -75,7 +76,7 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Publisher(KafkaThread):
+class Publisher(LeaderThread):
     """Runs an Outbox between Kafka and the network, in a thread of its own, from `start()` to `stop()`.
 
     While Kafka is away it tries again from its committed place.
@@ -95,6 +96,7 @@ class Publisher(KafkaThread):
         group: str | None = None,
         pace: Pace | None = None,
         ledger: Ledger | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
@@ -102,7 +104,8 @@ class Publisher(KafkaThread):
         thread, as is `keeper`. `can_publish`: None, or in words why publishing is held back now. `topics`: those on
         which batches go out now. `group`: the consumer group that keeps the place; by default one of the network.
         `pace`: the gap between two messages of one author. `ledger`: which batches of runs were handed to the node,
-        by this transport; by default one that ends with the process.
+        by this transport; by default one that ends with the process. `leadership`: which of several bridges
+        publishes.
         """
         super().__init__(
             "publisher",
@@ -111,6 +114,7 @@ class Publisher(KafkaThread):
             client_options,
             prefix,
             group or f"{prefix}publisher.{options.network}",
+            leadership,
         )
         self._options = options
         self._publish = publish
@@ -168,6 +172,8 @@ class Publisher(KafkaThread):
         patience = 2.0
         unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
+            if not self._leads:
+                return  # whoever leads now goes on from the committed place, and from the receipts
             now = self._clock_us()
             if self._stop.is_set():  # only the receipts of what is published already are waited for
                 patience -= 0.05
@@ -191,7 +197,7 @@ class Publisher(KafkaThread):
                             outputs += self._gone(outbox, part, min(first, record.offset), now)
                         output = outbox.take(Place(number, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                if not self._stop.is_set():  # else receipts may not have been read to their end
+                if not self._halts:  # else receipts may not have been read to their end
                     outputs += outbox.step(
                         held_back is not None, self._keeper, self._speak, self._clock_us(), self._topics(), self._pace
                     )
@@ -200,6 +206,8 @@ class Publisher(KafkaThread):
                     unpin_at = now + _UNPIN_EVERY
                 self._state = _in_words(held_back, outbox)
             for output in outputs:
+                if not self._leads:
+                    return
                 future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
                 future.add_callback(partial(_took, answers, output.place))
                 future.add_errback(partial(_refused, answers, output.place))
@@ -212,7 +220,7 @@ class Publisher(KafkaThread):
                     raise FramesProducerError(f"a receipt was refused: {error!r}") from error
                 outbox.done(place)
             places = outbox.places()
-            if places != committed or now >= renew_at:
+            if (places != committed or now >= renew_at) and self._leads:
                 self._commit(consumer, outbox)
                 committed = places
                 renew_at = now + RENEW_EVERY
@@ -225,6 +233,8 @@ class Publisher(KafkaThread):
             self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
 
     def _speak(self, topic: str, data: bytes) -> int:
+        if not self._leads:
+            raise PublishError(self._leadership.in_words())
         peers = self._publish(topic, data)
         if peers and self._pace is not None:
             self._pace.spoke(topic, self._clock_us())
@@ -280,7 +290,7 @@ class Publisher(KafkaThread):
                     since = stamp if since is None else min(since, stamp)
             else:  # beyond the end: the topic was made anew
                 receipted = self._receipts(0) if receipted is None else receipted
-                if self._stop.is_set():  # not all receipts are read
+                if self._halts:  # not all receipts are read
                     return {}, []
                 offset = starts[part]
                 not_before, until = (0, ends[part]) if receipted else (now - self._options.max_age, 0)
@@ -305,7 +315,8 @@ class Publisher(KafkaThread):
         if receipted is None and since is not None:
             receipted = self._receipts(since)
         outbox.receipted(receipted or {})
-        self._commit(consumer, outbox)
+        if self._leads:
+            self._commit(consumer, outbox)
         return outbox.places(), outputs
 
     def _gone(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[Output]:
@@ -342,7 +353,7 @@ class Publisher(KafkaThread):
             ends = consumer.end_offsets(parts)
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
-            while not self._stop.is_set() and any(consumer.position(part) < ends[part] for part in parts):
+            while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
                 self._state = f"reading which batches have a receipt: {len(found)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:

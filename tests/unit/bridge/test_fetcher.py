@@ -353,7 +353,7 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
 
 
 def test_own_batch_that_comes_back_is_left_alone_whichever_author_it_has() -> None:
-    run = Run(FetchingOptions(NETWORK, authors=frozenset({"12D3KooWnode", "12D3KooWauthor"})))
+    run = Run(FetchingOptions(NETWORK, authors=lambda: {"12D3KooWnode", "12D3KooWauthor"}))
     cid, _ = block_of(1)
     run.take(wanted_batch(cid, message="12D3KooWauthor/00ff"), wanted_batch(cid, message="12D3KooWnode/00ff"))
     assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 2)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
-from kafka import KafkaConsumer
 from kafka.errors import KafkaTimeoutError
 from kit.awaiting import wait_until
 
-from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from bridge.kafka.producers import FramesProducerError
 from bridge.kafka.thread import KafkaThread
 
 
@@ -26,8 +25,6 @@ class Failing(KafkaThread):
         if self.sessions == 1:
             raise self._failure
         self._stop.wait(30)
-
-    def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None: ...
 
     def _ended(self) -> None: ...
 
