@@ -110,6 +110,15 @@ GROUPS: Final = (
         ),
     ),
     Group(
+        "Other bridges of the network",
+        "sharing.",
+        "",
+        (
+            _gauge("round", "number", "Kafka's number of the round of bridges that live. Each change has a new round."),
+            _gauge("topics_left", "topics", "Topics of the interests that another bridge hears."),
+        ),
+    ),
+    Group(
         "The IPFS node",
         "ipfs_node.",
         "where `ipfs.api` is set",

@@ -75,8 +75,11 @@ def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
     spool = status.spool
     yield family("kiln_bridge_peers", _by_agent(status.peers).items())
     yield family("kiln_bridge_peer_scores", _by_score(status.peers).items())
+    yield family("kiln_bridges", [((), len(status.sharing.bridges))])
+    yield family("kiln_bridge_leads", [((), float(status.sharing.leads))])
     yield family("kiln_bridge_kept_out", [((), status.kept_out)])
     yield family("kiln_bridge_topics", [((), len(status.topics))])
+    yield family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
     yield family("kiln_bridge_topics_refused", [((), status.topics_refused)])
     yield family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
     yield family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])

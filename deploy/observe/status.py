@@ -16,6 +16,7 @@ from conf.errors import SettingsError
 from conf.kafka_refusals import in_words
 from conf.location import Location
 from conf.settings.model import Kafka, Settings
+from deploy.observe.bridges import BridgeMember, live_bridges
 from deploy.observe.clocks import ClockStatus, trailing_clocks
 from pipelines.lake.lake import Lake, LakeError
 from pipelines.spark.trip import Trip, read_trip
@@ -109,7 +110,8 @@ class Savings:
 @dataclass(frozen=True)
 class Status:
     """All of it; `savings` is None where no topic went by index, `clocks` has those that trail, `trip` is None where
-    the breaker has not tripped, or its query has started since."""
+    the breaker has not tripped, or its query has started since. `bridges`: those of the network that live, on whatever
+    machine."""
 
     state: str
     broker: BrokerStatus
@@ -118,6 +120,7 @@ class Status:
     savings: Savings | None = None
     clocks: tuple[ClockStatus, ...] = ()
     trip: Trip | None = None
+    bridges: tuple[BridgeMember, ...] = ()
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -317,8 +320,10 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     savings = savings_of(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = trailing_clocks(settings, updates.end if updates else ())
+    bridges = live_bridges(settings.broker, settings.network, patience) if broker.reachable else ()
     tables = lake_status(Lake.at(settings.lake_root))
-    return Status(str(settings.state), broker, queries, tables, savings, clocks, read_trip(settings.state))
+    trip = read_trip(settings.state)
+    return Status(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
 
 
 def _other_checkpoints(folder: Location) -> Sequence[str]:

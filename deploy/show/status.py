@@ -50,6 +50,12 @@ def render_status(status: Status, now: datetime) -> RenderableType:
             ends = ", ".join(f"{end:,}" for end in topic.end.values())
             topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
+    if status.bridges:
+        bridges = _table("bridge", "machine", "address", "publishes and fetches")
+        for bridge in status.bridges:
+            leads = "yes" if bridge.leads else "stands by" if bridge.duties else "no"
+            bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
+        parts += [bridges, ""]
     queries = _table("query", "micro-batches", "last commit", "records behind")
     for query in status.queries:
         batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"

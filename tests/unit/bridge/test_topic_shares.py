@@ -67,7 +67,7 @@ def test_a_bridge_alone_hears_everything_at_once() -> None:
 
 def test_bridges_with_the_same_peers_split_the_topics_and_take_over_what_one_had() -> None:
     town = Town(dict.fromkeys(BRIDGES, ("*",)))
-    town.strangers = dict.fromkeys(BRIDGES, set(TOPICS))
+    town.strangers = {key: set(TOPICS) for key in BRIDGES}
     town.run()
     names = {peer_text(bridge): bridge for bridge in BRIDGES}
     for topic in TOPICS:
@@ -85,7 +85,7 @@ def test_bridges_with_the_same_peers_split_the_topics_and_take_over_what_one_had
 def test_named_topics_are_split_too() -> None:
     named = tuple(f"model/{value}" for value in VALUES)
     town = Town(dict.fromkeys(BRIDGES[:2], named))
-    town.strangers = dict.fromkeys(BRIDGES[:2], set(TOPICS))
+    town.strangers = {key: set(TOPICS) for key in BRIDGES[:2]}
     town.run()
     assert set(TOPICS) == (town.on[BRIDGES[0]] | town.on[BRIDGES[1]]) - {OWN}
     assert town.on[BRIDGES[0]] & town.on[BRIDGES[1]] == {OWN}

@@ -1,0 +1,301 @@
+"""Two bridges of one network on one broker: they split the topics, one publishes, and the other one takes over.
+
+Each bridge is a process. The broker, and a peer that both are connected with, are real. The test writes the batches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import trio
+from conftest import free_ports
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kit.awaiting import awaited, wait_until
+from kit.bridge_alone import BridgeAlone
+from kit.broker_access import client, security, variables
+from kit.node_town import OPTIONS, Running, Town, in_town
+
+from bridge.node.keys import load_or_create
+from bridge.sharing.membership import SESSION
+from bridge.sharing.rendezvous import owner_of
+from bridge.status import BridgeStatus
+from conf.settings.model import Kafka
+from deploy.embedded.broker import EmbeddedBroker
+from deploy.kafka.topics import ensure_topics
+from deploy.observe.bridges import live_bridges
+from schemas.cid import block_cid, cid_text
+from schemas.identity import message_id, peer_of, peer_text
+from schemas.log import TOPICS
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from schemas.topics import Separator, separator_value, topic_name
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_200)]
+
+KILLS = int(os.environ.get("KILN_TEST_LEADER_KILLS", "1"))
+NETWORK = "local-test"
+WHOLE = topic_name(NETWORK, None)
+SEPARATORS = [Separator("model", separator_value(bytes([1, number]))) for number in range(16)]
+SPLIT = {topic_name(NETWORK, separator) for separator in SEPARATORS}
+EVERY = 0.1  # s between two batches
+SAID = [b"to the whole network %d" % number for number in range(10)]
+
+
+class Bridge:
+    """A bridge that can be killed and started again, with its key, at its address."""
+
+    def __init__(self, state: Path, port: int, settings: dict[str, str]) -> None:
+        self._state = state
+        self._settings = settings
+        (state / "bridge").mkdir(parents=True)
+        self.peer = peer_text(peer_of(load_or_create(state / "bridge" / "key")))
+        self._listen = f"/ip4/127.0.0.1/tcp/{port}"
+        self.address = f"{self._listen}/p2p/{self.peer}"
+        self._process: BridgeAlone | None = None
+
+    def start(self, beside: str) -> None:
+        told = {"KILN_BRIDGE__LISTEN": self._listen, "KILN_BRIDGE__BOOTSTRAP": beside, **self._settings}
+        self._process = BridgeAlone(self._state, **told)
+
+    @property
+    def lives(self) -> bool:
+        return self._process is not None
+
+    def status(self) -> BridgeStatus | None:
+        """Of this process, and none of one before."""
+        if self._process is None:
+            return None
+        told = self._process.status()
+        return told if told is not None and told.pid == self._process.process.pid else None
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> tuple[int, str]:
+        process, self._process = self._process, None
+        assert process is not None
+        return process.stop()
+
+
+class Log:
+    """The test's own side of Kafka: batches in, receipts out."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self._address = address
+        self._prefix = prefix
+        self._stop = threading.Event()
+        self._feeder = threading.Thread(target=self._feed, daemon=True)
+        self.written: dict[str, float] = {}
+        """CID of each batch, and when it was written (`time.monotonic`)"""
+
+    def start(self) -> None:
+        self._feeder.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._feeder.join()
+
+    def _feed(self) -> None:
+        producer = KafkaProducer(**client(self._address), acks="all")
+        while not self._stop.wait(EVERY):
+            number = len(self.written)
+            block = b"block %d" % number
+            separator = SeparatorRecord(*SEPARATORS[number % len(SEPARATORS)])
+            now = time.time_ns() // 1_000
+            cid = cid_text(block_cid(block))
+            record = BatchRecord(NETWORK, "LIVE", separator, cid, block, now - 1_000_000, now)
+            producer.send(f"{self._prefix}batches", value=encode(record)).get(30)
+            self.written[cid] = time.monotonic()
+        producer.close()
+
+    def read(self, topic: str) -> list[bytes]:
+        """All values of a topic of one partition."""
+        consumer = KafkaConsumer(**client(self._address))
+        part = TopicPartition(f"{self._prefix}{topic}", 0)
+        consumer.assign([part])
+        consumer.seek_to_beginning(part)
+        end = consumer.end_offsets([part])[part]
+        found: list[bytes] = []
+        while consumer.position(part) < end:
+            found += [record.value for record in consumer.poll(timeout_ms=500).get(part, [])]
+        consumer.close()
+        return found
+
+    def receipts(self) -> list[PublicationRecord]:
+        return [decode_publication(value) for value in self.read("publications")]
+
+
+class Together:
+    """Two bridges, and what they say."""
+
+    def __init__(self, bridges: tuple[Bridge, Bridge]) -> None:
+        self.bridges = bridges
+
+    def start(self) -> None:
+        for one, other in (self.bridges, self.bridges[::-1]):
+            if not one.lives:
+                one.start(other.address)
+
+    @property
+    def told(self) -> dict[str, BridgeStatus]:
+        """By peer id, of those that say something."""
+        found = {bridge.peer: bridge.status() for bridge in self.bridges if bridge.lives}
+        return {peer: status for peer, status in found.items() if status is not None}
+
+    def have_split(self) -> bool:
+        """Whether each topic has its owner on it and nobody else, and one of the two leads."""
+        told, peers = self.told, [bridge.peer for bridge in self.bridges]
+        if len(told) < 2 or sum(status.sharing.leads for status in told.values()) != 1:
+            return False
+        owners = {topic: owner_of(topic, peers) for topic in SPLIT}
+        on = {topic: [peer for peer, status in told.items() if topic in status.topics] for topic in SPLIT}
+        return on == {topic: [owner] for topic, owner in owners.items()}
+
+    def leader(self) -> Bridge:
+        return next(each for each in self.bridges if (told := each.status()) is not None and told.sharing.leads)
+
+    def in_words(self) -> str:
+        return "; ".join(
+            f"{peer}: {len(SPLIT & set(s.topics))} topics, {s.sharing}, {s.publisher}, {s.errors}"
+            for peer, s in self.told.items()
+        )
+
+
+@pytest.fixture
+def log(broker: EmbeddedBroker, prefix: str) -> Iterator[Log]:
+    address = broker.address
+    ensure_topics(
+        address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
+    )
+    made = Log(address, prefix)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def together(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Together]:
+    settings = {
+        **variables(broker.address),
+        "KILN_KAFKA__PREFIX": prefix,
+        "KILN_PUBLISH__ENABLED": "true",
+        "KILN_BRIDGE__MIN_FREE": "0",
+    }
+    ports = free_ports(2)
+    one, other = (Bridge(tmp_path / name, port, settings) for name, port in zip("ab", ports, strict=True))
+    with ExitStack() as stack:
+        stack.callback(one.kill)
+        stack.callback(other.kill)
+        yield Together((one, other))
+
+
+def kafka(address: str, prefix: str) -> Kafka:
+    told = {name.removeprefix("KILN_KAFKA__").lower(): value for name, value in variables(address).items()}
+    return Kafka.model_validate({**told, "prefix": prefix})
+
+
+def test_they_split_the_topics_and_one_publishes_for_both(
+    broker: EmbeddedBroker, prefix: str, log: Log, together: Together, tmp_path: Path
+) -> None:
+    together.start()
+
+    async def live(town: Town) -> None:
+        addresses = tuple(bridge.address for bridge in together.bridges)
+        stranger = await town.node(replace(OPTIONS, bootstrap=addresses))
+        for topic in (WHOLE, *SPLIT):
+            stranger.node.join(topic)
+        await trio.to_thread.run_sync(wait_until, together.have_split, together.in_words)
+        for data in SAID:
+            stranger.node.publish(WHOLE, data)
+        await trio.to_thread.run_sync(kill_leaders, stranger)
+
+    def kill_leaders(stranger: Running) -> None:
+        members = live_bridges(kafka(broker.address, prefix), NETWORK)
+        assert {member.peer for member in members} == {bridge.peer for bridge in together.bridges}
+        assert [member.leads for member in members].count(True) == 1
+        log.start()
+        for _ in range(KILLS):
+            wait_until(together.have_split, together.in_words)
+            have = len(log.receipts())
+            wait_until(lambda have=have: len(log.receipts()) > have + 5, together.in_words)
+            leader = together.leader()
+            (other,) = (bridge for bridge in together.bridges if bridge is not leader)
+            killed_at = time.monotonic()
+            leader.kill()
+            wait_until(lambda other=other: set(topics_of(other)) >= SPLIT, together.in_words)
+            split_after = time.monotonic() - killed_at
+
+            def taken_over(killed_at: float = killed_at) -> bool:
+                later = {cid for cid, at in log.written.items() if at > killed_at}
+                return not later.isdisjoint(receipt.cid for receipt in log.receipts())
+
+            wait_until(taken_over, together.in_words)
+            took = time.monotonic() - killed_at
+            print(f"topics taken over after {split_after:.1f} s, publishing after {took:.1f} s")
+            assert took < 30
+            together.start()
+        log.stop()
+        wait_until(lambda: {r.cid for r in log.receipts()} >= log.written.keys(), together.in_words)
+        wait_until(together.have_split, together.in_words)
+        heard = b"\n".join(stranger.heard)
+        assert all(cid.encode() in heard for cid in log.written)
+
+    in_town(tmp_path, live, seconds=1_100)
+    for bridge in together.bridges:
+        code, said = bridge.stop()
+        assert code == 0, said
+    receipts = log.receipts()
+    assert Counter(receipt.cid for receipt in receipts) == Counter(dict.fromkeys(log.written, 1))
+    assert {receipt.error for receipt in receipts} == {None}
+    check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
+
+
+def topics_of(bridge: Bridge) -> tuple[str, ...]:
+    told = bridge.status()
+    return () if told is None else told.topics
+
+
+def check_frames(frames: list[Frame], peers: set[str]) -> None:
+    """Each vantage point has frames of its own, numbered without a gap, and both heard what was said to all."""
+    numbers: dict[tuple[bytes, int], set[int]] = defaultdict(set)
+    owners: dict[bytes, set[str]] = defaultdict(set)
+    heard: dict[bytes, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for frame in frames:
+        by = peer_text(frame.local_peer)
+        numbers[frame.connection, frame.direction].add(frame.sequence)
+        owners[frame.connection].add(by)
+        if frame.direction == Frame.IN:
+            for message in RPC.FromString(frame.payload).publish:
+                if message.data in SAID:
+                    heard[message.data][message_id(message)].add(by)
+    assert all(found == set(range(1, len(found) + 1)) for found in numbers.values())
+    assert all(len(found) == 1 for found in owners.values())
+    assert set().union(*owners.values()) == peers
+    # one id, whoever heard it: so the lake has one message of these copies
+    assert [list(by_id.values()) for by_id in heard.values()] == [[peers]] * len(SAID)
+
+
+def test_a_bridge_alone_publishes_at_once_and_again_at_once_after_a_crash(log: Log, together: Together) -> None:
+    bridge, other = together.bridges
+
+    def leads() -> bool:
+        told = bridge.status()
+        return told is not None and told.sharing.leads
+
+    for _ in range(2):
+        bridge.start(other.address)
+        wait_until(lambda: bool(together.told), "it listens")
+        # after the crash it is the member that it was: nobody waits for a session to run out
+        assert awaited(leads, SESSION / 2), together.in_words()
+        bridge.kill()
