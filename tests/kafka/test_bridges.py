@@ -6,6 +6,7 @@ Each bridge is a process. The broker, and a peer that both are connected with, a
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -43,6 +44,7 @@ from schemas.topics import Separator, separator_value, topic_name
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_200)]
 
 KILLS = int(os.environ.get("KILN_TEST_LEADER_KILLS", "1"))
+STOPS = int(os.environ.get("KILN_TEST_LEADER_STOPS", "0"))
 NETWORK = "local-test"
 WHOLE = topic_name(NETWORK, None)
 SEPARATORS = [Separator("model", separator_value(bytes([1, number]))) for number in range(16)]
@@ -77,6 +79,10 @@ class Bridge:
             return None
         told = self._process.status()
         return told if told is not None and told.pid == self._process.process.pid else None
+
+    def send(self, signal_: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.process.send_signal(signal_)
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -225,14 +231,17 @@ def test_they_split_the_topics_and_one_publishes_for_both(
         assert {member.peer for member in members} == {bridge.peer for bridge in together.bridges}
         assert [member.leads for member in members].count(True) == 1
         log.start()
-        for _ in range(KILLS):
+        for stopped in [False] * KILLS + [True] * STOPS:
             wait_until(together.have_split, together.in_words)
             have = len(log.receipts())
             wait_until(lambda have=have: len(log.receipts()) > have + 5, together.in_words)
             leader = together.leader()
             (other,) = (bridge for bridge in together.bridges if bridge is not leader)
             killed_at = time.monotonic()
-            leader.kill()
+            if stopped:  # as a machine that sleeps, and wakes up when another bridge leads
+                leader.send(signal.SIGSTOP)
+            else:
+                leader.kill()
             wait_until(lambda other=other: set(topics_of(other)) >= SPLIT, together.in_words)
             split_after = time.monotonic() - killed_at
 
@@ -244,6 +253,8 @@ def test_they_split_the_topics_and_one_publishes_for_both(
             took = time.monotonic() - killed_at
             print(f"topics taken over after {split_after:.1f} s, publishing after {took:.1f} s")
             assert took < 30
+            if stopped:
+                leader.send(signal.SIGCONT)
             together.start()
         log.stop()
         wait_until(lambda: {r.cid for r in log.receipts()} >= log.written.keys(), together.in_words)
