@@ -196,40 +196,40 @@ class Membership(KafkaThread):
         beat = coordinator.heartbeat
         asked = before = answered = self._clock()
         sent, sent_at = beat.last_send, before  # a heartbeat, and a time before it went out
-        joined = None
+        begins = self._lease[0]
+        joined: tuple[Round, int] | None = None
         self._assignor.joined = None
         while not self._stop.is_set():
             before, asked = asked, self._clock()
             self._rejoin_if_changed(coordinator)
             consumer.poll(timeout_ms=int(_LOOK * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
-                self._begin(*joined, self._clock())
+                begins = self._begin(*joined, begins, self._clock())
                 answered = before
             if beat.last_send != sent:
                 sent, sent_at = beat.last_send, before
             if beat.last_receive >= sent:
                 answered = max(answered, sent_at)
-            if self._clock() - answered > SESSION:
+            if self._clock() - answered > SESSION and not coordinator.rebalance_in_progress():
                 # kafka-python says nothing when another member has taken the name of this one
                 raise KafkaTimeoutError(
                     f"no word from the group {self._group} for {SESSION:g} s: the broker is away, or another bridge "
                     f"has the key of this one ({self._me})"
                 )
-            begins = self._lease[0]
             leads = joined is not None and joined[0].leader == self._me
             self._lease = (begins, answered + SESSION - MARGIN if leads else 0.0)
             self._error = None
 
-    def _begin(self, told: Round, number: int, now: float) -> None:
+    def _begin(self, told: Round, number: int, begins: float, now: float) -> float:
+        """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
         me = self._assignor.member
         leads = told.leader == me.peer
-        # whoever led until now may not have heard: its lease runs out first
-        begins = now + SESSION if told.after and not me.led else 0.0
-        self._lease = (begins, 0.0)
         self._assignor.member = structs.replace(me, led=(me.led or number) if leads else 0)
         self._authors |= frozenset(told.authors)
         self._round, self._number = told, number
         self._state = "leads" if leads else f"{told.leader} leads"
+        # whoever led until now may not have heard: its lease runs out first
+        return begins if leads and me.led else now + SESSION if told.after else 0.0
 
     def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
         """A bridge that was started again is the member that it was, with what it said then."""
@@ -258,10 +258,11 @@ class _Heartbeat(Protocol):
 
 
 class _Coordinator(Protocol):
-    # no public method of kafka-python tells when the broker answered a heartbeat, or joins again
+    # no public method of kafka-python tells when the broker answered a heartbeat, or has a member join again
     heartbeat: _Heartbeat
 
     def need_rejoin(self) -> bool: ...
+    def rebalance_in_progress(self) -> bool: ...
     def request_rejoin(self) -> None: ...
 
 
