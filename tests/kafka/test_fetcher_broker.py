@@ -17,10 +17,12 @@ from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
+from kit.turns import Turns
 
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.offsets import DoneOffsets
 from bridge.fetching.pending import FetchingOptions
+from bridge.kafka.thread import Leadership
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
 from pipelines.logic.windows import PartitionWindows
@@ -122,7 +124,10 @@ class Kiln:
         return [u.message for u in self.updates() if not windows.repeats(u.epoch.query, u.epoch.batch, u.message)]
 
     def start(
-        self, options: FetchingOptions = OPTIONS, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000
+        self,
+        options: FetchingOptions = OPTIONS,
+        clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
+        leadership: Leadership | None = None,
     ) -> Fetcher:
         fetcher = Fetcher(
             [self.address],
@@ -133,6 +138,7 @@ class Kiln:
             lambda: self.interests,
             clock_us,
             place_file=self.place_file,
+            leadership=leadership,
         )
         fetcher.start()
         self.running.append(fetcher)
@@ -342,6 +348,24 @@ def test_a_place_that_kafka_lost_is_taken_from_the_file(
     assert (again.places_lost, again.status().places_lost) == (1, 1)
     assert "Kafka has lost the place" in caplog.text
     assert sorted(update.message for update in kiln.updates()) == [f"message {message}" for message in range(4)]
+
+
+def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln, tmp_path: Path) -> None:
+    for number in range(3):
+        kiln.ipfs.add(genesis(number))
+    turns, files = Turns("a"), {name: tmp_path / f"{name}.json" for name in "ab"}
+    fetchers = {}
+    for name, kiln.place_file in files.items():
+        fetchers[name] = kiln.start(leadership=turns.of(name))
+    for number, name in enumerate("aba"):
+        turns.leader = name
+        kiln.write(wanted(number, number))
+        assert awaited(lambda count=number: kiln.place() == count + 1)
+        assert awaited(lambda leader=name: {each for each in files if files[each].exists()} == {leader})
+        turns.leader = None  # nobody is known to lead: the file may be the newest there is
+        assert awaited(lambda leader=name: fetchers[leader].state == "stands by: None leads")
+        assert files[name].exists()
+    assert [update.message for update in kiln.updates()] == [f"message {number}" for number in range(3)]
 
 
 def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
 from kit.broker_access import client, security
+from kit.turns import Turns
 
 from bridge.ipfs import BlocksAwayError
+from bridge.kafka.thread import Leadership
 from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
 from bridge.publishing.publisher import Publisher
@@ -131,7 +133,9 @@ class Kiln:
 
     def close(self) -> None: ...
 
-    def start(self, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000) -> Publisher:
+    def start(
+        self, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000, leadership: Leadership | None = None
+    ) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher(
             [self.address],
@@ -143,6 +147,7 @@ class Kiln:
             self,
             clock_us=clock_us,
             ledger=Ledger(self.ledger),
+            leadership=leadership,
         )
         publisher.start()
         self.running.append(publisher)
@@ -178,6 +183,24 @@ def test_batches_are_published_once_over_restarts(kiln: Kiln) -> None:
     assert {receipts[record.cid].peers for record in young} == {1}
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
     assert (fault.stage, fault.data) == ("publisher", b"{")
+
+
+def test_of_two_publishers_the_one_that_leads_publishes(kiln: Kiln) -> None:
+    batches = [batch(number) for number in range(6)]
+    turns = Turns("a")
+    one, other = (kiln.start(leadership=turns.of(name)) for name in "ab")
+    for written, (leader, name) in enumerate([(one, "a"), (other, "b"), (one, "a")]):
+        kiln.write(encode(batches[2 * written]))
+        turns.leader = name
+        assert awaited(lambda count=written: len(kiln.receipts()) == 2 * count + 1)
+        turns.leader = None
+        assert awaited(lambda leader=leader: leader.state == "stands by: None leads")
+        kiln.write(encode(batches[2 * written + 1]))  # nobody leads: it waits
+        turns.leader = name
+        assert awaited(lambda count=written: len(kiln.receipts()) == 2 * count + 2)
+    assert (one.published, other.published) == (4, 2)
+    assert [receipt.cid for receipt in kiln.receipts()] == [each.cid for each in batches]
+    assert [each.cid.encode() in data for each, data in zip(batches, kiln.sent, strict=True)] == [True] * 6
 
 
 def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
