@@ -354,17 +354,21 @@ def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln,
     for number in range(3):
         kiln.ipfs.add(genesis(number))
     turns, files = Turns("a"), {name: tmp_path / f"{name}.json" for name in "ab"}
-    fetchers = {}
+    fetchers: dict[str, Fetcher] = {}
     for name, kiln.place_file in files.items():
         fetchers[name] = kiln.start(leadership=turns.of(name))
-    for number, name in enumerate("aba"):
+
+    def turn(name: str, number: int) -> None:
         turns.leader = name
         kiln.write(wanted(number, number))
-        assert awaited(lambda count=number: kiln.place() == count + 1)
-        assert awaited(lambda leader=name: {each for each in files if files[each].exists()} == {leader})
+        assert awaited(lambda: kiln.place() == number + 1)
+        assert awaited(lambda: {each for each in files if files[each].exists()} == {name})
         turns.leader = None  # nobody is known to lead: the file may be the newest there is
-        assert awaited(lambda leader=name: fetchers[leader].state == "stands by: None leads")
+        assert awaited(lambda: fetchers[name].state == "stands by: None leads")
         assert files[name].exists()
+
+    for number, name in enumerate("aba"):
+        turn(name, number)
     assert [update.message for update in kiln.updates()] == [f"message {number}" for number in range(3)]
 
 

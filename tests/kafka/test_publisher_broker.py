@@ -189,15 +189,20 @@ def test_of_two_publishers_the_one_that_leads_publishes(kiln: Kiln) -> None:
     batches = [batch(number) for number in range(6)]
     turns = Turns("a")
     one, other = (kiln.start(leadership=turns.of(name)) for name in "ab")
-    for written, (leader, name) in enumerate([(one, "a"), (other, "b"), (one, "a")]):
-        kiln.write(encode(batches[2 * written]))
+
+    def turn(leader: Publisher, name: str, done: int) -> None:
+        kiln.write(encode(batches[done]))
         turns.leader = name
-        assert awaited(lambda count=written: len(kiln.receipts()) == 2 * count + 1)
+        assert awaited(lambda: len(kiln.receipts()) == done + 1)
         turns.leader = None
-        assert awaited(lambda leader=leader: leader.state == "stands by: None leads")
-        kiln.write(encode(batches[2 * written + 1]))  # nobody leads: it waits
+        assert awaited(lambda: leader.state == "stands by: None leads")
+        kiln.write(encode(batches[done + 1]))  # nobody leads: it waits
         turns.leader = name
-        assert awaited(lambda count=written: len(kiln.receipts()) == 2 * count + 2)
+        assert awaited(lambda: len(kiln.receipts()) == done + 2)
+
+    turn(one, "a", 0)
+    turn(other, "b", 2)
+    turn(one, "a", 4)
     assert (one.published, other.published) == (4, 2)
     assert [receipt.cid for receipt in kiln.receipts()] == [each.cid for each in batches]
     assert [each.cid.encode() in data for each, data in zip(batches, kiln.sent, strict=True)] == [True] * 6
