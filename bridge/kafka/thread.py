@@ -18,6 +18,7 @@ RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
 default (`offsets.retention.minutes`)."""
 
+_SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker is there before a session reads the log
 _STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
 
 
@@ -199,6 +200,8 @@ class LeaderThread(KafkaThread):
                 producer.close(2)
         finally:
             consumer.close()
+        if self._lapsed:
+            self._stop.wait(_SETTLE)
 
 
 def partitions_of(consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:

@@ -247,7 +247,10 @@ def test_they_split_the_topics_and_one_publishes_for_both(
         code, said = bridge.stop()
         assert code == 0, said
     receipts = log.receipts()
-    assert Counter(receipt.cid for receipt in receipts) == Counter(dict.fromkeys(log.written, 1))
+    assert {receipt.cid for receipt in receipts} == log.written.keys()
+    doubled = [each for each, count in Counter(receipt.cid for receipt in receipts).items() if count > 1]
+    # who is stopped between its look at the lease and the write still writes when it wakes up (decision 26)
+    assert len(doubled) <= STOPS, [receipt for receipt in receipts if receipt.cid in doubled]
     assert {receipt.error for receipt in receipts} == {None}
     check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
 
@@ -273,7 +276,7 @@ def take_over(log: Log, together: Together, *, stop: bool) -> None:
 
     wait_until(is_published, together.in_words)
     took = time.monotonic() - ended
-    print(f"topics taken over after {topics_after:.1f} s, publishing after {took:.1f} s")
+    print(f"{time.time():.1f}: topics taken over after {topics_after:.1f} s, publishing after {took:.1f} s")
     assert took < 30
     if stop:
         leader.send(signal.SIGCONT)
