@@ -249,7 +249,7 @@ def test_they_split_the_topics_and_one_publishes_for_both(
     receipts = log.receipts()
     assert {receipt.cid for receipt in receipts} == log.written.keys()
     doubled = [each for each, count in Counter(receipt.cid for receipt in receipts).items() if count > 1]
-    # who is stopped between its look at the lease and the write still writes when it wakes up (decision 27)
+    # who is stopped between its look at the lease and the write still writes when it wakes up (decision 28)
     assert len(doubled) <= STOPS, [receipt for receipt in receipts if receipt.cid in doubled]
     assert {receipt.error for receipt in receipts} == {None}
     check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
