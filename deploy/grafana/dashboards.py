@@ -224,11 +224,21 @@ BRIDGE: Final = (
         "Topics",
         (
             Panel(
+                "Bridges of the network",
+                "Bridges that live, as each one knows them, and those that publish and fetch: one, of all that run.",
+                "none",
+                [
+                    Line(f"max({gauge('kiln_bridges')})", "live"),
+                    Line(_sum(gauge("kiln_bridge_leads")), "leading"),
+                ],
+            ),
+            Panel(
                 "Topics",
-                "Topics joined, and those of the interests that lack room.",
+                "Topics joined, those that another bridge hears, and those of the interests that lack room.",
                 "none",
                 [
                     Line(_sum(gauge("kiln_bridge_topics")), "joined"),
+                    Line(_sum(gauge("kiln_bridge_topics_left")), "left to other bridges"),
                     Line(_sum(gauge("kiln_bridge_topics_refused")), "refused"),
                 ],
             ),
