@@ -101,9 +101,9 @@ class Prometheus:
         return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
     def silent(self, questions: Iterable[str]) -> list[str]:
-        """Those expressions that give no data at the last scrape that came through."""
-        (newest,) = self.ask("max_over_time(timestamp(kiln_run_seconds)[1h:1s])")
-        return [text for text in questions if not self.ask(text, newest.value)]
+        """Those expressions that give no data at the last scrape that came through; before the first, all."""
+        newest = self.ask("max_over_time(timestamp(kiln_run_seconds)[1h:1s])")
+        return [text for text in questions if not newest or not self.ask(text, newest[0].value)]
 
     def fired(self) -> set[str]:
         """The names of the alerts that fired at any time."""
