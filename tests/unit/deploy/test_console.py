@@ -51,7 +51,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     update: dict[str, list[object]] = {"stream": [stream], "tip": [tip]}
     tables: dict[str, dict[str, list[object]]] = {
         "messages": {**place, **update, "type": [EVIL], "data": [EVIL.encode()], "about": [{EVIL: EVIL}]},
-        "quarantine": {"stage": [EVIL], "reason": [EVIL], "detail": [EVIL], "observed_at": [AT]},
+        "quarantine": {
+            "stage": [EVIL],
+            "reason": [EVIL],
+            "detail": [EVIL],
+            "observed_at": [AT],
+            "kafka_partition": [0],
+            "kafka_offset": [0],
+            "message_index": [0],
+        },
         "updates": {
             **place,
             **update,
@@ -78,7 +86,7 @@ def _hostile_state(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
     monkeypatch.setenv("KILN_STATE", str(state))
     monkeypatch.setenv("KILN_KAFKA__EMBEDDED_PORT", str(free_ports(1)[0]))  # where no broker answers
     monkeypatch.setenv("KILN_SPARK__MASTER", "local\x1b[2J")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "600")
 
 
 def bridge_status() -> BridgeStatus:
