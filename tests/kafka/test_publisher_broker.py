@@ -191,8 +191,11 @@ def test_of_two_publishers_the_one_that_leads_publishes(kiln: Kiln) -> None:
     one, other = (kiln.start(leadership=turns.of(name)) for name in "ab")
 
     def turn(leader: Publisher, name: str, done: int) -> None:
-        kiln.write(encode(batches[done]))
         turns.leader = name
+        assert awaited(
+            lambda: all(each.state == f"stands by: {name} leads" for each in (one, other) if each is not leader)
+        )
+        kiln.write(encode(batches[done]))
         assert awaited(lambda: len(kiln.receipts()) == done + 1)
         turns.leader = None
         assert awaited(lambda: leader.state == "stands by: None leads")
