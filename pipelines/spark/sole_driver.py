@@ -68,14 +68,16 @@ class SoleDriver:
             max_poll_interval_ms=2**31 - 1,  # a query may take long to start
             enable_auto_commit=False,
         )
+        until = self._now() + patience
+        # A member that joins before it knows of the topic, which may be new, is given nothing.
+        while not consumer.partitions_for_topic(self._place.topic):
+            self._refuse_after(until)
+            time.sleep(0.1)
         consumer.subscribe([self._place.topic])
         try:
             while not consumer.assignment():
                 self._hear(consumer, 100)
-                if self._now() >= until + patience:
-                    raise SecondDriverError(
-                        f"{self._query}: Kafka has not let this driver into the group {self._group}"
-                    )
+                self._refuse_after(until)
         except FencedInstanceIdError:
             raise self._taken_over() from None
 
@@ -101,6 +103,10 @@ class SoleDriver:
         """Joins, also anew where the session has run out. The group is for its membership alone, and reads nothing."""
         consumer.poll(timeout_ms=timeout_ms, max_records=1)
         consumer.pause(*consumer.assignment())
+
+    def _refuse_after(self, until: float) -> None:
+        if self._now() >= until:
+            raise SecondDriverError(f"{self._query}: Kafka has not let this driver into the group {self._group}")
 
     def _taken_over(self) -> SecondDriverError:
         holder = self._holder(self._now())
