@@ -45,14 +45,14 @@ def packages_of(image: Image) -> frozenset[str]:
     if unknown:
         raise PackagesError(f"deploy/images/packages.py: not in requirements.lock: {', '.join(unknown)}")
     found: set[str] = set()
-    todo = [Requirement(name) for name in direct]
-    while todo:
-        each = todo.pop()
+    wanted = [Requirement(name) for name in direct]
+    while wanted:
+        each = wanted.pop()
         name = canonicalize_name(each.name)
         # conf/overrides.txt leaves some dependencies out of the lock
         if name in locked and (name not in found or each.extras):
             found.add(name)
-            todo.extend(_needs(name, each.extras))
+            wanted.extend(_needs(name, each.extras))
     return frozenset(found)
 
 

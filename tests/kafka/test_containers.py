@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import Any  # what a command prints as JSON
 
 import pytest
 from kit.awaiting import wait_until

@@ -247,7 +247,7 @@ def test_who_comes_again_under_new_keys_is_sent_no_more_than_all_may_be(tmp_path
             before = counted(a, "over_budget_out")
             async with raw_peer() as host:
                 await call(host, a)
-                await town.bell.until(lambda: counted(a, "over_budget_out") > before)  # noqa: B023
+                await town.bell.until(lambda: counted(a, "over_budget_out") > before)  # noqa: B023  # awaited in this turn of the loop
                 stranger = peer_text(host.get_id().to_bytes())
             assert a.rpcs(Frame.OUT, stranger) == []
         a.node.publish(TOPIC, b"an honest word")

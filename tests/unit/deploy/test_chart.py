@@ -8,7 +8,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any  # what a manifest in YAML may hold
 
 import kubernetes_validate
 import pytest
