@@ -17,12 +17,15 @@ from typing import NamedTuple, TypedDict
 
 from bench.report import Note, number
 
-PLOTS = {"growth": "cost-by-size.svg", "load": "lateness-by-load.svg"}
+PLOTS = {"growth": "cost-by-size.svg", "load": "lateness-by-load.svg", "hour": "memory-over-time.svg"}
 """Findings that become plots. Their series are named "<quantity>, <x> <unit of x>", such as "archive, 1,000 frames"."""
 
 WIDTH, HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 50, 70
-_COLORS = ("#0b6e99", "#b4540a", "#4c7a34", "#8a3f8f")
+_COLORS = ("#0b6e99", "#b4540a", "#4c7a34", "#8a3f8f", "#6b6b6b", "#b02a4c", "#7a6a00", "#1f7a6d")
+_EVEN = ("minutes",)
+"""Units of x that go on evenly; sizes and loads grow by factors."""
+_MOST_TICKS = 12
 
 
 class SeriesJson(TypedDict):
@@ -83,8 +86,13 @@ def plot(finding: FindingJson, caption: str) -> str:
     xs = sorted({point.x for point in points})
     top = _rounded(max(point.high for point in points))
 
-    def right(x: float) -> float:  # sizes and loads grow by factors
-        share = math.log(x / xs[0]) / math.log(xs[-1] / xs[0]) if len(xs) > 1 else 0.5
+    def right(x: float) -> float:
+        if len(xs) == 1:
+            share = 0.5
+        elif unit_of_x in _EVEN:
+            share = (x - xs[0]) / (xs[-1] - xs[0])
+        else:
+            share = math.log(x / xs[0]) / math.log(xs[-1] / xs[0])
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
     def down(y: float) -> float:
@@ -101,7 +109,7 @@ def plot(finding: FindingJson, caption: str) -> str:
     for y in (top * step / 4 for step in range(5)):
         out.append(f'<path d="M{_LEFT} {down(y)}H{WIDTH - _RIGHT}" stroke="#ddd"/>')
         out.append(_text(_LEFT - 6, down(y) + 4, number(y), "end"))
-    out += [_text(right(x), HEIGHT - _BOTTOM + 18, f"{x:,.0f}", "middle") for x in xs]
+    out += [_text(right(x), HEIGHT - _BOTTOM + 18, f"{x:,.0f}", "middle") for x in xs[:: 1 + len(xs) // _MOST_TICKS]]
     beside = _apart({quantity: down(line[-1].median) for quantity, line in lines.items()})
     for place, (quantity, line) in enumerate(lines.items()):
         color = _COLORS[place % len(_COLORS)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,7 @@ from bench.instead import run_within
 from bench.lateness import lateness
 from bench.peers.by_hand import read
 from bench.plots import draw, plot
+from bench.processes import Usage, kind_of
 from bench.report import Aim, Finding, Note, Ratio, Series, as_json, number, table
 from bench.runs import BenchError, Extent, in_turn
 from pipelines.logic.decode import Decoded, Decoding, Faulty, decode
@@ -386,3 +389,27 @@ def test_an_overlay_is_measured_and_a_seed_gives_the_same_again() -> None:
     assert seen.sent - seen.duplicates == pytest.approx((few.nodes - 1) / few.nodes)  # nothing lost: one each is needed
     assert simulate(few, 1, 2) == seen
     assert simulate(few._replace(loss=1.0), 1, 1).missed == few.nodes - 1
+
+
+# ---------------------------------------------------------------- what processes take
+
+
+def test_a_process_is_of_its_own_kind_or_of_its_parents() -> None:
+    assert kind_of("python -m bridge.process.main", "kiln run") == "bridge"
+    assert kind_of("java -cp x org.apache.spark.deploy.SparkSubmit pyspark-shell", "kiln run") == "Spark's JVM"
+    assert kind_of("python -m pyspark.daemon", "Spark's JVM") == "Python workers"
+    assert kind_of("ipfs daemon", "demo network") == "demo network"
+
+
+def test_what_a_child_has_taken_counts_after_its_end() -> None:
+    usage = Usage(psutil.Process())
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    command = [sys.executable, "-c", burn, "bridge.process.main"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert usage.look()["bridge"] >= 0.25  # the system counts in hundredths
+        assert usage.memory()["bridge"] > 1
+        child.communicate("\n")
+    assert usage.look()["bridge"] >= 0.25  # the system counts in hundredths
+    assert "bridge" not in usage.memory()

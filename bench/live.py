@@ -1,0 +1,258 @@
+"""`kiln run` as a user runs it, from a new state folder, with the demo network beside it: cores, memory, lateness.
+
+All that Kiln writes is read from the lake afterwards. Nothing here asks the running Kiln for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import quantiles
+
+import psutil
+
+from bench.processes import DEMO, Usage
+from bench.report import Aim, Finding, Note, Ratio, Series
+from bench.runs import BenchError, Extent, Say
+from conf.errors import KilnError
+from conf.settings.durations import micros
+from conf.settings.model import Settings
+from deploy.demo.process import DemoNetwork
+from deploy.embedded.ports import free_ports
+from deploy.sql.ask import ask
+from deploy.sql.estimate import estimate, read_heard
+from pipelines.lake.lake import Lake
+
+LASTS, COUNTED = 200, 60  # s of a run, and of its end that is counted
+LOADS = {50: 40, 500: 200}
+"""Messages a second, and the separators that they are over."""
+HOUR = 3_600  # s
+WINDOWS_AIM = Aim(most=1.1)
+
+_LOOK_EVERY = 2.0  # s
+_END = timedelta(seconds=10)
+"""What is younger at the end of a run may be in a window that is open still."""
+_ENDS_IN = 180.0  # s
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Of one run. Seconds beyond T after hearing in the counted time, ascending; batches of the run, and those that
+    windows over hearing time alone make; s from the start of the command to the first batch."""
+
+    late: Sequence[float]
+    made: int
+    ideal: int
+    first: float
+
+    def percentile(self, hundredth: int) -> float:
+        return quantiles(self.late, n=100, method="inclusive")[hundredth - 1]
+
+    @property
+    def in_words(self) -> str:
+        late = f"late {self.percentile(50):.2f} and {self.percentile(99):.2f} s"
+        return f"{late}, first batch {self.first:.1f} s, {self.made:,} batches over {self.ideal:,}"
+
+
+@dataclass
+class Run:
+    """What was seen of a run: cores by kind in the counted time, MB by kind at each minute."""
+
+    folder: Path
+    cores: Mapping[str, float] = field(default_factory=dict)
+    memory: list[Mapping[str, float]] = field(default_factory=list)
+    started: float = 0.0
+    """unix s"""
+
+    @property
+    def all_cores(self) -> float:
+        """Of Kiln, without the demo network."""
+        return sum(cores for kind, cores in self.cores.items() if kind != DEMO)
+
+    @property
+    def lake(self) -> Lake:
+        return Lake(str(self.folder / "lake"))
+
+
+def measure(extent: Extent, say: Say) -> Finding:
+    """A silent network, and each load, in turn."""
+    seconds = extent.of(LASTS, least=100)
+    cores: dict[str, list[float]] = {}
+    found: dict[int, list[Batches]] = {load: [] for load in LOADS}
+    for run in range(1, extent.runs + 1):
+        with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
+            silent = _silent(Path(folder), seconds)
+        cores.setdefault("cores, silent network", []).append(silent.all_cores)
+        say(f"run {run} of {extent.runs}: silent: {_in_words(silent)}")
+        for load in LOADS:
+            with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
+                live = _loaded(Path(folder), load, seconds)
+                batches = _batches(live)
+            found[load].append(batches)
+            for kind, taken in {"all but the demo network": live.all_cores, **live.cores}.items():
+                cores.setdefault(f"cores, {load} messages/s, {kind}", []).append(taken)
+            say(f"run {run} of {extent.runs}: {load}/s: {batches.in_words}; {_in_words(live)}")
+    made = {load: Series(f"batches, {load} messages/s", "", tuple(each.made for each in found[load])) for load in LOADS}
+    ideal = {
+        load: Series(f"batches by hearing time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))
+        for load in LOADS
+    }
+    late = [
+        Series(f"late, p{share}, {load} messages/s", "s", tuple(each.percentile(share) for each in found[load]))
+        for load in LOADS
+        for share in (50, 99)
+    ]
+    first = Series("first batch", "s", tuple(each.first for each in found[min(LOADS)]))
+    taken_ = [Series(name, "", tuple(values)) for name, values in cores.items() if len(values) == extent.runs]
+    return Finding(
+        "live",
+        "kiln run with the demo network on the same cores",
+        (*taken_, *late, first, *made.values(), *ideal.values()),
+        tuple(
+            Ratio(f"batches over those of hearing time, {load} messages/s", made[load], ideal[load], WINDOWS_AIM)
+            for load in LOADS
+        ),
+        {"s a run": seconds, "s counted": COUNTED},
+    )
+
+
+def measure_an_hour(extent: Extent, say: Say) -> Finding:
+    """Memory of each kind of process over an hour, and what is on the disk then."""
+    seconds = extent.of(HOUR, least=120)
+    with tempfile.TemporaryDirectory(prefix="kiln-hour-") as folder:
+        run = _loaded(Path(folder), min(LOADS), seconds, say)
+        batches = _batches(run)
+        notes: dict[str, Note] = {"s": seconds, "batches": batches.made, "batches by hearing time alone": batches.ideal}
+        notes["late p50, s, last minute"] = round(batches.percentile(50), 2)
+        notes["late p99, s, last minute"] = round(batches.percentile(99), 2)
+        notes |= _on_disk(run.folder)
+        ((copies,),) = ask(run.lake, "SELECT (SELECT count(*) FROM copies) / (SELECT count(*) FROM messages)").rows()
+        notes["copies a message"] = round(float(str(copies)), 2)
+    kinds = sorted(set().union(*run.memory))
+    series = tuple(
+        Series(f"{kind}, {minute} minutes", "MB", (memory[kind],))
+        for kind in kinds
+        for minute, memory in enumerate(run.memory, start=1)
+        if kind in memory
+    )
+    return Finding("hour", "memory of kiln run at 50 messages/s", series, notes=notes)
+
+
+def _in_words(run: Run) -> str:
+    shown = ", ".join(f"{kind} {cores:.2f}" for kind, cores in sorted(run.cores.items(), key=lambda each: -each[1]))
+    return f"{run.all_cores:.2f} cores ({shown})"
+
+
+def _silent(folder: Path, seconds: int) -> Run:
+    """The nodes of the demo network are there, and say nothing."""
+    demo = DemoNetwork(Settings(state=folder / "silent", network="local-demo"))
+    (folder / "silent").mkdir()
+    demo.launch()
+    try:
+        peers = [part for address in demo.addresses() for part in ("--bootstrap", address)]
+        return _watched(folder / "state", seconds, peers, {"KILN_DISCOVERY__ENABLED": "false"})
+    finally:
+        demo.stop()
+
+
+def _loaded(folder: Path, load: int, seconds: int, say: Say | None = None) -> Run:
+    traffic = {"KILN_TRAFFIC__RATE": str(load), "KILN_TRAFFIC__SEPARATORS": str(LOADS[load])}
+    return _watched(folder / "state", seconds, [], traffic, say)
+
+
+def _watched(
+    state: Path, seconds: int, options: Sequence[str], settings: Mapping[str, str], say: Say | None = None
+) -> Run:
+    """Looks on while Kiln runs, and waits until Kiln has ended. BenchError: badly."""
+    run = Run(state)
+    with _kiln(state, seconds, options, settings) as kiln:
+        run.started, began = time.time(), time.monotonic()
+        usage = Usage(psutil.Process(kiln.pid))
+        before, since = dict[str, float](), began
+        while (now := time.monotonic() - began) < seconds:
+            taken = usage.look()
+            if now < seconds - COUNTED:
+                before, since = dict(taken), time.monotonic()
+            if now > 60 * (len(run.memory) + 1):
+                run.memory.append(usage.memory())
+                if say is not None and len(run.memory) % 5 == 0:
+                    say(", ".join(f"{kind} {mb:,.0f} MB" for kind, mb in sorted(run.memory[-1].items())))
+            if kiln.poll() is not None:
+                raise BenchError(f"kiln run ended with {kiln.returncode} after {now:.0f} s")
+            time.sleep(_LOOK_EVERY)
+        spent = time.monotonic() - since
+        run.cores = {kind: (value - before.get(kind, 0.0)) / spent for kind, value in usage.look().items()}
+        if kiln.wait(_ENDS_IN):
+            raise BenchError(f"kiln run ended with {kiln.returncode}")
+    return run
+
+
+@contextmanager
+def _kiln(
+    state: Path, seconds: int, options: Sequence[str], settings: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    broker, controller = free_ports()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")} | {
+        "KILN_STATE": str(state),
+        "KILN_KAFKA__EMBEDDED_PORT": str(broker),
+        "KILN_KAFKA__EMBEDDED_CONTROLLER_PORT": str(controller),
+        "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
+        "KILN_MONITOR__LISTEN": "127.0.0.1:0",
+        **settings,
+    }
+    command = [sys.executable, "-m", "deploy.cli", "run", "--for", f"{seconds + 1}s", *options]
+    kiln = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield kiln
+    finally:
+        if kiln.poll() is None:
+            kiln.send_signal(signal.SIGTERM)
+            kiln.wait(_ENDS_IN)
+
+
+def _batches(run: Run) -> Batches:
+    """BenchError: too few to tell."""
+    sql = """
+        SELECT opened_at, closed_at, emitted_at, late_seconds FROM batch_times
+        WHERE origin = 'LIVE' ORDER BY emitted_at"""
+    found: list[tuple[datetime, datetime, datetime, float]] = []
+    try:
+        for row in ask(run.lake, sql).rows():
+            match row:
+                case (datetime() as opened, datetime() as closed, datetime() as emitted, float(seconds)):
+                    found.append((opened, closed, emitted, seconds))
+        if len(found) < 2:
+            raise BenchError("too few batches to tell")
+        last = found[-1][2]
+        until = last - _END
+        counted = last - timedelta(seconds=COUNTED)
+        late = sorted(seconds for _, closed, _, seconds in found if closed > counted)
+        heard = (each for each in read_heard(run.lake) if each.heard_at < micros_of(until))
+        ideal = sum(saving.batches for saving in estimate(heard, [micros(Settings().batch.window)]))
+    except KilnError as error:
+        raise BenchError(str(error)) from error
+    return Batches(late, sum(opened < until for opened, _, _, _ in found), ideal, found[0][2].timestamp() - run.started)
+
+
+def micros_of(moment: datetime) -> int:
+    """µs of the unix time."""
+    return round(moment.timestamp() * 1_000_000)
+
+
+def _on_disk(state: Path) -> dict[str, Note]:
+    notes: dict[str, Note] = {}
+    lake = Lake(str(state / "lake"))
+    for table in sorted(lake.tables()):
+        log = state / "lake" / table / "_delta_log"
+        notes[f"{table}: files"] = len(lake.open(table).file_uris())
+        notes[f"{table}: log, kB"] = round(sum(each.stat().st_size for each in log.rglob("*") if each.is_file()) / 1e3)
+    return notes

@@ -1,0 +1,76 @@
+"""What a running Kiln takes, by kind of process: of a core, and of memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import psutil
+
+_KINDS = {
+    "deploy.demo.network": "demo network",
+    "bridge.process.main": "bridge",
+    "pyspark.daemon": "Python workers",
+    "deploy.maintain.background": "care",
+    "quality": "quality",
+    "kafka.Kafka": "broker",
+    "org.apache.spark": "Spark's JVM",
+}
+"""By a word of the command line. A process with no such word is of its parent's kind."""
+
+DEMO = "demo network"
+ROOT = "kiln run"
+
+
+def kind_of(command: str, parents: str) -> str:
+    """The kind of a process with this command line, below a parent of the kind `parents`."""
+    return next((kind for word, kind in _KINDS.items() if word in command), parents)
+
+
+class _Known(NamedTuple):
+    kind: str
+    seconds: float
+
+
+@dataclass
+class Usage:
+    """`look()` now and then: a process that began and ended between two looks is not counted."""
+
+    root: psutil.Process
+    _known: dict[psutil.Process, _Known] = field(default_factory=dict)
+
+    def look(self) -> Mapping[str, float]:
+        """s of CPU by kind, of all processes that were seen so far, those that ended too."""
+        for process, kind in self._tree():
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            self._known[process] = _Known(kind, times.user + times.system)
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for known in self._known.values():
+            seconds[known.kind] += known.seconds
+        return seconds
+
+    def memory(self) -> Mapping[str, float]:
+        """MB by kind now; a page that several processes share counts once, by shares (PSS)."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for process, kind in self._tree():
+            try:
+                found[kind] += process.memory_full_info().pss / 1e6
+            except psutil.Error:
+                continue
+        return found
+
+    def _tree(self) -> list[tuple[psutil.Process, str]]:
+        kinds, found = {self.root.pid: ROOT}, [(self.root, ROOT)]
+        for process in self.root.children(recursive=True):  # parents come before their children
+            try:
+                kind = kind_of(" ".join(process.cmdline()), kinds.get(process.ppid(), ROOT))
+            except psutil.Error:
+                continue
+            kinds[process.pid] = kind
+            found.append((process, kind))
+        return found
