@@ -12,7 +12,7 @@ import psutil
 _KINDS = {
     "deploy.demo.network": "demo network",
     "bridge.process.main": "bridge",
-    "pyspark.daemon": "Python workers",
+    "pipelines.worker_daemon": "Python workers",
     "deploy.maintain.background": "care",
     "quality": "quality",
     "kafka.Kafka": "broker",

@@ -397,7 +397,7 @@ def test_an_overlay_is_measured_and_a_seed_gives_the_same_again() -> None:
 def test_a_process_is_of_its_own_kind_or_of_its_parents() -> None:
     assert kind_of("python -m bridge.process.main", "kiln run") == "bridge"
     assert kind_of("java -cp x org.apache.spark.deploy.SparkSubmit pyspark-shell", "kiln run") == "Spark's JVM"
-    assert kind_of("python -m pyspark.daemon", "Spark's JVM") == "Python workers"
+    assert kind_of("python -m pipelines.worker_daemon pyspark.worker", "Spark's JVM") == "Python workers"
     assert kind_of("ipfs daemon", "demo network") == "demo network"
 
 
