@@ -35,7 +35,7 @@ CONFIG: Final = Path(__file__).with_name("mkdocs.yml")
 SITE: Final = PROJECT / "build" / "site"
 _MERMAID: Final = "mermaid@12.3.0"
 _MERMAID_SHA512: Final = (
-    "e35d775dd5de2c0b0caee27bf4ea452f93bcf8b4c55e142a676eb4ac5ded8149"
+    "e35d774dd5de2c0b0caee27bf4ea452f93bcf8b4c55e142a676eb4ac5ded8149"
     "a2340b519b852e99ed3823eeb93d137ac99ebd2787fcad56165bccd193ae5463"
 )
 """Of the package as npm has it."""
