@@ -70,6 +70,9 @@ from schemas.topics import topic_name
 _LOG: Final = logging.getLogger(__name__)
 _LOOK_EVERY: Final = 100_000  # µs between two looks for new batches, where no record comes and nothing is due
 _UNPIN_EVERY: Final = 10_000_000  # µs between two looks at pins that have run out
+_COMMIT_EVERY: Final = 1_000_000
+"""µs between two commits of places that change: the broker may sync each commit. After a crash, the receipts beyond the
+place say what went out."""
 
 
 def _now_us() -> int:
@@ -166,7 +169,7 @@ class Publisher(LeaderThread):
         committed, outputs = self._begin(consumer, outbox)
         of_runs = [part for part in consumer.assignment() if self._is_of_runs(part)]
         of_live = [part for part in consumer.assignment() if not self._is_of_runs(part)]
-        renew_at = self._clock_us() + RENEW_EVERY
+        commit_at, renew_at = 0, self._clock_us() + RENEW_EVERY
         answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
@@ -220,10 +223,10 @@ class Publisher(LeaderThread):
                     raise FramesProducerError(f"a receipt was refused: {error!r}") from error
                 outbox.done(place)
             places = outbox.places()
-            if (places != committed or now >= renew_at) and self._leads:
+            if ((places != committed and now >= commit_at) or now >= renew_at) and self._leads:
                 self._commit(consumer, outbox)
                 committed = places
-                renew_at = now + RENEW_EVERY
+                commit_at, renew_at = now + _COMMIT_EVERY, now + RENEW_EVERY
             self._counted = (
                 before[0] + outbox.published,
                 before[1] + outbox.failed,
@@ -231,6 +234,8 @@ class Publisher(LeaderThread):
                 before[3] + outbox.lost,
             )
             self._error = None if outbox.away is None else f"nothing is published, IPFS is away: {outbox.away}"
+        if outbox.places() != committed and self._leads:
+            self._commit(consumer, outbox)
 
     def _speak(self, topic: str, data: bytes) -> int:
         if not self._leads:
