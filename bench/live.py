@@ -155,7 +155,6 @@ def _in_words(run: Run) -> str:
 def _silent(folder: Path, seconds: int) -> Run:
     """The nodes of the demo network are there, and say nothing."""
     demo = DemoNetwork(Settings(state=folder / "silent", network="local-demo"))
-    (folder / "silent").mkdir()
     demo.launch()
     try:
         peers = [part for address in demo.addresses() for part in ("--bootstrap", address)]

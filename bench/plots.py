@@ -67,6 +67,7 @@ def draw(content: Content, folder: Path) -> list[Path]:
     seen = content["circumstances"]
     caption = ", ".join(f"{name} {seen[name]}" for name in ("runs", "scale", "cores", "machine", "at") if name in seen)
     written = []
+    folder.mkdir(parents=True, exist_ok=True)
     for finding in content["findings"]:
         if finding["name"] in PLOTS:
             written.append(folder / PLOTS[finding["name"]])
