@@ -65,6 +65,7 @@ def follow(
     found: dict[str, list[Row]] = {}
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET parquet_metadata_cache = true")  # each step looks into the same files
         opened = {name: lake.open(name) for name in TABLES}
         allow_only(connection, show_tables(connection, lake, opened))
         while steps := next_steps(subject, found, most):

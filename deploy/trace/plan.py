@@ -24,6 +24,9 @@ MESSAGES: Final = 25
 """Of how many messages, the newest, copies and frames are shown; and of how many batches, publications. A stream may
 have had a million."""
 
+_NAMED: Final = 200
+"""How many updates a question names at most. DuckDB skips what cannot hold those that are named."""
+
 _AFTER: Final = timedelta(minutes=2)
 """How long after a publication its announcement may leave for a peer that asks for it (IWANT)."""
 
@@ -157,7 +160,7 @@ QUALIFY {_HEARD} >= b.opened_at
     yield _step("updates", f"{members}\nORDER BY heard_at, message")
     if "updates" in found:
         yield _separator(members)
-        yield _messages(f"(network, message) IN (SELECT (network, message) FROM ({members}))", data=False)
+        yield _messages(_messages_of(found["updates"], members), data=False)
 
 
 def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
@@ -167,7 +170,7 @@ def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
     if "updates" in found:
         if found["updates"]:  # known by now: DuckDB need not look into other files for them
             since, until = _span(found["updates"], "updated_at", "updated_at")
-            chosen += f" AND updated_at BETWEEN {_time(since)} AND {_time(until)}"
+            chosen += f" AND updated_at BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
         yield _separator(chosen)
         # No batch that closed before an update was heard has the update.
         yield _step(
@@ -179,6 +182,24 @@ WHERE heard_at < closed_at
 QUALIFY row_number() OVER (PARTITION BY network, origin, message ORDER BY closed_at) = 1
 ORDER BY heard_at, message""",
         )
+
+
+def _at_offsets(updates: Sequence[Row]) -> str:
+    """A further condition that these updates meet by their places in the log; none where they are too many to name."""
+    offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
+    return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
+
+
+def _messages_of(updates: Sequence[Row], members: str) -> str:
+    """The condition that a message is one of these updates, which `members` gives."""
+    if not updates:
+        return "false"
+    if len(updates) > _NAMED:
+        return f"(network, message) IN (SELECT (network, message) FROM ({members}))"
+    pairs = sorted({(str(row["network"]), str(row["message"])) for row in updates})
+    # the ids alone first, as for frames
+    ids = _in("message", list(dict.fromkeys(message for _, message in pairs)))
+    return f"{ids}\n  AND (network, message) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
 
 
 def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[Step]:

@@ -2,20 +2,22 @@
 -- The latter are in messages alone, and have the separator of the update that they repeat.
 -- Grain: an UPDATE message, once for each origin in which the message is news.
 -- Where messages has not got as far as updates, the length is that of the newest form of UPDATE without a model.
-WITH said AS (
-    SELECT network, origin, message, stream, tip, observed_at, octet_length(data) AS bytes
-    FROM messages
-    WHERE type = 'UPDATE')
+-- Lengths are taken before the joins, which else would carry the bytes.
 SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
        least(u.observed_at, u.updated_at) AS heard_at,
        CAST(coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS BIGINT) AS update_bytes
-FROM updates AS u LEFT JOIN said AS m ON m.network = u.network AND m.message = u.message
+FROM updates AS u
+     LEFT JOIN (SELECT network, message, octet_length(data) AS bytes FROM messages WHERE type = 'UPDATE') AS m
+       ON m.network = u.network AND m.message = u.message
 UNION ALL
 SELECT m.network, m.origin, m.message, u.separator_key, u.separator_value, m.stream, m.tip, true AS again,
        m.observed_at AS heard_at, CAST(m.bytes AS BIGINT) AS update_bytes
 FROM (
     SELECT a.network, a.origin, a.message, a.stream, a.tip, a.observed_at, a.bytes
-    FROM said AS a
+    FROM (
+        SELECT network, origin, message, stream, tip, observed_at, octet_length(data) AS bytes
+        FROM messages
+        WHERE type = 'UPDATE') AS a
          ANTI JOIN updates AS n ON n.network = a.network AND n.origin = a.origin AND n.message = a.message) AS m
     LEFT JOIN updates AS u ON u.network = m.network AND u.stream = m.stream AND u.tip = m.tip
 QUALIFY row_number() OVER (

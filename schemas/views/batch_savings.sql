@@ -22,12 +22,17 @@ repeats AS (
                RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS last_opened_at
     FROM times),
 placed AS (
-    SELECT u.network, u.origin, u.separator_key, u.separator_value, u.window_seconds,
-           coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS update_bytes
-    FROM batched_updates AS u
-         LEFT JOIN (SELECT network, message, octet_length(data) AS bytes FROM messages WHERE type = 'UPDATE') AS m
-           ON m.network = u.network AND m.message = u.message
-    WHERE u.cid IS NOT NULL
+    SELECT u.network, u.origin, u.separator_key, u.separator_value, b.window_seconds, u.update_bytes
+    FROM announcements AS u
+         LEFT JOIN batches_with_tips AS b
+           ON b.network = u.network AND b.origin = u.origin AND b.separator_key = u.separator_key
+          AND b.separator_value = u.separator_value AND b.stream = u.stream AND b.tip = u.tip
+          AND b.closed_at > u.heard_at
+         ANTI JOIN held_again AS l
+           ON l.network = b.network AND l.origin = b.origin AND l.separator_key = b.separator_key
+          AND l.separator_value = b.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
+          AND l.stream = b.stream AND l.tip = b.tip AND l.earlier_closed_at > u.heard_at
+    WHERE NOT u.again AND (b.cid IS NOT NULL OR u.separator_key IS NULL)
     UNION ALL
     SELECT r.network, r.origin, r.separator_key, r.separator_value,
            CASE WHEN r.happened_at < o.closed_at THEN o.window_seconds END AS window_seconds, r.update_bytes
@@ -35,11 +40,7 @@ placed AS (
          LEFT JOIN opened AS o
            ON o.network = r.network AND o.origin = r.origin AND o.separator_key = r.separator_key
           AND o.separator_value = r.separator_value AND o.opened_at = r.last_opened_at
-    WHERE r.update_bytes IS NOT NULL
-    UNION ALL
-    SELECT network, origin, separator_key, separator_value, NULL AS window_seconds, update_bytes
-    FROM announcements
-    WHERE separator_key IS NULL AND NOT again),
+    WHERE r.update_bytes IS NOT NULL),
 replaced AS (
     SELECT network, origin, separator_key, separator_value, window_seconds,
            count(*) AS updates, CAST(sum(update_bytes) AS BIGINT) AS update_bytes

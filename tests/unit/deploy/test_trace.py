@@ -13,6 +13,7 @@ from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid,
 from deploy.cli.app import run_command
 from deploy.show.trace import print_trace, write_trace
 from deploy.sql.ask import ask
+from deploy.trace import plan
 from deploy.trace.follow import Trace, TraceError, follow
 from deploy.trace.ids import Cid, IdError, Message, Place, Stream, read_id
 from pipelines.lake.lake import Lake
@@ -75,6 +76,15 @@ def test_the_way_of_a_stream_whose_claim_was_false(lake: Lake) -> None:
     # each update in the batch of its own window, though a later batch holds one of the tips again
     assert [(row["message"], row["cid"]) for row in steps["batches"]] == [(message(1), BATCH), (message(2), BATCH)]
     assert filled(steps) == set(steps) - {"announcements"}
+
+
+@pytest.mark.parametrize("text", [BATCH, stream("claimed"), cid("tip 1"), message(3)])
+def test_the_way_is_the_same_where_updates_are_too_many_to_name(
+    lake: Lake, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = way(lake, text)
+    monkeypatch.setattr(plan, "_NAMED", 0)
+    assert way(lake, text) == named
 
 
 def test_a_stream_whose_separator_is_verified_is_not_contradicted(lake: Lake) -> None:

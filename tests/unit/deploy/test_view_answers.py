@@ -38,6 +38,16 @@ def test_an_update_is_in_the_first_batch_that_closed_after_it_was_heard(lake: La
     assert whole == {"n": updates["n"], "messages": updates["n"]}
 
 
+def test_a_tip_that_a_batch_holds_again_knows_when_the_batch_before_closed(lake: Lake) -> None:
+    found = rows_of(lake, "SELECT cid, origin, tip, earlier_closed_at FROM held_again ORDER BY cid")
+    common = {"origin": "LIVE", "tip": "b1"}
+    # c0 is the first of LIVE, and c1 the first of REPLAY
+    assert found == [
+        {"cid": "c1", **common, "earlier_closed_at": after(-8)},
+        {"cid": "c2", **common, "earlier_closed_at": after(1)},
+    ]
+
+
 def test_delays_end_with_the_first_announcement_that_did_not_fail(lake: Lake) -> None:
     (row,) = rows_of(lake, "SELECT * FROM update_delays WHERE message = 'odd1'")
     assert (row["heard_at"], row["published_at"]) == (AT, after(2.5))
