@@ -32,6 +32,7 @@ from bench import (
     network,
     plots,
     quality,
+    scaling,
     views,
     week,
 )
@@ -60,6 +61,7 @@ ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "batcher": batcher.measure,
     "growth": growth.measure,
     "backfill": backfill.measure,
+    "scaling": scaling.measure,
 }
 NAMES = (*ALONE, *ON_GROUND)
 

@@ -41,7 +41,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     for separators in (extent.of(number, least=2) for number in SEPARATORS):
         settings = ground.plot(f"batcher-{separators}")
         ground.say(f"writing {count:,} updates over {separators:,} separators")
-        ends, span = _write_log(ground, settings, count, separators)
+        ends, span = write_log(ground, settings, count, separators)
         sides[f"{separators:,} separators"] = _catching_up(ground, settings, ends, count, notes, f"{separators:,}")
         notes[f"s of log, {separators:,}"] = round(span, 1)
     ground.say("warming up")
@@ -65,7 +65,7 @@ def _catching_up(
     return side
 
 
-def _write_log(ground: Ground, settings: Settings, count: int, separators: int) -> tuple[Ends, float]:
+def write_log(ground: Ground, settings: Settings, count: int, separators: int) -> tuple[Ends, float]:
     """Updates, and the ticks that close their windows. Where the log ends, and how many s of its clock it spans."""
     write_topic(updates(ground.spark, count, separators), ground.broker(settings), "updates")
     updated = ground.ends(settings, "updates")

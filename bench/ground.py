@@ -25,6 +25,8 @@ from pipelines.spark.kafka import Broker
 Ends = dict[int, int]
 """Partition to the offset after its last record."""
 
+_GROUND = "ground"
+
 
 class LogRecord(NamedTuple):
     """A record read back; `stamp`: the broker's, ms."""
@@ -43,9 +45,19 @@ class Ground:
     folder: Path
     say: Say
 
-    def plot(self, name: str) -> Settings:
-        """Default settings, with topics (made here), lake and checkpoints under a name that no other plot has."""
+    @property
+    def broker_data(self) -> Path:
+        """Where the broker has a folder for each partition."""
+        return self.folder / _GROUND / "broker" / "data"
+
+    def plot(self, name: str, partitions: int | None = None) -> Settings:
+        """Default settings, with topics (made here), lake and checkpoints under a name that no other plot has.
+
+        `partitions`: of `frames` and `updates`; None: as the settings have them.
+        """
         kafka = self.kafka.model_copy(update={"bootstrap": self.kafka.servers, "prefix": f"{name}."})
+        if partitions is not None:
+            kafka = kafka.model_copy(update={"frames_partitions": partitions, "updates_partitions": partitions})
         make_topics(kafka, kafka.servers)
         return Settings(state=self.folder / name, network="local-bench", kafka=kafka)
 
@@ -95,6 +107,10 @@ class Ground:
         state = Path(tempfile.mkdtemp(dir=settings.state))
         yield settings.model_copy(update={"state": state})  # what a failure leaves goes with the folder of all
         shutil.rmtree(state, ignore_errors=True)
+        self.empty(settings, *topics)
+
+    def empty(self, settings: Settings, *topics: str) -> None:
+        """Removes all records of topics. Offsets go on."""
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end
             for topic in topics
@@ -118,7 +134,7 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
     """
     port, controller_port = free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
-    settings = Settings(state=folder / "ground", kafka=kafka)
+    settings = Settings(state=folder / _GROUND, kafka=kafka)
     with broker(settings, say, die_with_parent=True):
         say("starting Spark")
         with spark_session(settings) as spark:

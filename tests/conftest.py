@@ -100,6 +100,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
     "KILN_TEST_IMAGES": lambda: "KILN_TEST_IMAGES" not in os.environ,
     "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,
+    "KILN_TEST_SITE": lambda: "KILN_TEST_SITE" not in os.environ,
     "KILN_TEST_CLUSTER": lambda: "KILN_TEST_CLUSTER" not in os.environ,
 }
 

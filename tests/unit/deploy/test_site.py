@@ -1,7 +1,13 @@
-"""`make docs`: the site has every page, mkdocs has nothing against one, and a link to nowhere is found."""
+"""`make docs`: the site has every page, mkdocs has nothing against one, and a link to nowhere is found.
+
+With KILN_TEST_SITE set, the command itself runs: it fetches what draws the diagrams from npm, and follows every link.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -52,6 +58,15 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.html").write_text('<a href="nowhere.html">on</a>', encoding="utf-8")
     with pytest.raises(SiteError, match=r"nowhere\.html"):
         check_links(tmp_path)
+
+
+@pytest.mark.skipif("KILN_TEST_SITE" not in os.environ, reason="KILN_TEST_SITE is not set: asks npm for a package")
+def test_the_command_builds_the_whole_site_and_follows_every_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deploy.site.build", "--site", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{len(pages())} pages, no link leads nowhere: ")
+    assert "mermaid" in (tmp_path / "site/assets/mermaid.min.js").read_text(encoding="utf-8")
 
 
 def test_every_page_is_in_one_place_of_the_navigation(tmp_path: Path) -> None:
