@@ -356,7 +356,7 @@ class _Watch(ProgressListener):
 
     def __init__(self, kafka: Kafka, wanted: int) -> None:
         super().__init__()
-        self._names = {
+        self._topics = {
             kafka.topic(topic): topic for topic in {topic for query in QUERIES.values() for topic in query.reads}
         }
         self._wanted = wanted
@@ -372,7 +372,7 @@ class _Watch(ProgressListener):
         if known is None:
             return
         # Spark counts a record anew each time a micro-batch looks at it; the offsets count it once
-        read = {self._names[topic]: sum(parts.values()) for topic, parts in known.read.items()}
+        read = {self._topics[topic]: sum(parts.values()) for topic, parts in known.read.items()}
         records = {topic: end - self._read.get(topic, 0) for topic, end in read.items()}
         if not any(records.values()):
             return
