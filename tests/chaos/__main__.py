@@ -21,15 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from kafka.errors import KafkaError
 from kit import helia_packages
 
 from bridge.ipfs.helia import HeliaError
-from chaos import proxy
+from chaos import proxy, wrong_clock
 from chaos.check import Log, Problem, check, quiet, told, unheard
 from chaos.faults import KINDS, Kind, Scene
-from chaos.whole_kiln import FAKETIME, ChaosError, Stack
+from chaos.whole_kiln import ChaosError, Stack
 
 _ISOLATED = "CHAOS_ISOLATED"
+_BROKEN = (ChaosError, proxy.ProxyError, subprocess.SubprocessError, OSError, KafkaError)
+"""What ends a fault, and not the run."""
 _BEFORE = 2_000_000  # µs: what a killed bridge may have in memory alone (docs/design/bridge.md)
 _AFTER = 5_000_000  # µs: until peers that are back have their subscriptions, and batches of the time are made
 
@@ -40,12 +43,16 @@ class Fault:
 
     kind: Kind
     number: int
+    turn: int = 0
+    """faults of its kind before it"""
     began: int = 0
     ended: int = 0
     did: str = ""
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
     """how much of the stated loss"""
+    checked: bool = False
+    """whether log, tables and ledger were compared since"""
 
 
 class Run:
@@ -61,27 +68,29 @@ class Run:
         self._log = Log(stack)
         self._known: set[tuple[str, object]] = set()
         self.done: list[Fault] = []
+        self.began = time.time()
         self.unplaced: list[str] = []
         """what is wrong and belongs to no fault"""
 
-    def all(self, kinds: Sequence[Kind], until: float) -> None:
+    def all(self, faults: Sequence[Fault], until: float) -> None:
         """Every fault in turn; ends early when the time is up."""
         stack = self._stack
         stack.build()
         stack.start()
         stack.speak("go")
-        stack.until_well(180)
-        self._tell(f"Kiln runs, {len(kinds)} faults to come")
-        for number, kind in enumerate(kinds):
+        stack.until_well()
+        self._tell(f"Kiln runs, {len(faults)} faults to come")
+        for place, fault in enumerate(faults):
             if time.monotonic() > until:
-                self._tell(f"the time is up: {len(kinds) - number} faults left out")
+                self._tell(f"the time is up: {len(faults) - place} faults left out, from number {fault.number} on")
                 break
-            self._one(Fault(kind, number))
-            if (number + 1) % self._every == 0 and number + 1 < len(kinds):
+            self._one(fault)
+            if (place + 1) % self._every == 0 and place + 1 < len(faults):
                 self._check()
         self._check()
         if stack.terminate() != 0:
             self.unplaced.append(f"SIGTERM at the end: {stack.words()}")
+        self._keep()
 
     def _one(self, fault: Fault) -> None:
         stack, random = self._stack, Random(f"{self._seed}/{fault.number}/{fault.kind.name}")
@@ -89,13 +98,14 @@ class Run:
         time.sleep(random.uniform(0, 1.5))  # at any moment, seeded
         fault.began = time.time_ns() // 1000
         try:
-            fault.did = fault.kind.does(Scene(stack, self._log, random))
+            fault.did = fault.kind.does(Scene(stack, self._log, random, fault.turn, self._seed))
             stack.until_well()
-        except ChaosError as error:
-            fault.wrong.append(str(error))
+        except _BROKEN as error:
+            fault.wrong.append(f"{error}" if isinstance(error, ChaosError) else f"{error!r}")
             fault.ended = time.time_ns() // 1000
             self._begin_again(fault)
         fault.ended = time.time_ns() // 1000
+        self._keep()
         self._tell(
             f"{fault.number} {fault.kind.name} ({(fault.ended - fault.began) / 1e6:.1f} s): {fault.did}"
             + "".join(f"\n    FAILED: {each}" for each in fault.wrong)
@@ -106,7 +116,7 @@ class Run:
         self._stack.kill_all()
         self._stack.start()
         try:
-            self._stack.until_well(180)
+            self._stack.until_well()
         except ChaosError as error:
             raise ChaosError(f"{fault.kind.name}: does not come back: {error}; before: {fault.wrong[0]}") from None
 
@@ -123,9 +133,14 @@ class Run:
         wrong = sum(bool(fault.wrong) for fault in self.done) + len(self.unplaced)
         frames, batches = (sum(1 for _ in self._log.of(name)) for name in ("frames", "batches"))
         self._tell(f"checked {frames} frames, {batches} batches: {wrong} wrong")
+        for fault in self.done:
+            fault.checked = True
+        self._keep()
+        stack.speak("go")
+
+    def _keep(self) -> None:
         if self._kept is not None:
             self._kept.write_text(as_json(self, {}, self._seed))
-        stack.speak("go")
 
     def _place(self, problem: Problem) -> None:
         """With a fault that may cause it, or else with the last one that had begun."""
@@ -146,16 +161,16 @@ class Run:
             print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
 
 
-def plan(seed: int, faults: int, names: Sequence[str], each: int) -> list[Kind]:
-    """The kinds in a seeded order: `each` of each kind, or so many faults over all kinds, evenly."""
+def plan(seed: int, faults: int, names: Sequence[str], each: int) -> list[Fault]:
+    """The faults in a seeded order: `each` of each kind, or so many over all kinds. Kinds come in rounds."""
     random = Random(seed)
-    if each:
-        chosen = [name for name in names for _ in range(each)]
-    else:
-        rounds = [random.sample(names, len(names)) for _ in range(-(-faults // len(names)))]
-        return [KINDS[name] for name in [name for one in rounds for name in one][:faults]]
-    random.shuffle(chosen)
-    return [KINDS[name] for name in chosen]
+    count = each * len(names) or faults
+    rounds = [random.sample(names, len(names)) for _ in range(-(-count // len(names)))] if names else []
+    return [
+        Fault(KINDS[name], turn * len(names) + place, turn)
+        for turn, chosen in enumerate(rounds)
+        for place, name in enumerate(chosen)
+    ][:count]
 
 
 def table(run: Run, absent: dict[str, str]) -> str:
@@ -195,11 +210,20 @@ def as_json(run: Run, absent: dict[str, str], seed: int) -> str:
             "did": fault.did,
             "seconds": round((fault.ended - fault.began) / 1e6, 1),
             "lost": fault.lost,
+            "checked": fault.checked,
             "wrong": fault.wrong,
         }
         for fault in run.done
     ]
-    return json.dumps({"seed": seed, "faults": faults, "unplaced": run.unplaced, "absent": absent}, indent=1)
+    told = {
+        "seed": seed,
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began)),
+        "seconds": round(time.time() - run.began),
+        "faults": faults,
+        "unplaced": run.unplaced,
+        "absent": absent,
+    }
+    return json.dumps(told, indent=1)
 
 
 def installed_helia() -> Path | None:
@@ -228,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of kinds, moments and traffic (%(default)s)")
     parser.add_argument("--faults", type=int, default=20, help="how many, over all kinds (%(default)s)")
     parser.add_argument("--each", type=int, default=0, help="instead: so many of each kind")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first fault (%(default)s)")
     parser.add_argument("--kinds", default=",".join(KINDS), help="separated by commas (all)")
     parser.add_argument("--every", type=int, default=10, help="faults between two checks (%(default)s)")
     parser.add_argument(
@@ -255,7 +280,7 @@ def main() -> None:
     until = time.monotonic() + given.seconds
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kiln-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    clocks = "clock-bridge" in names and FAKETIME.exists()
+    clocks = wrong_clock.build() if "clock-bridge" in names and not wrong_clock.absent() else ""
     stack = Stack(
         folder,
         given.seed,
@@ -269,9 +294,9 @@ def main() -> None:
     here = [name for name in names if name not in absent]
     run = Run(stack, given.seed, given.every, not given.json, given.keep)
     try:
-        run.all(plan(given.seed, given.faults, here, given.each) if here else [], until)
-    except ChaosError as error:
-        run.unplaced.append(str(error))
+        run.all(plan(given.seed, given.faults, here, given.each)[given.first :], until)
+    except _BROKEN as error:
+        run.unplaced.append(f"{error}" if isinstance(error, ChaosError) else f"{error!r}")
     finally:
         stack.stop()
     print(as_json(run, absent, given.seed) if given.json else table(run, absent))

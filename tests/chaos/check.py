@@ -13,7 +13,7 @@ from kit.awaiting import awaited
 from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
 from multiformats import CID
 
-from chaos.whole_kiln import Stack, files_below
+from chaos.whole_kiln import PATIENCE, Stack, files_below
 from deploy.observe.status import read_status
 from deploy.sql.ask import ask
 from pipelines.lake.lake import Lake
@@ -30,6 +30,7 @@ READ = ("frames", "updates", "batches", "publications")
 
 
 UNHEARD = "message said and not in messages"
+REMOVED = "batch removed before it was published"
 
 
 class Record(NamedTuple):
@@ -55,6 +56,8 @@ class Log:
         self._next: dict[TopicPartition, int] = {}
         self.records: dict[str, dict[int, list[Record]]] = {name: {} for name in READ}
         """By topic and partition, in offset order."""
+        self.removed: set[str] = set()
+        """CIDs of batches that were taken from the log before they had a receipt"""
 
     def read(self) -> None:
         """Reads all that is there now."""
@@ -78,13 +81,18 @@ class Log:
                 into += [Record(record.timestamp * 1000, record.value or b"") for record in records]
         self._next |= {part: consumer.position(part) for part in parts}
 
+    def without_receipt(self, partition: int, end: int) -> set[str]:
+        """The batches of a partition before an offset that had no receipt when the log was read."""
+        sent = {receipt.cid for receipt in _receipts(self)}
+        return {emitted_of(record.value).cid for record in self.records["batches"].get(partition, [])[:end]} - sent
+
     def of(self, name: str) -> Iterator[Record]:
         """All records of a topic."""
         for records in self.records[name].values():
             yield from records
 
 
-def quiet(stack: Stack, log: Log, seconds: float = 90) -> str:
+def quiet(stack: Stack, log: Log, seconds: float = PATIENCE) -> str:
     """Waits until no query lags, the spool is empty and each batch has a receipt. In words what never came."""
     waits = "all queries done"
 
@@ -102,7 +110,7 @@ def quiet(stack: Stack, log: Log, seconds: float = 90) -> str:
         log.read()
         sent = {receipt.cid for receipt in _receipts(log)}
         model = set(_expected(log))
-        unsent = {each.cid for each in _emitted(log)} - sent
+        unsent = {each.cid for each in _emitted(log)} - sent - log.removed
         waits = f"{len(unsent)} batches have no receipt; {len(model - set(_emitted(log)))} windows no batch"
         return not unsent and model <= set(_emitted(log))
 
@@ -198,7 +206,9 @@ def _published(log: Log) -> Iterator[Problem]:
         receipts.setdefault(receipt.cid, []).append(receipt)
     for cid, stamp in batches.items():
         found = receipts.get(cid, [])
-        if not any(receipt.error is None for receipt in found):
+        if not found and cid in log.removed:
+            yield Problem(REMOVED, cid, stamp)
+        elif not any(receipt.error is None for receipt in found):
             said = ", ".join(str(receipt.error) for receipt in found)
             closed = json.loads(values[cid])["closed_at"]
             behind = f" (closed {(stamp - closed) / 1e6:.0f} s before its record)"

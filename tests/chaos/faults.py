@@ -9,38 +9,56 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
-from kafka import KafkaAdminClient, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
 from kit.awaiting import awaited
 
-from chaos import proxy
-from chaos.check import UNHEARD, Log
+from chaos import proxy, wrong_clock
+from chaos.check import REMOVED, UNHEARD, Log
 from chaos.proxy import Proxy
-from chaos.whole_kiln import DISKS, FAKETIME, ROOM, ChaosError, Stack, files_below
+from chaos.whole_kiln import DISKS, PATIENCE, ROOM, ChaosError, Stack, files_below
 from deploy.observe.status import read_checkpoint
 from schemas.queries import QUERIES
+from schemas.records import TICK
 
 NOTHING = "nothing is lost"
 AIR = "lost: only what peers said in the 2 s before, or while no bridge was there"
 REFUSED = "refused in words, or repaired; lost as by kill-bridge"
 TOO_OLD = "nothing is lost; a batch heard before the first start is said to be too old"
-STATED = {AIR: (UNHEARD,), REFUSED: (UNHEARD,), TOO_OLD: ("batch not published: too old",)}
+UNREAD = "lost as by kill-bridge; a batch that the broker removed before the publisher read it is counted and named"
+STATED = {
+    AIR: (UNHEARD,),
+    REFUSED: (UNHEARD,),
+    TOO_OLD: ("batch not published: too old",),
+    UNREAD: (UNHEARD, REMOVED),
+}
 """What a kind may cause, by what it expects."""
 _WORST_PAUSE = 4.0
+T = TypeVar("T")
 
 
 @dataclass
 class Scene:
-    """What a fault may use. `log`: to be read before a fault takes records from it."""
+    """What a fault may use. `log`: to be read before a fault takes records from it. `turn`: how many faults of its kind
+    were before. `seed`: of the run."""
 
     stack: Stack
     log: Log
     random: Random
+    turn: int
+    seed: int
+
+    def next_of(self, options: Sequence[T]) -> T:
+        """One of these. Faults of one kind take all of them, in a seeded order, before one comes again."""
+        order = Random(f"{self.seed}/{options}").sample(options, len(options))
+        return order[self.turn % len(order)]
 
 
 @dataclass(frozen=True)
@@ -92,9 +110,17 @@ def _pid(stack: Stack, part: str) -> int:
 # ---------------------------------------------------------------- killed
 
 
+def _told(stack: Stack, part: str, what: signal.Signals) -> int:
+    """The process of a part that got a signal. Workers come and go."""
+    while True:
+        pid = _pid(stack, part)
+        with suppress(ProcessLookupError):
+            os.kill(pid, what)
+            return pid
+
+
 def _kill(scene: Scene, part: str) -> str:
-    pid = _pid(scene.stack, part)
-    os.kill(pid, signal.SIGKILL)
+    pid = _told(scene.stack, part, signal.SIGKILL)
     scene.stack.until_gone([pid])
     return f"{part} {pid}"
 
@@ -124,17 +150,29 @@ def kill_ipfs(scene: Scene) -> str:
 
 @kind("kill-driver", AIR)
 def kill_driver(scene: Scene) -> str:
-    """`kiln run`, its JVM and its workers."""
+    """`kiln run`, its JVM and its workers. Now and then once more while Kiln starts."""
     scene.stack.kill()
     scene.stack.start()
-    return "driver with its JVM"
+    if scene.random.random() < 0.7:
+        return "driver with its JVM"
+    return f"driver with its JVM, and again {_some_time_on(scene)} s after the start"
+
+
+def _some_time_on(scene: Scene) -> str:
+    """Kills what starts at a seeded moment of the start, and starts it again."""
+    seconds = scene.random.uniform(0.5, 15)
+    time.sleep(seconds)  # the moment
+    scene.stack.kill()
+    scene.stack.start()
+    return f"{seconds:.1f}"
 
 
 @kind("kill-jvm", AIR)
 def kill_jvm(scene: Scene) -> str:
     """The JVM alone: `kiln run` cannot go on, and must say so and end."""
     told = _kill(scene, "jvm")
-    _must_end(scene.stack, "its JVM was killed")
+    scene.stack.until_ended("its JVM was killed")
+    _refusal(scene.stack)
     if "JVM" not in scene.stack.words():
         raise ChaosError(f"does not say that its JVM ended: {scene.stack.words()}")
     scene.stack.start()
@@ -153,35 +191,37 @@ def kill_all(scene: Scene) -> str:
 
 
 def _cut(scene: Scene, tables: tuple[str, ...]) -> str:
-    stack, how = scene.stack, scene.random.choice(("fail", "fail", "kill"))
-    words = f"{scene.random.choice(tables)} {scene.random.choice(('before', 'after'))} {how}"
+    """`tables`: in the order of their commits. Every place between two commits gets its turn, both ways."""
+    stack = scene.stack
+    places = [f"{table} before" for table in tables] + [f"{tables[-1]} after"]
+    words = scene.next_of([f"{place} {how}" for place in places for how in ("fail", "kill")])
     path = stack.control / "cut"
     fresh = path.with_suffix(".new")
     fresh.write_text(words)
     fresh.replace(path)
-    if not awaited(lambda: not path.exists(), 60):
+    if not awaited(lambda: not path.exists(), PATIENCE):
         path.unlink(missing_ok=True)
         raise ChaosError(f"no commit came to be cut: {words}; {stack.words()}")
-    if how == "kill":
-        stack.started().wait(timeout=20)
+    if words.endswith("kill"):
+        stack.until_ended("it was killed in a commit")
         stack.start()
     return words
 
 
 @kind("cut-archive", AIR)
 def cut_archive(scene: Scene) -> str:
-    return _cut(scene, ("messages", "frames", "copies"))
+    return _cut(scene, ("frames", "copies", "messages"))
 
 
 @kind("cut-sink", AIR)
 def cut_sink(scene: Scene) -> str:
-    return _cut(scene, ("updates", "tips", "batches", "batch_tips", "publications"))
+    return _cut(scene, ("updates", "tips", "batch_tips", "batches", "publications", "quarantine"))
 
 
 @kind("cut-checkpoint", AIR)
 def cut_checkpoint(scene: Scene) -> str:
     """Killed after a micro-batch was planned and before it was committed."""
-    stack, query = scene.stack, scene.random.choice(list(QUERIES))
+    stack, query = scene.stack, scene.next_of(list(QUERIES))
     delay = scene.random.uniform(0, 0.4)
 
     def planned() -> bool:
@@ -199,17 +239,18 @@ def cut_checkpoint(scene: Scene) -> str:
 
 
 @contextmanager
-def _paused(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+def _paused(stack: Stack, part: str) -> Iterator[None]:
+    pid = _told(stack, part, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _pause(scene: Scene, part: str) -> str:
     seconds = scene.random.uniform(1, _WORST_PAUSE)
-    with _paused(_pid(scene.stack, part)):
+    with _paused(scene.stack, part):
         time.sleep(seconds)  # the outage itself
     return f"{part} for {seconds:.1f} s"
 
@@ -239,15 +280,16 @@ def pause_ipfs(scene: Scene) -> str:
     return _pause(scene, "ipfs")
 
 
-@kind("slow-broker", NOTHING)
-def slow_broker(scene: Scene) -> str:
+@kind("slow-part", NOTHING)
+def slow_part(scene: Scene) -> str:
     """It runs for a tenth of the time."""
-    pid = _pid(scene.stack, "broker")
+    stack = scene.stack
+    part = scene.next_of(["broker", "bridge", "jvm", "worker", *(["ipfs"] if stack.helia else [])])
     for _ in range(15):
-        with _paused(pid):
+        with _paused(stack, part):
             time.sleep(0.18)  # the fault itself
         time.sleep(0.02)
-    return "broker for 3 s"
+    return f"{part} for 3 s"
 
 
 @kind("cut-network", NOTHING, _namespaces)
@@ -258,6 +300,32 @@ def cut_network(scene: Scene) -> str:
     time.sleep(seconds)  # the outage itself
     subprocess.run(["ip", "link", "set", "chaos0", "up"], check=True)
     return f"for {seconds:.1f} s"
+
+
+def _no_thin_network(stack: Stack) -> str:
+    if not stack.isolated:
+        return _namespaces(stack)
+    done = subprocess.run(["tc", "qdisc", "add", "dev", "lo", "root", *_THIN, "1mbit"], check=False)
+    if done.returncode:
+        return "the kernel has no token bucket (tc qdisc tbf)"
+    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=True)
+    return ""
+
+
+_THIN = ("tbf", "burst", "4kb", "latency", "2s", "rate")
+
+
+@kind("thin-network", NOTHING, _no_thin_network)
+def thin_network(scene: Scene) -> str:
+    """Few bytes a second between bridge and peers, and packets are dropped that wait for 2 s."""
+    seconds, rate = scene.random.uniform(1, _WORST_PAUSE), scene.random.randint(64, 512)
+    ends = ([], "chaos0"), (scene.stack.enter, "chaos1")
+    for enter, end in ends:
+        subprocess.run([*enter, "tc", "qdisc", "add", "dev", end, "root", *_THIN, f"{rate}kbit"], check=True)
+    time.sleep(seconds)  # the fault itself
+    for enter, end in ends:
+        subprocess.run([*enter, "tc", "qdisc", "del", "dev", end, "root"], check=True)
+    return f"{rate} kbit/s for {seconds:.1f} s"
 
 
 # ---------------------------------------------------------------- a proxy before the broker
@@ -318,7 +386,7 @@ def _full(scene: Scene, disk: str) -> str:
     ended = None
     try:
         if disk == "spool":  # it is written only while Kafka does not take frames
-            with _paused(_pid(stack, "broker")):
+            with _paused(stack, "broker"):
                 time.sleep(seconds)
         else:
             time.sleep(seconds)
@@ -393,17 +461,25 @@ def full_broker(scene: Scene) -> str:
 # ---------------------------------------------------------------- torn and restored files
 
 
-def _torn(scene: Scene, choose: Callable[[Stack, Random], Path | None]) -> str:
-    """Kills everything, empties a file as a power cut may, starts. Kiln repairs it, or refuses it in words."""
+def _emptied(data: bytes, random: Random) -> bytes:
+    return b""
+
+
+def _torn(
+    scene: Scene,
+    choose: Callable[[Scene], Path | None],
+    tear: Callable[[bytes, Random], bytes] = _emptied,
+) -> str:
+    """Kills everything, tears a file as a power cut may, starts. Kiln repairs it, or refuses it in words."""
     stack = scene.stack
     stack.kill_all()
-    path = choose(stack, scene.random)
+    path = choose(scene)
     if path is None:
         stack.start()
         return "there was no such file"
     place = str(path.relative_to(stack.state))
     kept = path.read_bytes()
-    path.write_bytes(b"")
+    path.write_bytes(tear(kept, scene.random))
     stack.start()
     if stack.exit_code() is None:
         return f"{place}: repaired"
@@ -418,7 +494,9 @@ def _recovered(stack: Stack, put_back: Callable[[], object]) -> str:
         put_back()  # so that the faults after this one have a Kiln
         raise
     command = [sys.executable, "-m", "deploy.cli", "recover", "--yes"]
-    done = subprocess.run(command, env=stack.kiln.environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=stack.kiln.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     if done.returncode != 0:  # it says what it cannot do
         put_back()
         stack.start()
@@ -440,27 +518,21 @@ def _refusal(stack: Stack) -> str:
     return stack.words()
 
 
-def _must_end(stack: Stack, why: str) -> None:
-    try:
-        stack.started().wait(timeout=90)
-    except subprocess.TimeoutExpired:
-        raise ChaosError(f"goes on although {why}") from None
-    _refusal(stack)
+def _checkpoint_file(folder: str) -> Callable[[Scene], Path | None]:
+    return lambda scene: scene.stack.newest(scene.next_of(list(QUERIES)), folder)
 
 
-def _checkpoint_file(folder: str) -> Callable[[Stack, Random], Path | None]:
-    return lambda stack, random: stack.newest(random.choice(list(QUERIES)), folder)
-
-
-def _last_of(folder: str, pattern: str) -> Callable[[Stack, Random], Path | None]:
+def _last_of(folder: str, pattern: str) -> Callable[[Scene], Path | None]:
     """The newest file, of a folder that is drawn among those that have such a file."""
 
-    def choose(stack: Stack, random: Random) -> Path | None:
-        found = [path for path in files_below(stack.state / folder) if path.match(pattern) and path.stat().st_size]
+    def choose(scene: Scene) -> Path | None:
+        found = [
+            path for path in files_below(scene.stack.state / folder) if path.match(pattern) and path.stat().st_size
+        ]
         places = sorted({path.parent for path in found})
         if not places:
             return None
-        place = random.choice(places)
+        place = scene.random.choice(places)
         return [path for path in found if path.parent == place][-1]
 
     return choose
@@ -498,15 +570,26 @@ def torn_parquet(scene: Scene) -> str:
 def torn_spool(scene: Scene) -> str:
     """The last file of the spool, where the broker was away when the power went."""
     stack = scene.stack
-    os.kill(_pid(stack, "broker"), signal.SIGSTOP)  # killed below
-    awaited(lambda: any(path.stat().st_size for path in files_below(stack.state / DISKS["spool"])), 10)
+    _told(stack, "broker", signal.SIGSTOP)  # killed below
+    awaited(lambda: any(path.stat().st_size for path in files_below(stack.state / DISKS["spool"])), PATIENCE)
     return _torn(scene, _last_of(DISKS["spool"], "*"))
+
+
+@kind("torn-log", REFUSED)
+def torn_log(scene: Scene) -> str:
+    """The last file of a topic's partition: records that nobody was promised were half written, or not at all."""
+
+    def half_written(data: bytes, random: Random) -> bytes:
+        size = random.randint(1, 4096)
+        return data + random.choice((data[-2 * size : -size], bytes(size), random.randbytes(size)))
+
+    return _torn(scene, _last_of(DISKS["broker"], "kiln.*/*.log"), half_written)
 
 
 @kind("old-checkpoint", REFUSED)
 def old_checkpoint(scene: Scene) -> str:
     """The checkpoint of a query, restored from before beside newer tables."""
-    stack, query = scene.stack, scene.random.choice([name for name, each in QUERIES.items() if each.tables])
+    stack, query = scene.stack, scene.next_of(list(QUERIES))
     folder, kept = stack.settings.state / "checkpoints" / query, stack.folder / "kept"
     stack.kill_all()
     shutil.rmtree(kept, ignore_errors=True)
@@ -531,13 +614,13 @@ def _replace(folder: Path, by: Path) -> None:
 
 
 def _no_faketime(stack: Stack) -> str:
-    return "" if FAKETIME.exists() else "libfaketime is not installed"
+    return "" if stack.wrong_clocks else wrong_clock.absent() or "what moves a clock is not built"
 
 
 @kind("clock-bridge", TOO_OLD, _no_faketime)
 def clock_bridge(scene: Scene) -> str:
     """Wrong by up to two days, and put right."""
-    wrong = scene.random.choice((-172_800, -3_600, -30, 30, 3_600, 172_800))
+    wrong = scene.next_of((-172_800, -3_600, -30, 30, 3_600, 172_800))
     path = scene.stack.control / "faketime"
     path.write_text(f"{wrong:+d}\n")
     time.sleep(3)  # the fault itself
@@ -548,12 +631,43 @@ def clock_bridge(scene: Scene) -> str:
 @kind("clock-driver", NOTHING)
 def clock_driver(scene: Scene) -> str:
     """The clock by which the queries forget is wrong, and put right."""
-    wrong = scene.random.choice((-172_800, -3_600, 3_600, 172_800))
+    wrong = scene.next_of((-172_800, -3_600, 3_600, 172_800))
     path = scene.stack.control / "clock"
     path.write_text(str(wrong))
     scene.stack.until_well()
     path.unlink()
     return f"{wrong:+d} s"
+
+
+@kind("clock-log", NOTHING)
+def clock_log(scene: Scene) -> str:
+    """A record with a wrong stamp: the broker's clock was wrong, and put right. Stamps that are ahead hold windows open
+    until the clock is there, or until their separator's next update."""
+    wrong, topic = scene.next_of([(wrong, topic) for wrong in (-172_800, 10, 40) for topic in ("updates", "frames")])
+    part, value = TopicPartition(f"kiln.{topic}", 0), TICK
+    if topic == "frames":  # one that is there already
+        scene.log.read()
+        part, value = next(
+            (TopicPartition(part.topic, number), records[-1].value)
+            for number, records in scene.log.records[topic].items()
+            if records
+        )
+    options = scene.stack.client_options()
+    with KafkaAdminClient(**options) as admin, KafkaProducer(**options) as producer:
+        try:
+            _stamps(admin, part.topic, "CreateTime")
+            stamp = int((time.time() + wrong) * 1000)
+            sent = producer.send(part.topic, value=value, partition=part.partition, timestamp_ms=stamp)
+            taken = sent.get(timeout=PATIENCE)
+        finally:
+            _stamps(admin, part.topic, "LogAppendTime")
+    if taken.timestamp != stamp:
+        raise ChaosError(f"the stamp of {part.topic} could not be set")
+    return f"{topic} {wrong:+d} s"
+
+
+def _stamps(admin: KafkaAdminClient, topic: str, of: str) -> None:
+    admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"message.timestamp.type": of})])
 
 
 # ---------------------------------------------------------------- two of each
@@ -563,11 +677,11 @@ def clock_driver(scene: Scene) -> str:
 def second_process(scene: Scene) -> str:
     """A second one on the same state folder must be refused in words, and the first one go on."""
     stack = scene.stack
-    second = scene.random.choice((["run"], ["bridge"], ["job", "archive"], ["job", "batch"]))
+    second = scene.next_of([["run"], ["bridge"], *(["job", name] for name in QUERIES)])
     command = [sys.executable, "-m", "deploy.cli", *second]
     try:
         done = subprocess.run(
-            command, env=stack.kiln.environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=stack.kiln.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
         raise ChaosError(f"a second kiln {' '.join(second)} runs beside the first") from None
@@ -587,7 +701,7 @@ def places_gone(scene: Scene) -> str:
     admin = KafkaAdminClient(**stack.client_options())
     try:
         bridge = _pid(stack, "bridge")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         os.kill(bridge, signal.SIGKILL)
         stack.until_gone([bridge])
         groups = _groups(admin)
@@ -628,6 +742,40 @@ def retention(scene: Scene) -> str:
     finally:
         admin.close()
     return f"{sum(frames.values())} records of frames"
+
+
+@kind("retention-unread", UNREAD)
+def retention_unread(scene: Scene) -> str:
+    """The broker removes batches that `sink` has read and the publisher, which stands still, has not."""
+    stack, topic = scene.stack, "kiln.batches"
+    part = TopicPartition(topic, 0)
+
+    def read_by_sink() -> int:
+        return int(read_checkpoint(stack.settings.checkpoints_root / "sink").offsets.get(topic, {}).get(0, 0))
+
+    before = stack.status()
+    lost = before.publisher.lost if before and before.publisher else 0
+    with KafkaAdminClient(**stack.client_options()) as admin:
+        with _paused(stack, "bridge"):
+            stood = read_by_sink()
+            awaited(lambda: read_by_sink() > stood, _WORST_PAUSE)
+            scene.log.read()
+            end = read_by_sink()
+            unread = scene.log.without_receipt(part.partition, end)
+            scene.log.removed |= unread
+            admin.delete_records({part: end})
+        if scene.turn % 2:
+            bridge = _told(stack, "bridge", signal.SIGKILL)
+            stack.until_gone([bridge])
+            lost = 0
+    if unread:
+
+        def said() -> bool:
+            status = stack.status()
+            return status is not None and status.publisher is not None and status.publisher.lost > lost
+
+        stack.until(said, f"the publisher counts {len(unread)} batches that were removed unread")
+    return f"{len(unread)} batches" + (", and the bridge killed" if scene.turn % 2 else "")
 
 
 # ---------------------------------------------------------------- asked to end

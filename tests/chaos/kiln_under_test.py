@@ -2,7 +2,7 @@
 
 CHAOS_CONTROL names a folder. A file `cut` in it, "TABLE before|after fail|kill", is taken once: the next commit to the
 table fails, or the whole Kiln is killed, before or after the commit. A file `clock` holds by how many seconds the
-clock of the queries is wrong. CHAOS_FAKETIME names the library by which the file `faketime` moves the bridge's clock.
+clock of the queries is wrong. CHAOS_FAKETIME is what to preload so that the file `faketime` moves the bridge's clock.
 CHAOS_PROXY is the port of a proxy before the embedded broker, which the broker then names as its own.
 """
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from chaos import wrong_clock
 from conf.settings.model import Settings
 from deploy.children import bridge
 from deploy.cli.app import main
@@ -69,14 +70,8 @@ class WrongClock:
 def wrong_environment(settings: Settings) -> Mapping[str, str]:
     """The bridge's environment, with a clock that the file `faketime` moves."""
     environment = _environment(settings)
-    return {
-        **environment,
-        "PYTHONPATH": f"{Path(__file__).with_name('faketime')}:{environment['PYTHONPATH']}",
-        "LD_PRELOAD": os.environ["CHAOS_FAKETIME"],
-        "FAKETIME_TIMESTAMP_FILE": str(CONTROL / "faketime"),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
+    preload, moved_by = os.environ["CHAOS_FAKETIME"], CONTROL / "faketime"
+    return {**environment, **wrong_clock.environment(preload, moved_by, environment["PYTHONPATH"])}
 
 
 class ProxiedBroker(EmbeddedBroker):

@@ -18,21 +18,25 @@ class Fault(msgspec.Struct):
     seconds: float
     lost: int
     wrong: list[str]
+    checked: bool = True
+    """False: the run was ended before log, tables and ledger were compared"""
 
 
 class Kept(msgspec.Struct):
     """One run."""
 
     seed: int
+    began: str
+    seconds: int
     faults: list[Fault]
     unplaced: list[str]
 
 
 def outcomes(runs: Iterable[Kept]) -> str:
-    """A row for each kind, and one for all."""
+    """A row for each kind, and one for all, of the faults after which all was compared, or which failed before."""
     by_kind: dict[str, list[Fault]] = defaultdict(list)
     for run in runs:
-        for fault in run.faults:
+        for fault in (each for each in run.faults if each.checked or each.wrong):
             by_kind[fault.kind].append(fault)
     lines = ["| kind | faults | held | failed | messages lost | longest | what must be |", "| --- " * 7 + "|"]
     for name, faults in sorted(by_kind.items()):
@@ -50,7 +54,9 @@ def _figures(faults: list[Fault]) -> str:
 def main() -> None:
     runs = [msgspec.json.decode(Path(name).read_bytes(), type=Kept) for name in sys.argv[1:]]
     print(outcomes(runs))
-    print(f"\nSeeds: {', '.join(str(run.seed) for run in runs)}.")
+    minutes = sum(run.seconds for run in runs) / 60
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    print(f"\n{len(runs)} runs from {min(run.began for run in runs)} on, {minutes:.0f} minutes in all. Seeds: {seeds}.")
     for run in runs:
         for words in (*(each for fault in run.faults for each in fault.wrong), *run.unplaced):
             print(f"seed {run.seed}: {words}", file=sys.stderr)

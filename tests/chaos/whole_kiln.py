@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,8 +35,8 @@ DISKS = {
     "broker": "broker",
 }
 OURS, THEIRS = "10.99.0.1", "10.99.0.2"
-PATIENCE = 100.0
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+PATIENCE = 240.0
+"""s until what is awaited counts as never. All of it takes a tenth of that on 2 cores, and more beside other work."""
 
 
 class ChaosError(AssertionError):
@@ -83,15 +84,15 @@ class Stack:
         *,
         isolated: bool,
         rate: float = 30.0,
-        wrong_clocks: bool = False,
+        wrong_clocks: str = "",
         proxy: Path | None = None,
         helia: Path | None = None,
         network: str = NETWORK,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: the bridge runs under
-        libfaketime. `proxy`: the program of a proxy before the broker. `helia`: where Helia is installed, which then
-        keeps the blocks. `settings`: others (KILN_…)."""
+        """`isolated`: in namespaces of mounts and network of its own. `wrong_clocks`: what to preload into the bridge,
+        so that its clock can be moved. `proxy`: the program of a proxy before the broker. `helia`: where Helia is
+        installed, which then keeps the blocks. `settings`: others (KILN_…)."""
         self.folder = folder
         self.isolated = isolated
         self.control = folder / "control"
@@ -101,13 +102,14 @@ class Stack:
         ports = free_ports(6)
         self.proxy = Proxy(proxy, ports[4], ports[5], ports[0]) if proxy else None
         self.helia = helia
+        self.wrong_clocks = wrong_clocks
         self.kiln = Kiln(
             folder / "state",
             ports,
             {
                 "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
                 "CHAOS_CONTROL": str(self.control),
-                **({"CHAOS_FAKETIME": str(FAKETIME)} if wrong_clocks else {}),
+                **({"CHAOS_FAKETIME": wrong_clocks} if wrong_clocks else {}),
                 **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
                 **({"KILN_IPFS__API": "helia", "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0"} if helia else {}),
                 "KILN_NETWORK": network,
@@ -127,6 +129,8 @@ class Stack:
         self._peers: subprocess.Popen[str] | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         self._mounted: list[Path] = []
+        self.enter: list[str] = []
+        """what runs a command in the peers' network"""
         self._addresses: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self._said_from = 0
@@ -138,7 +142,6 @@ class Stack:
         """Disks, network, peers. Nothing of Kiln runs yet."""
         self.state.mkdir()
         host = "127.0.0.1"
-        enter: list[str] = []
         if self.isolated:
             for place in DISKS.values():
                 path = self.state / place
@@ -147,15 +150,15 @@ class Stack:
                 self._mounted.append(path)
             self._holder = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
             there = str(self._holder.pid)
-            enter, host = ["nsenter", "-t", there, "-n"], THEIRS
+            self.enter, host = ["nsenter", "-t", there, "-n"], THEIRS
             if not awaited(lambda: os.readlink(f"/proc/{there}/ns/net") != os.readlink("/proc/self/ns/net"), 10):
                 raise ChaosError("the peers have no network of their own")
             _do("ip", "link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1", "netns", there)
             _do("ip", "addr", "add", f"{OURS}/24", "dev", "chaos0")
             _do("ip", "link", "set", "chaos0", "up")
-            _do(*enter, "ip", "addr", "add", f"{THEIRS}/24", "dev", "chaos1")
-            _do(*enter, "ip", "link", "set", "chaos1", "up")
-            _do(*enter, "ip", "link", "set", "lo", "up")
+            _do(*self.enter, "ip", "addr", "add", f"{THEIRS}/24", "dev", "chaos1")
+            _do(*self.enter, "ip", "link", "set", "chaos1", "up")
+            _do(*self.enter, "ip", "link", "set", "lo", "up")
         if self.helia is not None:
             app = self.state / "helia" / "app"
             app.parent.mkdir()
@@ -172,7 +175,7 @@ class Stack:
         }
         with (self.folder / "peers.log").open("wb") as log:
             self._peers = subprocess.Popen(
-                [*enter, sys.executable, "-m", "chaos.feeding_peers", *_options(options)],
+                [*self.enter, sys.executable, "-m", "chaos.feeding_peers", *_options(options)],
                 cwd=ROOT / "tests",
                 env=self.kiln.environment,
                 stdin=subprocess.PIPE,
@@ -229,7 +232,7 @@ class Stack:
             _kill(pid)
         self.until_gone(pids)
 
-    def terminate(self, patience: float = 90) -> int:
+    def terminate(self, patience: float = PATIENCE) -> int:
         """SIGTERM to `kiln run`, and its exit code."""
         process = self.started()
         process.terminate()
@@ -250,6 +253,8 @@ class Stack:
             self.proxy.stop()
         if self.isolated:
             subprocess.run(["ip", "link", "del", "chaos0"], check=False, capture_output=True)
+        if self._mounted:  # their files go with them
+            shutil.copytree(self.state / "logs", self.folder / "logs", dirs_exist_ok=True)
         while self._mounted:
             subprocess.run(["umount", "-l", str(self._mounted.pop())], check=False, capture_output=True)
 
@@ -340,7 +345,7 @@ class Stack:
 
     def until_gone(self, pids: list[int]) -> None:
         """Until none of the processes lives."""
-        if not awaited(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _lives(pid) for pid in pids), 20):
+        if not awaited(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _lives(pid) for pid in pids), PATIENCE):
             raise ChaosError("killed processes live on")
 
     def until_well(self, patience: float = PATIENCE) -> None:
@@ -354,6 +359,13 @@ class Stack:
             return self._committed_since(since)
 
         self.until(well, "all parts work", patience)
+
+    def until_ended(self, why: str) -> int:
+        """Waits until `kiln run` has ended by itself, and its exit code. ChaosError: it goes on although `why`."""
+        try:
+            return self.started().wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise ChaosError(f"goes on although {why}") from None
 
     def exit_code(self, patience: float = PATIENCE) -> int | None:
         """Waits until Kiln is well (None), or has ended (its exit code)."""
