@@ -83,8 +83,12 @@ class Log:
 
     def without_receipt(self, partition: int, end: int) -> set[str]:
         """The batches of a partition before an offset that had no receipt when the log was read."""
-        sent = {receipt.cid for receipt in _receipts(self)}
-        return {emitted_of(record.value).cid for record in self.records["batches"].get(partition, [])[:end]} - sent
+        batches = self.records["batches"].get(partition, [])[:end]
+        return {emitted_of(record.value).cid for record in batches} - self.receipted()
+
+    def receipted(self) -> set[str]:
+        """The CIDs that have a receipt."""
+        return {receipt.cid for receipt in _receipts(self)}
 
     def of(self, name: str) -> Iterator[Record]:
         """All records of a topic."""
@@ -108,7 +112,7 @@ def quiet(stack: Stack, log: Log, seconds: float = PATIENCE) -> str:
             waits = "the bridge's spool is not empty"
             return False
         log.read()
-        sent = {receipt.cid for receipt in _receipts(log)}
+        sent = log.receipted()
         model = set(_expected(log))
         unsent = {each.cid for each in _emitted(log)} - sent - log.removed
         waits = f"{len(unsent)} batches have no receipt; {len(model - set(_emitted(log)))} windows no batch"

@@ -253,7 +253,7 @@ class Stack:
             self.proxy.stop()
         if self.isolated:
             subprocess.run(["ip", "link", "del", "chaos0"], check=False, capture_output=True)
-        if self._mounted:  # their files go with them
+        if self._mounted and (self.state / "logs").exists():  # files of a small disk go with the disk
             shutil.copytree(self.state / "logs", self.folder / "logs", dirs_exist_ok=True)
         while self._mounted:
             subprocess.run(["umount", "-l", str(self._mounted.pop())], check=False, capture_output=True)
