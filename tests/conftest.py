@@ -96,7 +96,6 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "`prometheus` program": lambda: shutil.which("prometheus") is None,
     "validators of manifests": lambda: not (ROOT / ".peers/validators/schemas").is_dir(),  # five minutes of Go
     "promtool": lambda: shutil.which("promtool") is None,
-    "KILN_TEST_BREAKER": lambda: "KILN_TEST_BREAKER" not in os.environ,
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
     "KILN_TEST_IMAGES": lambda: "KILN_TEST_IMAGES" not in os.environ,
     "KILN_TEST_WHEEL": lambda: "KILN_TEST_WHEEL" not in os.environ,
