@@ -10,6 +10,8 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Final, Literal
 
 Format = Literal["text", "json"]
@@ -22,6 +24,7 @@ OURS: Final = ("bridge", "deploy", "pipelines")
 _AT_ONCE: Final = 20  # lines of a kind
 _SPAN: Final = 60.0  # s in which no more come
 _KINDS: Final = 1_000  # remembered
+_FILE_BYTES: Final = 20_000_000
 
 
 def say(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Value) -> None:
@@ -63,6 +66,26 @@ def set_up_logs(
     logging.basicConfig(level=others, handlers=[handler])
     for name, of_name in {**dict.fromkeys(OURS, level), **levels}.items():
         logging.getLogger(name).setLevel(of_name.upper())
+
+
+class LogFile(RotatingFileHandler):
+    """A file, and two older ones. The first line that can be written after others could not, as on a full disk, tells how
+    many are missing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lost = self._lost
+        if lost:
+            _add(record, lines_lost=lost)
+        super().emit(record)
+        if self._lost == lost:
+            self._lost = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._lost += 1
 
 
 class Limit:

@@ -9,14 +9,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from conf.errors import KilnError
-from conf.logs import set_up_logs
+from conf.logs import LogFile, set_up_logs
 from conf.settings.model import Settings
 from deploy.embedded.jars import PROJECT, jars_for, spark_classes
 from pipelines.spark.s3a import s3a_settings
@@ -49,7 +48,7 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
     # with traces of each call that a JVM does not answer, which py4j tells the root logger
-    kept = RotatingFileHandler(logs / "driver.log", maxBytes=20_000_000, backupCount=2, delay=True)
+    kept = LogFile(logs / "driver.log")
     set_up_logs(settings.log.format, settings.log.level, settings.log.levels, kept, logging.WARNING)
     with said_to(logs / "spark.out"):
         spark = create_session(

@@ -23,10 +23,10 @@ from schemas.proto.gossipsub.rpc_pb2 import RPC
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import PubsubMessage, read_message
 from schemas.queries import QUERIES
-from schemas.records import PublicationRecord, decode_publication
+from schemas.records import PublicationRecord, decode_publication, decode_wanted
 
 WINDOW = 1_000_000  # µs
-READ = ("frames", "updates", "batches", "publications")
+READ = ("frames", "updates", "batches", "publications", "wanted")
 
 
 UNHEARD = "message said and not in messages"
@@ -171,8 +171,10 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
 def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
     stamps = {update.message: record.stamp for record in log.of("updates") if (update := _update(record)) is not None}
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
+    waiting = _waiting(log)
     for row in ask(lake, f"{announced} EXCEPT SELECT network, stream, tip FROM updates").rows():
-        yield Problem("update announced and not in updates", row, 0)
+        if row not in waiting:
+            yield Problem("update announced and not in updates", row, 0)
     new = "network, origin, separator_key, separator_value, stream, tip"
     for row in ask(lake, f"SELECT any_value(message), {new} FROM updates GROUP BY ALL HAVING count(*) > 1").rows():
         yield Problem("update twice in updates", row, stamps.get(str(row[0]), 0))
@@ -182,6 +184,16 @@ def _updates(log: Log, lake: Lake) -> Iterator[Problem]:
     )
     for row in ask(lake, missed).rows():
         yield Problem("update in no batch", row, stamps.get(str(row[0]), 0))
+
+
+def _waiting(log: Log) -> set[tuple[object, ...]]:
+    """Updates that name no separator wait for the genesis of their stream, which nobody has: network, stream, tip."""
+    wanted = (decode_wanted(record.value) for record in log.of("wanted"))
+    return {
+        (each.network, each.update.stream, each.update.tip)
+        for each in wanted
+        if each.reason == "genesis" and each.update
+    }
 
 
 def _batches(log: Log, lake: Lake) -> Iterator[Problem]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
-from conf.logs import Format, Level, Limit, Problems, is_news, say, set_up_logs
+from conf.logs import Format, Level, Limit, LogFile, Problems, is_news, say, set_up_logs
 
 LOG = logging.getLogger("bridge.node")
 
@@ -99,3 +101,23 @@ def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
         '"problem" words="Kafka is away"',
         '"problem is over" words="Kafka is away"',
     ]
+
+
+def test_lines_that_a_full_disk_takes_no_more_are_counted_and_not_told_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "driver.log").symlink_to("/dev/full")
+    logging.getLogger().handlers.clear()
+    kept = LogFile(tmp_path / "driver.log")
+    set_up_logs("json", "info", {}, kept)
+    for number in range(3):
+        say(LOG, "peer came", number=number)
+    with suppress(OSError):  # what waits cannot be written now either
+        kept.close()
+    (tmp_path / "driver.log").unlink()  # there is room again
+    say(LOG, "peer came", number=3)
+    say(LOG, "peer came", number=4)
+    kept.close()
+    told = [json.loads(line) for line in (tmp_path / "driver.log").read_text().splitlines()]
+    assert [(line["number"], line.get("lines_lost")) for line in told] == [(3, 3), (4, None)]
+    assert capsys.readouterr() == ("", "")
