@@ -69,8 +69,8 @@ def set_up_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A file, and two older ones. The first line that can be written after others could not, as on a full disk, tells how
-    many are missing."""
+    """A file, and two older ones. Lines that cannot be written, as on a full disk, are counted: the next line that can
+    be written tells how many are missing."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)

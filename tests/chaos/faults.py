@@ -625,7 +625,7 @@ def clock_bridge(scene: Scene) -> str:
     wrong = scene.next_of((-172_800, -3_600, -30, 30, 3_600, 172_800))
     path = scene.stack.control / "faketime"
     path.write_text(f"{wrong:+d}\n")
-    time.sleep(3)  # the fault itself
+    time.sleep(4)  # the fault itself; libfaketime looks at the file once a second
     path.write_text("+0\n")
     return f"{wrong:+d} s"
 
