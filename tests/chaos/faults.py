@@ -615,17 +615,17 @@ def _replace(folder: Path, by: Path) -> None:
 # ---------------------------------------------------------------- clocks
 
 
-def _no_faketime(stack: Stack) -> str:
+def _no_clock(stack: Stack) -> str:
     return "" if stack.wrong_clocks else wrong_clock.absent() or "what moves a clock is not built"
 
 
-@kind("clock-bridge", TOO_OLD, _no_faketime)
+@kind("clock-bridge", TOO_OLD, _no_clock)
 def clock_bridge(scene: Scene) -> str:
     """Wrong by up to two days, and put right."""
     wrong = scene.next_of((-172_800, -3_600, -30, 30, 3_600, 172_800))
-    path = scene.stack.control / "faketime"
+    path = scene.stack.control / "bridge_clock"
     path.write_text(f"{wrong:+d}\n")
-    time.sleep(4)  # the fault itself; libfaketime looks at the file once a second
+    time.sleep(4)  # the fault itself: the bridge looks at the file once a second
     path.write_text("+0\n")
     return f"{wrong:+d} s"
 

@@ -2,7 +2,7 @@
 
 CHAOS_CONTROL names a folder. A file `cut` in it, "TABLE before|after fail|kill", is taken once: the next commit to the
 table fails, or the whole Kiln is killed, before or after the commit. A file `clock` holds by how many seconds the
-clock of the queries is wrong. CHAOS_FAKETIME is what to preload so that the file `faketime` moves the bridge's clock.
+clock of the queries is wrong. CHAOS_CLOCK is what to preload so that the file `bridge_clock` moves the bridge's clock.
 CHAOS_PROXY is the port of a proxy before the embedded broker, which the broker then names as its own.
 """
 
@@ -68,10 +68,10 @@ class WrongClock:
 
 
 def wrong_environment(settings: Settings) -> Mapping[str, str]:
-    """The bridge's environment, with a clock that the file `faketime` moves."""
+    """The bridge's environment, with a clock that the file `bridge_clock` moves."""
     environment = _environment(settings)
-    preload, moved_by = os.environ["CHAOS_FAKETIME"], CONTROL / "faketime"
-    return {**environment, **wrong_clock.environment(preload, moved_by, environment["PYTHONPATH"])}
+    preload, moved_by = os.environ["CHAOS_CLOCK"], CONTROL / "bridge_clock"
+    return {**environment, **wrong_clock.environment(preload, moved_by)}
 
 
 class ProxiedBroker(EmbeddedBroker):
@@ -86,7 +86,7 @@ _environment = bridge.child_environment
 
 if __name__ == "__main__":
     vars(launch).update(DeltaRsCommits=CutCommits, time=WrongClock)
-    if os.environ.get("CHAOS_FAKETIME"):
+    if os.environ.get("CHAOS_CLOCK"):
         vars(bridge).update(child_environment=wrong_environment)
     if os.environ.get("CHAOS_PROXY"):
         vars(broker).update(EmbeddedBroker=ProxiedBroker)

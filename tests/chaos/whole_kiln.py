@@ -109,7 +109,7 @@ class Stack:
             {
                 "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
                 "CHAOS_CONTROL": str(self.control),
-                **({"CHAOS_FAKETIME": wrong_clocks} if wrong_clocks else {}),
+                **({"CHAOS_CLOCK": wrong_clocks} if wrong_clocks else {}),
                 **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
                 **({"KILN_IPFS__API": "helia", "KILN_IPFS__LISTEN": "/ip4/127.0.0.1/tcp/0"} if helia else {}),
                 "KILN_NETWORK": network,
@@ -134,7 +134,7 @@ class Stack:
         self._addresses: list[str] = []
         self.process: subprocess.Popen[str] | None = None
         self._said_from = 0
-        (self.control / "faketime").write_text("+0\n")
+        (self.control / "bridge_clock").write_text("+0\n")
 
     # ---------------------------------------------------------------- life
 
