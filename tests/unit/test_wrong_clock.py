@@ -34,7 +34,7 @@ print(json.dumps({"slept": slept, "wrong": [time.time() - child, datetime.dateti
 def test_only_the_time_of_day_of_one_process_is_wrong(tmp_path: Path, wrong: int) -> None:
     (tmp_path / "wrong_by").write_text(f"{wrong:+d}\n")
     environment = wrong_clock.environment(wrong_clock.build(tmp_path), tmp_path / "wrong_by")
-    said = subprocess.check_output([sys.executable, "-c", PROGRAM], env={**os.environ, **environment})
+    said = subprocess.check_output([sys.executable, "-c", PROGRAM], env={**os.environ, **environment}, timeout=60)
     found = json.loads(said)
     assert all(0.2 <= seconds < 5 for seconds in found["slept"])
     assert all(0 <= seconds - wrong < 60 for seconds in found["wrong"])  # the child ran before
