@@ -32,4 +32,4 @@ def build(built: Path = BUILT) -> str:
 
 def environment(preload: str, moved_by: Path) -> dict[str, str]:
     """For a process whose clock is wrong by the whole seconds in a file, such as "+0"."""
-    return {"LD_PRELOAD": preload, "KILN_WRONG_CLOCK": str(moved_by)}
+    return {"LD_PRELOAD": preload, "WRONG_CLOCK_FILE": str(moved_by)}

@@ -1,4 +1,4 @@
-/* Preloaded into a process, adds the whole seconds in the file KILN_WRONG_CLOCK to what the process takes for the time of
+/* Preloaded into a process, adds the whole seconds in the file WRONG_CLOCK_FILE to what the process takes for the time of
    day. The file is read once a second. Monotonic clocks stay right, as in a machine whose clock somebody sets.
 
    C11's cnd_timedwait waits by the time of day, and librdkafka waits so: what it reckons is put right before the wait.
@@ -23,7 +23,7 @@ __attribute__((constructor)) static void begin(void)
 {
     right_time = dlsym(RTLD_NEXT, "clock_gettime");
     right_wait = dlsym(RTLD_NEXT, "cnd_timedwait");
-    moved_by = getenv("KILN_WRONG_CLOCK");
+    moved_by = getenv("WRONG_CLOCK_FILE");
     unsetenv("LD_PRELOAD"); /* children have the right clock */
 }
 
