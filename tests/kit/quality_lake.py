@@ -40,8 +40,9 @@ def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | No
     return rows_of(generated.frame.SerializeToString() for generated in traffic.frames(messages=messages))
 
 
-def rows_of(values: Iterable[bytes], how: Decoding | None = None) -> dict[str, list[Row]]:
-    """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s."""
+def rows_of(values: Iterable[bytes], how: Decoding | None = None, stamped_after: int = 20_000) -> dict[str, list[Row]]:
+    """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s. `stamped_after`: how
+    long after a frame was heard the broker had the frame, µs."""
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
     said: dict[tuple[str, str], Decoded] = {}
@@ -50,7 +51,7 @@ def rows_of(values: Iterable[bytes], how: Decoding | None = None) -> dict[str, l
     for offset, value in enumerate(values):
         frame = read_frame(value)
         assert not isinstance(frame, Rejected)
-        frames.append(frame_row(0, offset, frame.observed_at // 1000 + 20_000, frame))
+        frames.append(frame_row(0, offset, frame.observed_at // 1000 + stamped_after, frame))
         for item in decoder.decode(value, 0, offset, 0):
             if item.copy is not None:
                 copies.append(copy_row(item, frame))
