@@ -164,8 +164,8 @@ _KILN: Final = (
     _kiln(
         "expect_lateness_to_be_at_most",
         "Of the LIVE batches of the last hour of the table, 99 of 100 were in Kafka within `most` after their window's "
-        "end.",
-        {"most": "duration"},
+        "end. Late batches of no more than `minutes` minutes (5) are no fault: a start makes some.",
+        {"most": "duration", "minutes": "number"},
         "most",
     ),
     _kiln(

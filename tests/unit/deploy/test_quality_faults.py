@@ -319,6 +319,17 @@ def test_a_clock_that_is_ahead_is_named_too_and_frames_that_waited_are_no_fault(
     )
 
 
+@pytest.mark.parametrize(("minutes", "fails"), [(5, False), (6, True)])
+def test_late_batches_are_a_fault_when_they_keep_coming(minutes: int, fails: bool, town: Town) -> None:
+    """A cold start makes the batches of a minute or two late."""
+    town.delete("batches", "true")
+    came = [at(60 * (number % minutes)) for number in range(120)]
+    row = town.row("batches")
+    town.append("batches", *(row | {"closed_at": each - timedelta(seconds=11), "emitted_at": each} for each in came))
+    late = [each for each in town.failed() if each.check.expectation == "expect_lateness_to_be_at_most"]
+    assert [each.observed for each in late] == ["p99 11.0 s late, in 6 minutes"] * fails
+
+
 def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(town: Town) -> None:
     """So the memory of the checks does not grow with the tables."""
     later = datetime.now(UTC) + timedelta(days=9)
