@@ -6,9 +6,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from itertools import cycle, islice
+from random import Random
 
 import duckdb
+import psutil
 import pytest
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
@@ -24,6 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.ma
 
 FRAMES = int(os.environ.get("KILN_TEST_BACKFILL_FRAMES", "3000"))
 KILLS = int(os.environ.get("KILN_TEST_BACKFILL_KILLS", "1"))
+INTERRUPTIONS = int(os.environ.get("KILN_TEST_BACKFILL_INTERRUPTIONS", "1"))
 PREFIX = "history."
 RATE = max(50, FRAMES // 600)  # messages a second
 WORLD = TrafficOptions(seed=5, network="local-history", separators=200, streams=1_000, garbage=0.02, forged=0.02)
@@ -60,7 +68,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up", timeout=1_800)
-    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // 4)
+    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // (3 + INTERRUPTIONS))
     return kiln
 
 
@@ -91,23 +99,52 @@ def differences(kiln: Kiln, run: str, table: str, low: str, high: str) -> list[o
         return [row for query in found for row in tables.sql(f"from ({query}) limit 3").fetchall()]
 
 
+def interrupt(process: subprocess.Popen[str], kind: str) -> None:
+    """`kind`: "worker" or "driver", which die by SIGKILL, "SIGTERM", or "all", which is left to the caller."""
+    if kind == "SIGTERM":
+        process.terminate()
+        assert process.wait(120) == 130
+    elif kind != "all":
+        part = "pyspark.worker" if kind == "worker" else "org.apache.spark.deploy.SparkSubmit"
+        with suppress(psutil.NoSuchProcess):
+            wait_until(lambda: process.poll() is not None or parts(process, part) != [], f"a {kind} of the run", 120)
+            for found in parts(process, part)[-1:]:  # the youngest: a daemon forks the workers
+                found.kill()
+        process.wait(600)  # ends, or goes on without what died
+
+
+def parts(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [each for each in children if name in each.cmdline()]
+
+
 def test_a_run_that_is_killed_and_called_again_gives_what_live_has(kiln: Kiln, middle: tuple[str, str]) -> None:
     low, high = middle
     command = ("backfill", "run", "--from", low, "--to", high, "--run", "killed")
-    lake = Lake(str(kiln.lake))
+    lake, random = Lake(str(kiln.lake)), Random(5)
 
-    def chunks() -> int:
+    def steps() -> int:
         found = find_run(lake, "killed")
-        return 0 if found is None else sum(each.details["step"] == "decoding" for each in found.chunks)
+        return 0 if found is None else len(found.chunks)
 
-    process = kiln.start(*command)
-    try:
-        wait_until(lambda: chunks() > 0 or process.poll() is not None, "a chunk of the run", 600)
-    finally:
-        kill_all(process)
-    found = find_run(lake, "killed")
-    assert found is not None
-    assert not found.done
+    def under_way(process: subprocess.Popen[str], before: int) -> bool:
+        return steps() > before or process.poll() is not None
+
+    interrupted = 0
+    for kind in islice(cycle(("all", "worker", "driver", "SIGTERM", "all", "driver")), INTERRUPTIONS):
+        before = steps()
+        process = kiln.start(*command)
+        try:
+            wait_until(partial(under_way, process, before), "a step of the run", 600)
+            time.sleep(random.uniform(0, 1))  # at any moment, seeded
+            interrupt(process, kind)
+        finally:
+            with suppress(ProcessLookupError):
+                kill_all(process)
+        found = find_run(lake, "killed")
+        assert found is not None
+        interrupted += not found.done
+    assert interrupted >= min(INTERRUPTIONS, 5)
     done = json.loads(kiln.run(*command, "--json", timeout=1_800).stdout)
     assert done["wrote"] > 0
     for table in EQUAL:
