@@ -67,8 +67,7 @@ def build(images: Sequence[Image], tag: str, base: str) -> None:
     for image in images:
         name = f"localhost/kiln-{image}:{tag}"
         _run(*arguments, "--target", image, "--tag", name, str(CONTEXT))
-        size = int(_run("buildah", "inspect", "--type", "image", "--format", "{{.Docker.Size}}", name, quiet=True) or 0)
-        print(f"{name}  {size / 1e6:.0f} MB")
+        print(f"{name}  {_run('buildah', 'images', '--format', '{{.Size}}', name, quiet=True).strip()}")
 
 
 def make_base() -> None:

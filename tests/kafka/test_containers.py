@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -38,6 +39,17 @@ _OF_THE_BROKER = {
     "KILN_KAFKA__SASL_PASSWORD_FILE": "/jobs/state/broker/password",
 }
 _GET = "import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Podman's default limits are above those that a root without the right to raise limits may give."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    conf = tmp_path_factory.mktemp("podman") / "containers.conf"
+    conf.write_text(f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc=4096:4096"]\n')
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CONTAINERS_CONF", str(conf))
+        yield
 
 
 def podman(*arguments: str, check: bool = True) -> str:
