@@ -44,9 +44,9 @@ def gauge(name: str, labels: str = "") -> str:
     return f"{name}{{{_KILN}{', ' if labels else ''}{labels}}}"
 
 
-def per_second(name: str, suffix: str = "total") -> str:
+def per_second(name: str, labels: str = "", *, suffix: str = "total") -> str:
     """How much a counter grows a second."""
-    return f"rate({gauge(f'{name}_{suffix}')}{_RATE})"
+    return f"rate({gauge(f'{name}_{suffix}', labels)}{_RATE})"
 
 
 def _sum(expression: str, by: str = "") -> str:
@@ -58,6 +58,7 @@ def _lateness(quantile: float) -> str:
     return f"histogram_quantile({quantile}, {buckets})"
 
 
+_EVENTS: Final = per_second("kiln_bridge_events", 'event!~"bytes_.+"')
 _SPAN: Final = Panel(
     "Lateness of batches",
     "How much later than T after its first update was heard the broker had a batch.",
@@ -214,9 +215,9 @@ BRIDGE: Final = (
             ),
             Panel(
                 "What node and router count",
-                "The ten that grow fastest. docs/METRICS.md has a sentence on each.",
+                "The ten that grow fastest, without bytes. docs/METRICS.md has a sentence on each.",
                 "cps",
-                [Line(f"topk(10, {_sum(per_second('kiln_bridge_events'), 'event')})", "{{event}}")],
+                [Line(f"topk(10, {_sum(_EVENTS, 'event')})", "{{event}}")],
             ),
         ),
     ),
@@ -265,14 +266,19 @@ BRIDGE: Final = (
                 ],
             ),
             Panel(
-                "Room",
-                "What waiting frames take, and what the disk has left.",
+                "Room they take",
+                "In memory, and in the spool on the disk.",
                 "bytes",
                 [
                     Line(_sum(gauge("kiln_bridge_spool_memory_bytes")), "memory"),
                     Line(_sum(gauge("kiln_bridge_spool_disk_bytes")), "spool"),
-                    Line(f"min({gauge('kiln_bridge_spool_free_bytes')})", "free"),
                 ],
+            ),
+            Panel(
+                "Room left",
+                "On the disk of the state folder.",
+                "bytes",
+                [Line(f"min({gauge('kiln_bridge_spool_free_bytes')})", "free")],
             ),
         ),
     ),
@@ -436,6 +442,7 @@ STREAMS: Final = (
     ),
 )
 
+_SELDOM: Final = "bundles|dropped|quality_results|runs|streams"
 LAKE: Final = (
     Row(
         "Fresh",
@@ -444,7 +451,8 @@ LAKE: Final = (
                 "Age of the newest commit",
                 "Every ten seconds where rows come.",
                 "s",
-                [Line(gauge("kiln_table_age_seconds"), "{{table}}")],
+                # others have a commit when somebody asks for one, and would hide these
+                [Line(gauge("kiln_table_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
             ),
             Panel(
                 "Commits",

@@ -26,7 +26,7 @@ from deploy.grafana.dashboards import DASHBOARDS, Panel, Row
 
 _SOURCE: Final = DataSourceRef("prometheus", "${source}")
 _WIDTH: Final = 24  # of a dashboard, in Grafana's columns
-_PLOTS, _FIGURES = 3, 6  # side by side at most
+_FIGURES = 6  # side by side at most
 _PLOT_HEIGHT, _FIGURE_HEIGHT = 8, 4
 
 
@@ -62,13 +62,16 @@ def dashboard_json(name: str) -> str:
     for row in DASHBOARDS[name]:
         built.with_row(dashboard.Row(row.title))
         for panel in row.panels:
-            built.with_panel(_panel(panel, _span(row)))
+            built.with_panel(_panel(panel, _WIDTH // across(row)))
     return json.dumps(built.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-def _span(row: Row) -> int:
-    most = _FIGURES if all(panel.figure for panel in row.panels) else _PLOTS
-    return _WIDTH // min(most, len(row.panels))
+def across(row: Row) -> int:
+    """How many panels of a row are side by side."""
+    if all(panel.figure for panel in row.panels):
+        return min(_FIGURES, len(row.panels))
+    # four fill a row, and none of five or six stands alone
+    return min(4 if len(row.panels) == 4 else 3, len(row.panels))
 
 
 def _panel(panel: Panel, span: int) -> stat.Panel | timeseries.Panel:

@@ -1,0 +1,155 @@
+"""What the panels of the dashboards show of a run, drawn without a Grafana: each expression asked of a Prometheus.
+
+    python -m bench.dashboards http://127.0.0.1:9090 BEGIN END FOLDER
+
+BEGIN and END are unix seconds. FOLDER gets a picture for each dashboard: rows, panels and legends as in the JSON for
+Grafana. Grafana itself draws another picture.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import httpx
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from deploy.grafana.dashboards import DASHBOARDS, Line, Panel, Row
+from deploy.grafana.files import across
+
+_STEP: Final = 15.0  # s between two points
+_RATE: Final = "1m"
+_WIDE, _PLOT_HIGH, _FIGURE_HIGH, _TITLE_HIGH = 14.0, 2.3, 1.1, 0.3  # inches
+_MOST_IN_LEGEND: Final = 8
+
+
+class Range(NamedTuple):
+    """What is drawn: of which Prometheus, from when until when, unix s."""
+
+    prometheus: str
+    begin: float
+    end: float
+
+
+class Curve(NamedTuple):
+    """A series over the range; `at`: minutes after its beginning."""
+
+    legend: str
+    at: Sequence[float]
+    values: Sequence[float]
+
+
+def asked(line: Line) -> str:
+    """The expression, with what Grafana puts in for its variables."""
+    return line.expression.replace("$instance", ".*").replace("$__rate_interval", _RATE)
+
+
+def legend(template: str, labels: Mapping[str, str]) -> str:
+    """The name of a series, as Grafana makes it of labels in braces."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
+
+
+def in_words(value: float, unit: str) -> str:
+    """A value with its unit, one of Grafana's ids."""
+    match unit:
+        case "percentunit":
+            return f"{100 * value:.3g} %"
+        case "s":
+            return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+        case "bytes":
+            size, names = value, iter(("B", "KiB", "MiB", "GiB"))
+            name = next(names)
+            while abs(size) >= 1024 and (larger := next(names, "")):
+                size, name = size / 1024, larger
+            return f"{size:.3g} {name}"
+        case "cps":
+            return f"{value:,.3g}/s"
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
+
+
+def curves(line: Line, over: Range) -> list[Curve]:
+    """What an expression gives. httpx.HTTPError."""
+    what = {"query": asked(line), "start": str(over.begin), "end": str(over.end), "step": str(_STEP)}
+    answer = httpx.get(f"{over.prometheus}/api/v1/query_range", params=what, timeout=60).raise_for_status().json()
+    return [
+        Curve(
+            legend(line.legend, each["metric"]),
+            [(float(at) - over.begin) / 60 for at, _ in each["values"]],
+            [float(value) for _, value in each["values"]],
+        )
+        for each in answer["data"]["result"]
+    ]
+
+
+def draw(name: str, over: Range) -> Figure:
+    """The picture of a dashboard."""
+    lines = [(row, panels) for row in DASHBOARDS[name] for panels in _broken(row)]
+    heights = [_FIGURE_HIGH if all(each.figure for each in panels) else _PLOT_HIGH for _, panels in lines]
+    high = sum(heights) + _TITLE_HIGH * (len(lines) + 1)
+    figure = Figure(figsize=(_WIDE, high), layout="constrained")
+    figure.suptitle(f"Kiln: {name}", x=0.01, ha="left", fontsize=12, weight="bold")
+    parts = figure.subfigures(len(lines), 1, height_ratios=[each + _TITLE_HIGH for each in heights], squeeze=False)
+    before = None
+    for part, (row, panels) in zip(parts.flat, lines, strict=True):
+        if row is not before:
+            part.suptitle(row.title, x=0.01, ha="left", fontsize=10, color="#555555")
+        before = row
+        places = part.subplots(1, across(row), squeeze=False)[0]
+        for number, axes in enumerate(places):
+            if number < len(panels):
+                _panel(axes, panels[number], over)
+            else:
+                axes.set_axis_off()
+    return figure
+
+
+def _broken(row: Row) -> list[Sequence[Panel]]:
+    """The panels of a row, as many side by side as Grafana shows."""
+    return [row.panels[first : first + across(row)] for first in range(0, len(row.panels), across(row))]
+
+
+def _panel(axes: Axes, panel: Panel, over: Range) -> None:
+    found = [curve for line in panel.lines for curve in curves(line, over)]
+    axes.set_title(panel.title, fontsize=8, loc="left")
+    if panel.figure:
+        axes.set_axis_off()
+        value = found[0].values[-1] if found else None
+        bad = value is not None and panel.bad_from is not None and value >= panel.bad_from
+        words = "no data" if value is None else in_words(value, panel.unit)
+        axes.text(0.5, 0.4, words, ha="center", va="center", fontsize=18, color="#c4162a" if bad else "#37872d")
+        return
+    axes.tick_params(labelsize=6)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_words(value, panel.unit)))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} min"))
+    axes.grid(visible=True, color="#eeeeee")
+    axes.set_xlim(0, (over.end - over.begin) / 60)
+    if not found:
+        axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes, fontsize=8, color="#888888")
+        return
+    below: dict[float, float] = {}
+    for number, curve in enumerate(sorted(found, key=lambda each: -max(each.values))):
+        heights = list(curve.values)
+        if panel.stacked:
+            heights = [below.get(at, 0.0) + value for at, value in zip(curve.at, heights, strict=True)]
+            axes.fill_between(curve.at, [below.get(at, 0.0) for at in curve.at], heights, alpha=0.3)
+            below.update(zip(curve.at, heights, strict=True))
+        axes.plot(curve.at, heights, linewidth=1, label=curve.legend if number < _MOST_IN_LEGEND else None)
+    axes.set_ylim(bottom=0)
+    if any(curve.legend for curve in found):
+        axes.legend(fontsize=5.5, loc="upper left", framealpha=0.6)
+
+
+def main(prometheus: str, begin: str, end: str, folder: str) -> None:
+    """Writes the pictures."""
+    for name in DASHBOARDS:
+        draw(name, Range(prometheus, float(begin), float(end))).savefig(Path(folder) / f"{name}.png", dpi=72)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
