@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
 """the aims"""
 _NEXT = 1 / 24
 """five minutes of two hours"""
+_LOOK_EVERY = 0.05  # s
 _MET = (0, 1)
 """exit codes of a check that was made: the lake has a few gaps"""
 
@@ -52,9 +54,13 @@ def measure(extent: Extent, say: Say) -> Finding:
             "failed": runs.failed,
             "memory of the checks, bytes a message": round(runs.memory / count),
         }
-    peak = Series("greatest memory of the first check", "MB", tuple(runs.peaks))
+    taken = [
+        Series("CPU of the first check", "s", tuple(runs.first_cpu)),
+        Series("CPU of the check of five minutes more", "s", tuple(runs.later_cpu)),
+        Series("greatest memory of the first check", "MB", tuple(runs.peaks)),
+    ]
     aims = f"aims {FIRST_SECONDS:g} and {NEXT_SECONDS:g} s"
-    return Finding("quality", f"whole commands over a lake; {aims}", (*series, peak), (), notes)
+    return Finding("quality", f"whole commands over a lake; {aims}", (*series, *taken), (), notes)
 
 
 def _make(place: Path, count: int) -> dict[str, int]:
@@ -77,6 +83,8 @@ class _Runs:
     def __init__(self, place: Path) -> None:
         self._place = place
         self.peaks: list[float] = []
+        self.first_cpu: list[float] = []
+        self.later_cpu: list[float] = []
         self.expectations = self.failed = self.memory = 0
 
     def first(self, run: int) -> float:
@@ -87,11 +95,14 @@ class _Runs:
         self.expectations, self.failed = len(told), sum(not each["success"] for each in told)
         self.memory = (self._state / "quality" / "state.duckdb").stat().st_size
         self.peaks.append(done.peak / 1e6)
+        self.first_cpu.append(done.cpu)
         return done.seconds
 
     def later(self, run: int) -> float:
         self._lay("after")
-        return _timed(["quality", "--json"], self._state, _MET).seconds
+        done = _timed(["quality", "--json"], self._state, _MET)
+        self.later_cpu.append(done.cpu)
+        return done.seconds
 
     def duckdb(self, run: int) -> float:
         self._lay("before")
@@ -116,6 +127,8 @@ _COUNT = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) AS n FROM {name}
 
 class _Done(NamedTuple):
     seconds: float
+    cpu: float
+    """s"""
     peak: int
     """bytes"""
     out: str
@@ -128,11 +141,26 @@ def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) ->
         child = subprocess.Popen(
             [sys.executable, "-m", "deploy.cli", *arguments], stdout=out, stderr=err, env=environment
         )
-        _, status, used = os.wait4(child.pid, 0)
+        peak = 0
+        while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
+            peak = max(peak, _peak(child.pid))
+            time.sleep(_LOOK_EVERY)
         seconds = time.perf_counter() - began
+        _, status, used = ended
         code = child.returncode = os.waitstatus_to_exitcode(status)
         for stream in (out, err):
             stream.seek(0)
         if code not in good:
             raise BenchError(f"kiln {arguments[0]} ended with {code}: {err.read()[-500:]}")
-        return _Done(seconds, used.ru_maxrss * 1024, out.read())
+        return _Done(seconds, used.ru_utime + used.ru_stime, peak, out.read())
+
+
+def _peak(process: int) -> int:
+    """The most memory of a process so far, bytes. What a parent learns at the end counts the parent's own, too, out of
+    which the process was made."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
