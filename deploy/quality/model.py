@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,9 @@ from schemas.cid import cid_bytes
 
 Owner = tuple[str, str, str, str]
 """network, origin, separator key, separator value"""
+
+_PAGE: Final = 50_000
+"""rows of `updates` at once"""
 
 
 class Update(NamedTuple):
@@ -95,8 +98,8 @@ def batches_follow(look: Look) -> str:
     owes = look.keep("owes", "owner VARCHAR, opened_at BIGINT, cid VARCHAR, since TIMESTAMPTZ")
     odd = look.keep("odd", "owner VARCHAR, opened_at BIGINT, length BIGINT, cid VARCHAR, block BLOB, since TIMESTAMPTZ")
 
-    row = db.execute(f"SELECT kept FROM {opened}").fetchone()
-    windows = _decode(row[0]) if row else {}
+    kept = db.execute(f"SELECT kept FROM {opened}").fetchall()
+    windows = _decode(kept[0][0]) if kept else {}
     owed: list[tuple[str, int, str]] = []
     for owner, window in closed_windows(_new_updates(look), windows, facts.window, facts.grace):
         if not window.made:
@@ -154,32 +157,38 @@ def batches_follow(look: Look) -> str:
 
 
 def _new_updates(look: Look) -> Iterator[Update]:
+    """The new rows of `updates`, in the order of the log, and none of them twice in memory. Between two of them, nobody
+    may ask the database anything: it is in the middle of the answer."""
+    import pyarrow as pa
+
     facts, have = look.facts, f"{look.memory}_have"
-    read = look.db.execute(
+    read = look.db.sql(
         "SELECT log_partition, network, origin, separator_key, separator_value, stream, tip, from_peer, "
         "separator_source, epoch_us(observed_at), epoch_us(updated_at) FROM new_updates "
         "WHERE separator_key IS NOT NULL ORDER BY log_partition, log_offset"
-    ).fetchall()
-    leaves: list[tuple[str, bytes]] = []
-    updates: list[Update] = []
-    for partition, network, origin, key, value, stream, tip, author, source, heard, clock in read:
-        if (facts.authors is not None and author not in facts.authors) or (facts.only_verified and source != "genesis"):
-            continue
-        try:
-            leaf = stream_key(stream) + cid_bytes(tip)
-        except (KeyError, IndexError, ValueError):
-            continue  # what is no CID or StreamID, the expectations on these columns say
-        owner = (network, origin, key, value)
-        leaves.append((_text(owner), leaf))
-        updates.append(Update(partition, owner, leaf, heard, clock))
-    if leaves:
-        import pyarrow as pa
-
-        told = pa.table({"owner": [owner for owner, _ in leaves], "leaf": [leaf for _, leaf in leaves]})
-        look.db.register("told", told)
+    ).to_arrow_reader(_PAGE)
+    told: list[pa.RecordBatch] = []
+    for page in read:
+        owners, leaves = list[str](), list[bytes]()
+        rows = zip(*(column.to_pylist() for column in page.columns), strict=True)
+        for partition, network, origin, key, value, stream, tip, author, source, heard, clock in rows:
+            if facts.authors is not None and author not in facts.authors:
+                continue
+            if facts.only_verified and source != "genesis":
+                continue
+            try:
+                leaf = stream_key(stream) + cid_bytes(tip)
+            except (KeyError, IndexError, ValueError):
+                continue  # what is no CID or StreamID, the expectations on these columns say
+            owner = (network, origin, key, value)
+            owners.append(_text(owner))
+            leaves.append(leaf)
+            yield Update(partition, owner, leaf, heard, clock)
+        told.append(pa.record_batch({"owner": pa.array(owners, pa.string()), "leaf": pa.array(leaves, pa.binary())}))
+    for each in told:
+        look.db.register("told", pa.Table.from_batches([each]))
         look.db.execute(f"INSERT INTO {have} SELECT DISTINCT hash(owner, leaf), {look.now} FROM told")
         look.db.unregister("told")
-    yield from updates
 
 
 def _cids(window: Window, limit: int) -> list[str]:
