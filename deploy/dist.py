@@ -5,7 +5,8 @@
 - `environment.tar.gz`: the wheel, and what the queries need of those packages, as a Python environment that
   spark-submit hands to executors;
 - `jars/` and `jars.txt`: the jars that Kiln adds to Spark's, with checksums as sha256sum writes them;
-- `jobs/`: the scripts for spark-submit.
+- `jobs/`: the scripts for spark-submit;
+- `jars-s3/` and `jars-s3.txt`, only when asked for: the jars that Spark needs for an object store.
 
 The version carries the commit as a local version (PEP 440): `0.1.0+g0123456789ab`, and `.dirty` where the files of the
 checkout are not those of the commit.
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.errors import KilnError
-from deploy.embedded.jars import IVY_XML, PROJECT, checksums_of, ensure, pinned
+from deploy.embedded.jars import IVY_S3, IVY_XML, PROJECT, checksums_of, ensure, pinned, s3_root
 
 RUNTIME_LOCK = PROJECT / "conf" / "runtime.lock"
 _VERSION = re.compile(r'^version = "([^"+]+)"$', re.MULTILINE)
@@ -95,16 +96,24 @@ def install(wheel: Path, folder: Path) -> None:
 
 def copy_jars(into: Path) -> None:
     """Puts the jars that Kiln adds to Spark's into `jars/`, and their checksums into `jars.txt`. JarsError."""
-    names = pinned(IVY_XML.read_bytes())["spark"]
-    root = ensure()
-    shutil.rmtree(into / "jars", ignore_errors=True)
-    (into / "jars").mkdir(parents=True)
+    _copy_pinned(IVY_XML, ensure(), into / "jars")
+
+
+def copy_s3_jars(into: Path) -> None:
+    """Puts the jars that Spark needs for an object store into `jars-s3/`, with `jars-s3.txt`. JarsError."""
+    _copy_pinned(IVY_S3, ensure(s3_root(), ivy_xml=IVY_S3), into / "jars-s3")
+
+
+def _copy_pinned(ivy_xml: Path, root: Path, into: Path) -> None:
+    names = pinned(ivy_xml.read_bytes())["spark"]
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
     for name in names:
-        shutil.copyfile(root / "spark" / name, into / "jars" / name)
-    lines = (line.split() for line in checksums_of(IVY_XML).read_text(encoding="ascii").splitlines())
+        shutil.copyfile(root / "spark" / name, into / name)
+    lines = (line.split() for line in checksums_of(ivy_xml).read_text(encoding="ascii").splitlines())
     sums = {file: digest for digest, file in lines}
-    listed = "".join(f"{sums[f'spark/{name}']}  jars/{name}\n" for name in names)
-    (into / "jars.txt").write_text(listed, encoding="ascii")
+    listed = "".join(f"{sums[f'spark/{name}']}  {into.name}/{name}\n" for name in names)
+    into.with_name(f"{into.name}.txt").write_text(listed, encoding="ascii")
 
 
 def copy_jobs(into: Path) -> None:
@@ -137,13 +146,15 @@ def _run(*command: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes all parts, or those that the command line names, and prints each with its size."""
+    """Makes all parts but `jars-s3`, or those that the command line names, and prints each with its size."""
     parts = ("wheel", "environment", "jars", "jobs")
     parser = argparse.ArgumentParser(prog="make dist", description="Make a release of this checkout.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"out of {', '.join(parts)}; default: all")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"out of {', '.join(parts)}, jars-s3; default: all but jars-s3"
+    )
     parser.add_argument("--into", type=Path, default=PROJECT / "dist", metavar="DIR")
     options = parser.parse_args(arguments)
-    if unknown := sorted(set(options.parts) - set(parts)):
+    if unknown := sorted(set(options.parts) - {*parts, "jars-s3"}):
         parser.error(f"no such part: {', '.join(unknown)}")
     wanted, into = set(options.parts or parts), options.into.absolute()
     try:
@@ -152,6 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shutil.copyfile(RUNTIME_LOCK, into / "requirements.txt")
         if "jars" in wanted:
             copy_jars(into)
+        if "jars-s3" in wanted:
+            copy_s3_jars(into)
         if "jobs" in wanted:
             copy_jobs(into)
         if "environment" in wanted:

@@ -5,6 +5,7 @@ With KILN_TEST_WHEEL set, the wheel is also installed into an empty environment,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,8 +19,10 @@ from pathlib import Path
 import pytest
 from conftest import free_ports
 
+from deploy import dist
 from deploy.dist import build_wheel, install
 from deploy.embedded.broker import stop_running
+from deploy.embedded.jars import IVY_S3, IVY_XML, pinned
 
 PACKAGES = ("schemas", "pipelines", "bridge", "conf", "deploy")
 OF_THE_CHECKOUT = re.compile(
@@ -85,6 +88,36 @@ def test_the_command_runs_from_the_wheel_alone(
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(said, done.stdout), done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("part", "ivy_xml"), [("jars", IVY_XML), ("jars-s3", IVY_S3)])
+def test_jars_come_with_their_checksums_and_those_of_a_store_apart(
+    part: str, ivy_xml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = pinned(ivy_xml.read_bytes())["spark"]
+    fetched, sums = tmp_path / "fetched", tmp_path / "sums"
+    (fetched / "spark").mkdir(parents=True)
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
+    for name in names:
+        (fetched / "spark" / name).write_text(name)
+    sums.write_text("".join(f"{digest}  spark/{name}\n" for name, digest in digests.items()))
+
+    def ensure(root: Path | None = None, ivy_xml: Path = IVY_XML) -> Path:
+        assert (root is None) == (ivy_xml == IVY_XML)
+        return fetched
+
+    def checksums_of(asked: Path) -> Path:
+        assert asked == ivy_xml
+        return sums
+
+    monkeypatch.setattr(dist, "ensure", ensure)
+    monkeypatch.setattr(dist, "checksums_of", checksums_of)
+    into = tmp_path / "dist"
+    assert dist.main([part, "--into", str(into)]) == 0
+    assert {path.name for path in into.iterdir()} == {part, f"{part}.txt"}
+    assert {path.name: path.read_text() for path in (into / part).iterdir()} == {name: name for name in names}
+    listed = "".join(f"{digests[name]}  {part}/{name}\n" for name in names)
+    assert (into / f"{part}.txt").read_text() == listed
 
 
 @pytest.mark.timeout(900)
