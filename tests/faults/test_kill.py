@@ -50,7 +50,7 @@ def run(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Run
         with new_records(servers, PREFIX + topic) as watched:
             process = kiln.start("run", "--no-network")
             try:
-                await_records(watched, random.randint(1, most))
+                await_records(watched, random.randint(1, most), polls=300)  # with what waits since the kill before
             finally:
                 kill_all(process)
     feed.stop()
