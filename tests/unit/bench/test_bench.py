@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.awaiting import wait_until
+from msgspec import structs
 from rich.console import Console
 
 from bench.__main__ import NAMES, Bench, main
@@ -27,7 +28,7 @@ from bench.ground import LogRecord
 from bench.growth import cost
 from bench.hot_path import agreed, by_index, messages, with_messages
 from bench.instead import run_within
-from bench.lateness import lateness
+from bench.lateness import lateness, lateness_by_log
 from bench.peers.by_hand import read
 from bench.plots import draw, plot
 from bench.processes import Usage, kind_of
@@ -371,6 +372,18 @@ def test_lateness_is_beyond_the_end_of_the_window() -> None:
     assert late.percentile(0.99) == 900
     with pytest.raises(BenchError, match="no batch came"):
         lateness([])
+
+
+def test_lateness_by_the_log_counts_from_the_stamp_of_the_update_that_opened_the_window() -> None:
+    first = structs.replace(decode_update(update(1, 1, separators=7)[1]), observed_at=1_000_000)
+    assert first.separator is not None
+    of_log = [LogRecord(61_000, b"", encode(first))]  # heard a minute before
+    batch = BatchRecord("local-bench", "LIVE", first.separator, "b", b"", 1_000_000, 2_000_000)
+    other = BatchRecord("local-bench", "LIVE", first.separator, "c", b"", 999_999, 1_999_999)
+    batches = [LogRecord(62_300, b"", encode(batch)), LogRecord(62_300, b"", encode(other))]
+    assert lateness_by_log(batches, of_log).late == (300,)
+    with pytest.raises(BenchError, match="no batch came"):
+        lateness_by_log(batches[1:], of_log)
 
 
 def test_the_first_micro_batch_is_no_part_of_the_cost() -> None:
