@@ -8,8 +8,8 @@ import shlex
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -180,12 +180,26 @@ def shared() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports of 127.0.0.1 that nothing listens on, by TCP or UDP. Linux seldom gives a connection one of these ports, so
+    they stay free while other tests dial."""
+    first_dialled_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    last = max(first_dialled_from, 20_000)
+    found: list[int] = []
+    while len(found) < count:
+        port = SystemRandom().randrange(10_000, last)
+        if port not in found and _is_free(port):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+        try:
+            tcp.bind(("127.0.0.1", port))
+            udp.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -144,6 +144,24 @@ class Side:
         wanted = target(key, topic_salt(NETWORK, separator)).hex()
         return next((each for each in self.overlay.topics if each.target == wanted), None)
 
+    def wait_until(self, true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+        """Fails at once when one of the processes has ended."""
+
+        def come_or_ended() -> bool:
+            return true() or any(process.poll() is not None for process in self._running.values())
+
+        wait_until(come_or_ended, lambda: f"{what}; {self._told}", seconds)
+        assert true(), f"{what} never came; {self._told}"
+
+    @property
+    def _told(self) -> str:
+        """The processes, the bridge's status, and the ends of the logs."""
+        status = self.status
+        ends = {command: process.poll() for command, process in self._running.items()}
+        logs = [self.kiln.state / "started.out", *sorted((self.kiln.state / "logs").glob("*.log"))]
+        tails = [f"{log.name}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-15:]) for log in logs]
+        return "\n".join([f"{ends} {status and (status.errors, status.ipfs, status.bep50)}", *tails])
+
     def sequence(self, key: bytes, separator: Separator) -> int | None:
         topic = self.topic(key, separator)
         return topic.sequence if topic else None
@@ -157,7 +175,7 @@ class Side:
         """Until it has an IPFS node."""
         (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
         self.start("bridge")
-        wait_until(lambda: bool(self.ipfs), lambda: f"an IPFS node: {self.status and self.status.errors}", 300)
+        self.wait_until(lambda: bool(self.ipfs), "an IPFS node", 300)
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
@@ -182,7 +200,7 @@ class Side:
             now = self.overlay.publisher
             return now.published + now.failed - before.published - before.failed
 
-        wait_until(lambda: receipts() == len(batches), lambda: f"{len(batches)} receipts, not {receipts()}", PATIENCE)
+        self.wait_until(lambda: receipts() == len(batches), f"a receipt for each of {len(batches)} batches")
 
 
 def _ended(process: subprocess.Popen[str]) -> None:
@@ -279,7 +297,7 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         tips = {row["tip"]: row["cid"] for row in rows(one.kiln, "batch_tips")}
         return len(tips) == updates and set(tips.values()) == receipts
 
-    wait_until(all_announced, "the first Kiln's batches are announced", 180)
+    one.wait_until(all_announced, "the first Kiln's batches are announced", 180)
     one.end("run")
     other.start("run", "--no-network")
     ours = {
@@ -288,7 +306,7 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         if row["separator_value"] in {each.value for each in FOLLOWED}
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
-    wait_until(lambda: received(other.kiln) >= ours, lambda: f"{len(ours)} tips, not {len(received(other.kiln))}", 180)
+    other.wait_until(lambda: received(other.kiln) >= ours, f"all {len(ours)} tips", 180)
     assert received(other.kiln) == ours
     for side in (one, other):
         assert side.status is not None
@@ -307,7 +325,7 @@ def what_was_announced_meanwhile_comes_after_a_restart(one: Side, other: Side) -
         last = list(batches)[-1]
     assert received(other.kiln) < expected
     other.start_bridge()
-    wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile", PATIENCE)
+    other.wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile")
     assert received(other.kiln) == expected
     assert other.overlay.gaps == 0
     assert not rows(other.kiln, "quarantine")
@@ -332,7 +350,7 @@ def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, ol
     assert isinstance(refused, Error)
     assert refused.refusal.code == OLD_SEQUENCE.code
     told = f"refused_{OLD_SEQUENCE.code}"
-    wait_until(lambda: other.overlay.dropped.get(told) == 1, "the refusal is told", PATIENCE)
+    other.wait_until(lambda: other.overlay.dropped.get(told) == 1, "the refusal")
     assert other.sequence(key, FOLLOWED[0]) == sequence
 
 
@@ -343,9 +361,9 @@ def what_an_item_does_not_name_is_one_gap(one: Side, other: Side, last: str) -> 
     one.announce(batches)
     other.start_bridge()
     expected |= {tip for _, tip in list(batches.values())[-1 - NAMED_BEFORE :]}
-    wait_until(lambda: received(other.kiln) >= expected, "what the item names", PATIENCE)
+    other.wait_until(lambda: received(other.kiln) >= expected, "what the item names")
     assert received(other.kiln) == expected
-    wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine", PATIENCE)
+    other.wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine")
     (row,) = rows(other.kiln, "quarantine")
     newest = list(batches)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
