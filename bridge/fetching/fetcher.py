@@ -157,6 +157,7 @@ class Fetcher(LeaderThread):
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
             while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
+                self._moved()
                 self._state = f"reading which streams are known: {len(known.streams)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:
@@ -280,6 +281,7 @@ class Fetcher(LeaderThread):
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._halts:
+            self._moved()
             self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:

@@ -3,9 +3,13 @@ this kind, and work in the bridge that leads."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from traceback import walk_stack
 from typing import Final, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
@@ -18,6 +22,10 @@ RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
 default (`offsets.retention.minutes`)."""
 
+STANDS_STILL: Final = 60.0
+"""s without a step after which a thread is said to stand still. No step takes so long while all goes well."""
+
+_PROGRAM: Final = Path(__file__).parents[2]
 _SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker is there before a session reads the log
 _STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
 
@@ -55,8 +63,10 @@ class KafkaThread(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._state = "not started"
         self._error: str | None = None
+        self._moved_at = time.monotonic()
 
     def start(self) -> None:
+        self._moved()
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -72,7 +82,24 @@ class KafkaThread(ABC):
     @property
     def error(self) -> str | None:
         """Why the thread cannot work now; None: it can."""
+        if self._error is None and self._thread.is_alive() and time.monotonic() - self._moved_at > STANDS_STILL:
+            return f"{self._failing}: the {self._name} stands still in {self._where()}. A bridge started anew goes on"
         return self._error
+
+    def _moved(self) -> None:
+        """To be called at each step: who waits for kafka-python without an end tells nothing of it."""
+        self._moved_at = time.monotonic()
+
+    def _where(self) -> str:
+        """The calls from the innermost one of this program on."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        calls = []
+        for each, line in () if frame is None else walk_stack(frame):
+            path = Path(each.f_code.co_filename)
+            calls.append(f"{each.f_code.co_name} ({path.name}:{line})")
+            if path.is_relative_to(_PROGRAM) and "site-packages" not in path.parts:
+                break
+        return " > ".join(reversed(calls))
 
     @abstractmethod
     def _session(self) -> None:
@@ -85,6 +112,7 @@ class KafkaThread(ABC):
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
+                self._moved()
                 try:
                     self._session()
                 except CannotWorkError as error:

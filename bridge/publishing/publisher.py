@@ -175,6 +175,7 @@ class Publisher(LeaderThread):
         patience = 2.0
         unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
+            self._moved()
             if not self._leads:
                 return  # whoever leads now goes on from the committed place, and from the receipts
             now = self._clock_us()
@@ -359,6 +360,7 @@ class Publisher(LeaderThread):
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
             while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
+                self._moved()
                 self._state = f"reading which batches have a receipt: {len(found)}"
                 for records in consumer.poll(timeout_ms=200).values():
                     for record in records:

@@ -200,6 +200,7 @@ class Membership(KafkaThread):
         joined: tuple[Round, int] | None = None
         self._assignor.joined = None
         while not self._stop.is_set():
+            self._moved()
             before, asked = asked, self._clock()
             self._rejoin_if_changed(coordinator)
             consumer.poll(timeout_ms=int(_LOOK * 1_000))
@@ -210,10 +211,11 @@ class Membership(KafkaThread):
                 sent, sent_at = beat.last_send, before
             if beat.last_receive >= sent:
                 answered = max(answered, sent_at)
-            if self._clock() - answered > SESSION and not coordinator.rebalance_in_progress():
+            patience = SESSION + (_REJOIN_WITHIN + SESSION if coordinator.rebalance_in_progress() else 0.0)
+            if self._clock() - answered > patience:
                 # kafka-python says nothing when another member has taken the name of this one
                 raise KafkaTimeoutError(
-                    f"no word from the group {self._group} for {SESSION:g} s: the broker is away, or another bridge "
+                    f"no word from the group {self._group} for {patience:g} s: the broker is away, or another bridge "
                     f"has the key of this one ({self._me})"
                 )
             leads = joined is not None and joined[0].leader == self._me

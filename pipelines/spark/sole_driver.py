@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.coordinator.base import MemberState
 from kafka.errors import FencedInstanceIdError, KafkaError
 from kafka.structs import OffsetAndMetadata
 
@@ -20,6 +21,7 @@ SESSION = 10.0
 """s after which Kafka takes a driver for dead of which Kafka hears nothing"""
 _PATIENCE = 2 * SESSION + 5  # s for a session to run out, and for a first join, which Kafka holds up by 3 s
 _EVERY = 1.0  # s between two checks
+_JOIN = 5.0  # s for a join: Kafka holds up the first one of a group by 3 s
 _INSTANCE = "driver"
 """The group.instance.id (KIP-345) of every driver of a query: Kafka knows one at a time, and fences the one before."""
 
@@ -76,7 +78,7 @@ class SoleDriver:
         consumer.subscribe([self._place.topic])
         try:
             while not consumer.assignment():
-                self._hear(consumer, 100)
+                self._hear(consumer)
                 self._refuse_after(until)
         except FencedInstanceIdError:
             raise self._taken_over() from None
@@ -91,17 +93,21 @@ class SoleDriver:
             return
         self._checked_at = self._now()
         try:
-            self._hear(self._consumer, 0)
+            self._hear(self._consumer)
             self._consumer.commit({self._place: OffsetAndMetadata(0)}, timeout_ms=1_000)
         except FencedInstanceIdError:
             raise self._taken_over() from None
         except KafkaError:
             return
 
-    @staticmethod
-    def _hear(consumer: KafkaConsumer, timeout_ms: int) -> None:
+    def _hear(self, consumer: KafkaConsumer) -> None:
         """Joins, also anew where the session has run out. The group is for its membership alone, and reads nothing."""
-        consumer.poll(timeout_ms=timeout_ms, max_records=1)
+        until = self._now() + _JOIN
+        consumer.poll(timeout_ms=0, max_records=1)
+        # kafka-python 3.0.12 forgets how a join ended that ended between two polls, and joins again: a driver that only
+        # looked in now and then would never be in the group, and never hear that another has taken over
+        while consumer.group_metadata().state is not MemberState.STABLE and self._now() < until:
+            consumer.poll(timeout_ms=200, max_records=1)
         consumer.pause(*consumer.assignment())
 
     def _refuse_after(self, until: float) -> None:

@@ -125,7 +125,9 @@ class Run:
         stack.speak("hush")
         waits = quiet(stack, self._log)
         if waits:
-            self.done[-1].wrong.append(f"never done: {waits}")
+            status = stack.status()
+            bridge = "no bridge" if status is None else f"publisher: {status.publisher.state}; {status.errors}"
+            self.done[-1].wrong.append(f"never done: {waits}; {bridge}")
         for problem in (*check(stack, self._log), *unheard(stack)):
             if (problem.what, problem.about) not in self._known:
                 self._known.add((problem.what, problem.about))

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from kafka.admin import KafkaAdminClient
+from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
 
@@ -97,6 +99,30 @@ def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Dri
     assert f"updates has been taken over by another driver, process {os.getpid()} on " in says(first)
     assert first.wait(timeout=30) == 0
     sole.check()  # goes on
+
+
+def test_a_driver_that_kafka_had_given_up_is_the_driver_again_and_is_told_of_the_next(
+    start: Callable[[], Driver], sole: SoleDriver, broker: EmbeddedBroker, prefix: str
+) -> None:
+    first = start()
+    assert says(first) == "taken\n"
+    with KafkaAdminClient(**client(broker.address)) as admin:
+        group = f"{prefix}updates.driver"
+
+        def state() -> str:
+            return str(admin.describe_groups([group])[group]["group_state"])
+
+        os.kill(first.pid, signal.SIGSTOP)
+        wait_until(lambda: state() == "Empty", "Kafka has given the driver up", 30)
+        os.kill(first.pid, signal.SIGCONT)
+        wait_until(lambda: state() == "Stable", "the driver has joined again", 30)
+    with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
+        sole.take(patience=2)
+    os.kill(first.pid, signal.SIGSTOP)
+    sole.take()
+    os.kill(first.pid, signal.SIGCONT)
+    assert f"updates has been taken over by another driver, process {os.getpid()} on " in says(first)
+    sole.check()
 
 
 def test_a_driver_may_begin_again_in_the_same_process(start: Callable[[], Driver], sole: SoleDriver) -> None:

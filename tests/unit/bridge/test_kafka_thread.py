@@ -1,13 +1,15 @@
-"""bridge.kafka.thread: a session that fails is begun anew, whatever of Kafka or of the system failed."""
+"""bridge.kafka.thread: a session that fails is begun anew, and one that stands still is told of."""
 
 from __future__ import annotations
 
 import errno
+from threading import Event
 
 import pytest
 from kafka.errors import KafkaTimeoutError
-from kit.awaiting import wait_until
+from kit.awaiting import awaited, wait_until
 
+from bridge.kafka import thread as kafka_thread
 from bridge.kafka.producers import FramesProducerError
 from bridge.kafka.thread import KafkaThread
 
@@ -41,4 +43,38 @@ def test_the_thread_goes_on_after_a_failure(error: Exception) -> None:
         wait_until(lambda: thread.sessions == 2, "another session")
         assert "nothing is read" in (thread.error or "")
     finally:
+        thread.stop()
+
+
+class Waiting(KafkaThread):
+    """Moves until it waits for what never comes, or comes when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("reader", "nothing is read", ["127.0.0.1:1"], {}, "t.", "group")
+        self.waits = Event()
+        self.go = Event()
+
+    def _session(self) -> None:
+        if self.waits.is_set():
+            self.go.wait(60)
+
+    def _ended(self) -> None: ...
+
+
+def test_a_thread_that_stands_still_says_where_and_no_longer_once_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_thread, "STANDS_STILL", 0.5)
+    thread = Waiting()
+    thread.start()
+    try:
+        assert not awaited(lambda: thread.error is not None, 1.0)
+        thread.waits.set()
+        wait_until(lambda: thread.error is not None, "the words")
+        told = "nothing is read: the reader stands still in _session (test_kafka_thread.py:"
+        assert (thread.error or "").startswith(told)
+        assert " > wait (threading.py:" in (thread.error or "")
+        thread.waits.clear()
+        thread.go.set()
+        wait_until(lambda: thread.error is None, "the end of the problem")
+    finally:
+        thread.go.set()
         thread.stop()
