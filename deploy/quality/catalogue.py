@@ -25,6 +25,11 @@ class Expectation:
     rows: bool = True
     stock: bool = True
 
+    @property
+    def values(self) -> bool:
+        """Whether a row meets the expectation or not by the value of one column alone."""
+        return self.rows and {"column", "mostly"} <= self.arguments.keys()
+
 
 _COLUMN: Final[Mapping[str, Kind]] = {"column": "column"}
 _MAP: Final[Mapping[str, Kind]] = {**_COLUMN, "mostly": "number"}

@@ -4,22 +4,24 @@ The state of the checks is one DuckDB file in the state folder: of each check th
 check has read, what the check must remember of rows, and the keys at fault. A check reads a row once, unless rows were
 taken out of the table: then the check begins anew. So a repaired table clears what was found in it.
 
-DuckDB reads the files. Great Expectations sees rows in chunks as pandas frames, and of what spans rows it sees what
-DuckDB found.
+DuckDB reads the files. Great Expectations sees rows in chunks as pandas frames: whole rows, or, where the value of one
+column decides, the distinct values of that column. Of what spans rows Great Expectations sees what DuckDB found.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from conf.errors import KilnError
@@ -33,10 +35,20 @@ from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from deploy.quality.expectations import Judge, Seen
 
 CHUNK: Final = 100_000
 """rows that Great Expectations sees at once"""
+
+CHUNK_OF_VALUES: Final = 1_000_000
+"""rows of one column, of which Great Expectations sees each value once"""
+
+_NESTED: Final = ")]"
+"""What the types of maps and lists end with. Values of these types are not told apart."""
+_AT: Final = "kiln_at"
+_VALUE: Final = "kiln_value"
 
 _KEPT: Final = 1_000
 """keys at fault that are kept of a check"""
@@ -145,30 +157,86 @@ class Checking:
         return [self._of_rows(check) for check in checks]
 
     def _take_rows(self, table: str, checks: list[Check], news: News) -> None:
-        key = identity(table)
+        kinds = columns_of(self._tables[table]) or {}
+        time = TIMES.get(table)
+        late = f" WHERE {time} >= {stamp(self._since)}" if time and self._since else ""
+        source = f"(FROM ({select_columns(kinds, news.files)}){late}) AS new"
+        of_values: dict[str, list[Check]] = {}
+        of_rows: list[Check] = []
+        for check in checks:
+            column = str(check.arguments.get("column"))
+            simple = check.kind.values and kinds.get(column, _NESTED)[-1] not in _NESTED
+            (of_values.setdefault(column, []) if simple else of_rows).append(check)
+        cursor = self._db.cursor()
+        cursor.execute("SET TimeZone = 'UTC'")
+        sums = {check.id: _Sum() for check in checks}
+        for column, some in of_values.items():
+            self._judge_values(cursor, source, column, some, identity(table), sums)
+        if of_rows:
+            self._judge_rows(cursor, source, of_rows, identity(table), sums)
+        for check in checks:
+            sums[check.id].write(self._db, check)
+
+    def _judge_values(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        source: str,
+        column: str,
+        checks: list[Check],
+        key: Sequence[str],
+        sums: Mapping[str, _Sum],
+    ) -> None:
+        """Great Expectations sees each value of a chunk once. What it says counts for each row that has the value."""
+        wrong: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
+        for batch in cursor.sql(f"SELECT {quoted(column)} FROM {source}").to_arrow_reader(CHUNK_OF_VALUES):
+            counted = batch.column(0).value_counts()
+            values, counts = counted.field("values"), counted.field("counts")
+            frame = pa.table({column: values}).to_pandas()
+            frame[_AT] = range(len(frame))
+            for check, seen in self._seen(checks, frame, [_AT]):
+                at = pa.array([one[_AT] for one in seen.keys], pa.int64())
+                failed = pc.sum(counts.take(at)).as_py() or 0
+                sums[check.id].count(batch.num_rows, failed, not failed)
+                if sum(map(len, wrong[check.id])) < _KEPT:
+                    wrong[check.id].append(values.take(at[:_KEPT]))
+        names = ", ".join(map(quoted, key))
+        for check in checks:
+            if sums[check.id].failed:
+                cursor.register("wrong", pa.table({_VALUE: pa.concat_arrays(wrong[check.id])}))
+                rows = cursor.sql(
+                    f"SELECT {names}, new.{quoted(column)} AS {_VALUE} FROM {source} SEMI JOIN wrong "
+                    f"ON wrong.{_VALUE} IS NOT DISTINCT FROM new.{quoted(column)} LIMIT {_KEPT}"
+                ).to_arrow_table()
+                cursor.unregister("wrong")
+                sums[check.id].tell(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
+
+    def _judge_rows(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        source: str,
+        checks: list[Check],
+        key: Sequence[str],
+        sums: Mapping[str, _Sum],
+    ) -> None:
         named = [
             str(check.arguments[name])
             for check in checks
             for name in ("column", "column_A", "column_B")
             if name in check.arguments
         ]
-        columns = list(dict.fromkeys((*key, *named)))
-        time = TIMES.get(table)
-        late = f" WHERE {time} >= {stamp(self._since)}" if time and self._since else ""
-        source = select_columns(columns_of(self._tables[table]) or {}, news.files)
-        cursor = self._db.cursor()
-        cursor.execute("SET TimeZone = 'UTC'")
-        rows = cursor.sql(f"SELECT {', '.join(map(quoted, columns))} FROM ({source}){late}")
-        sums = {check.id: _Sum() for check in checks}
-        for batch in rows.to_arrow_reader(CHUNK):
-            if batch.num_rows:
-                frame = batch.to_pandas()
-                for check, seen in zip(checks, self._judge.rows(checks, frame, key), strict=True):
-                    if seen.error:
-                        raise QualityError(f"{check.place}: {check.name}: {seen.error}")
-                    sums[check.id].add(seen)
-        for check in checks:
-            sums[check.id].write(self._db, check)
+        columns = ", ".join(map(quoted, dict.fromkeys((*key, *named))))
+        for batch in cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK):
+            for check, seen in self._seen(checks, batch.to_pandas(), key):
+                sums[check.id].count(seen.rows, seen.failed, seen.success, seen.observed)
+                values = [*seen.values, *[""] * len(seen.keys)]
+                sums[check.id].tell(zip(seen.keys, values, strict=False))
+
+    def _seen(self, checks: list[Check], frame: pd.DataFrame, key: Sequence[str]) -> Iterator[tuple[Check, Seen]]:
+        """What Great Expectations says of each check on these rows. QualityError."""
+        for check, seen in zip(checks, self._judge.rows(checks, frame, key), strict=True):
+            if seen.error:
+                raise QualityError(f"{check.place}: {check.name}: {seen.error}")
+            yield check, seen
 
     def _of_rows(self, check: Check) -> Result:
         told = self._db.execute("SELECT rows, failed, success, observed FROM tally WHERE id = ?", [check.id]).fetchone()
@@ -284,16 +352,20 @@ class _Sum:
         self.observed: str | None = None
         self.keys: list[tuple[str, str]] = []
 
-    def add(self, seen: Seen) -> None:
-        self.rows += seen.rows
-        self.success = self.success and seen.success
-        if seen.failed is None:
-            self.observed = str(seen.observed)
-            return
-        self.failed += seen.failed
-        for at, key in enumerate(seen.keys[: _KEPT - len(self.keys)]):
-            said = str(seen.values[at])[:200] if at < len(seen.values) else ""
-            self.keys.append((json.dumps({name: _plain(value) for name, value in key.items()}), said))
+    def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
+        """`failed`: rows that do not meet the expectation; None: the expectation is on the rows as a whole."""
+        self.rows += rows
+        self.success = self.success and success
+        if failed is None:
+            self.observed = str(observed)
+        else:
+            self.failed += failed
+
+    def tell(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
+        """Keys of rows that do not meet the expectation, and their values. The first ones are kept."""
+        for key, value in islice(rows, _KEPT - len(self.keys)):
+            said = json.dumps({name: _plain(each) for name, each in key.items()})
+            self.keys.append((said, str(value)[:200]))
 
     def write(self, db: duckdb.DuckDBPyConnection, check: Check) -> None:
         """Takes the run into the tally. An expectation with `mostly`, or on rows as a whole, is of the newest rows."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from conf.errors import SettingsError
 from conf.settings.model import Settings
 from deploy.children.quality import QualityChecks
 from deploy.cli.app import run_command
-from deploy.quality.catalogue import EXPECTATIONS
+from deploy.quality.catalogue import EXPECTATIONS, Expectation
 from deploy.quality.check import check_lake
 from deploy.quality.data_docs import write_docs
 from deploy.quality.expectations import SPANNING, Judge, Seen
@@ -143,11 +144,11 @@ def test_a_wrong_command_line_is_named(arguments: list[str], words: str, capsys:
 def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lake_of(tmp_path)
     settings = Settings(state=tmp_path / "state")
-    judge, seen = Judge(), dict[str, int]()
+    judge, seen = Judge(), Counter[str]()
     rows_of = judge.rows
 
     def counted(checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
-        seen[checks[0].table] = seen.get(checks[0].table, 0) + len(rows)
+        seen[checks[0].table] += len(rows)
         return rows_of(checks, rows, key)
 
     def refused(*_: object) -> None:
@@ -159,21 +160,57 @@ def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path / "state" / "lake")
     now = datetime.now(UTC) + timedelta(hours=1)
     looked = ("copies", "messages", "tips")
-    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
+
+    def looked_at() -> set[tuple[str, str]]:
+        """What is told of each check on rows."""
+        results = check_lake(settings, lake, CHECKS, judge, now, tables=looked)
+        return {(each.check.table, each.observed) for each in results if each.check.kind.rows}
+
     tables = {name: DeltaTable(lake.table(name)).to_pyarrow_table() for name in looked}
-    assert {name: seen[name] for name in tables} == {name: table.num_rows for name, table in tables.items()}
+    rows = {name: table.num_rows for name, table in tables.items()}
+    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
     seen.clear()
-    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
-    assert seen == {}
+    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
+    assert not seen
     append(lake, "copies", [tables["copies"].to_pylist()[0] | {"kafka_offset": 999_999}])
-    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
-    assert seen == {"copies": 1}
+    rows["copies"] += 1
+    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
+    columns = {str(check.arguments["column"]) for check in CHECKS if check.table == "copies" and check.kind.rows}
+    assert seen == {"copies": len(columns)}
     DeltaTable(lake.table("copies")).optimize.compact()
-    check_lake(settings, lake, CHECKS, judge, now, tables=looked)
-    assert seen == {"copies": 1}
+    assert looked_at() == {(name, f"0 of {count} rows") for name, count in rows.items()}
+    assert seen == {"copies": len(columns)}
     assert {path.name for path in Path.cwd().iterdir()} == set(TABLES)
     assert not (Path.cwd() / "gx").exists()
     assert os.environ["GX_ANALYTICS_ENABLED"] == "False"
+
+
+def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Great Expectations sees each value once, and yet every row that has a wrong value is counted and named."""
+    lake = lake_of(tmp_path)
+    row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
+    wrong = [
+        row | {"verdict": verdict, "remote_peer": peer, "kafka_offset": 900_000 + number}
+        for number, (verdict, peer) in enumerate([(9, "nobody"), (9, row["remote_peer"]), (7, "nobody"), (8, "none")])
+    ]
+    append(lake, "copies", wrong)
+    now = row["observed_at"] + timedelta(hours=1)
+
+    def found(state: str) -> set[tuple[str, int, str]]:
+        results = check_lake(Settings(state=tmp_path / state), lake, CHECKS, Judge(), now, tables=["copies"])
+        named = [
+            (each.check.name, each.count, sorted(zip(map(str, each.keys), each.words, strict=True)))
+            for each in results
+            if each.check.kind.rows
+        ]
+        return {(name, count, str(keys)) for name, count, keys in named}
+
+    by_value = found("by value")
+    monkeypatch.setattr(Expectation, "values", False)
+    assert found("by row") == by_value
+    counts = {name: count for name, count, _ in by_value}
+    assert counts["expect_column_values_to_be_between(verdict)"] == 4
+    assert counts["expect_column_values_to_be_peer_ids(remote_peer)"] == 3
 
 
 def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) -> None:
