@@ -150,6 +150,7 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
         make_topics(elsewhere, elsewhere.servers)
 
 
+@pytest.mark.spark
 def test_spark_reads_and_writes(broker: SecuredBroker, tmp_path: Path) -> None:
     kiln = Kiln(tmp_path / "state", free_ports(2), {**variables(settings(broker)), "KILN_JOBS__RUN": "updates,sink"})
     capture = str(tmp_path / "traffic.rpc.gz")

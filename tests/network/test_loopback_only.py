@@ -105,6 +105,7 @@ def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeS
         return process.returncode, said
 
 
+@pytest.mark.spark
 def test_kiln_run_needs_no_other_network(broker_classpath: list[Path], tmp_path: Path) -> None:
     """The whole, by default: broker, demo network, bridge, queries."""
     command = [sys.executable, "-m", "deploy.cli", "run", "--for", "40s"]
