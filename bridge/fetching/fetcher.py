@@ -44,7 +44,7 @@ from bridge.fetching.place_file import FiledPlace, PlaceFile
 from bridge.ipfs import Blocks
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PlaceLostError, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PlaceLostError
 from bridge.status import FetcherStatus
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
@@ -152,14 +152,13 @@ class Fetcher(LeaderThread):
         known = KnownAnswers()
         consumer = self._consumer(None)
         try:
-            parts = partitions_of(consumer, f"{self._prefix}streams")
+            parts = self._partitions(f"{self._prefix}streams")
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
             while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
-                self._moved()
                 self._state = f"reading which streams are known: {len(known.streams)}"
-                for records in consumer.poll(timeout_ms=200).values():
+                for records in self._poll(consumer, 200).values():
                     for record in records:
                         self._remember(known, record.value)
         finally:
@@ -177,7 +176,7 @@ class Fetcher(LeaderThread):
     def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
         """Moves the consumer to the places that are kept. The offsets that are done, by partition. PlaceLostError."""
         topic = f"{self._prefix}wanted"
-        parts = partitions_of(consumer, topic)
+        parts = self._partitions(topic)
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
         starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
@@ -281,7 +280,6 @@ class Fetcher(LeaderThread):
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._halts:
-            self._moved()
             self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:
@@ -314,7 +312,7 @@ class Fetcher(LeaderThread):
         consumer.resume(*(rooms.keys() - full))
         at_most = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in consumer.poll(timeout_ms=20 if pending.busy else 200, max_records=at_most).items():
+        for part, records in self._poll(consumer, 20 if pending.busy else 200, at_most).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()

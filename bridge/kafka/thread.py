@@ -12,8 +12,9 @@ from pathlib import Path
 from traceback import walk_stack
 from typing import Final, Protocol
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaError, KafkaTimeoutError, NoError
 
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from conf.kafka_refusals import in_words
@@ -24,6 +25,9 @@ default (`offsets.retention.minutes`)."""
 
 STANDS_STILL: Final = 60.0
 """s without a step after which a thread is said to stand still. No step takes so long while all goes well."""
+
+GIVES_NOTHING: Final = 20.0
+"""s without a record after which a thread asks the broker whether there are any."""
 
 _PROGRAM: Final = Path(__file__).parents[2]
 _SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker is there before a session reads the log
@@ -63,7 +67,8 @@ class KafkaThread(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._state = "not started"
         self._error: str | None = None
-        self._moved_at = time.monotonic()
+        self._moved_at = self._given_at = time.monotonic()
+        self._behind: dict[TopicPartition, int] = {}  # offsets that the broker had records at when nothing had come
 
     def start(self) -> None:
         self._moved()
@@ -129,12 +134,48 @@ class KafkaThread(ABC):
             if not self._stop.is_set():
                 self._error = f"{self._failing}: the {self._name} has ended by a fault"
 
+    def _poll(
+        self, consumer: KafkaConsumer, timeout_ms: int, max_records: int | None = None
+    ) -> Mapping[TopicPartition, list[ConsumerRecord]]:
+        """As KafkaConsumer.poll. KafkaTimeoutError: the broker has records, and none has come for long.
+
+        kafka-python can lose what keeps its view of the cluster new, and tells nobody: a consumer made anew reads.
+        """
+        self._moved()
+        given: Mapping[TopicPartition, list[ConsumerRecord]] = consumer.poll(timeout_ms, max_records)
+        now, paused = time.monotonic(), consumer.paused()
+        self._behind = {} if given else {part: at for part, at in self._behind.items() if part not in paused}
+        if given:
+            self._given_at = now
+        elif now > self._given_at + GIVES_NOTHING:
+            places = {part: consumer.position(part) for part in consumer.assignment() - paused}
+            for part, place in places.items():
+                if self._behind.get(part) == place:
+                    raise KafkaTimeoutError(f"nothing comes of {part.topic}-{part.partition} from offset {place} on")
+            ends = consumer.end_offsets(list(places)) if places else {}
+            self._behind = {part: place for part, place in places.items() if place < ends[part]}
+            self._given_at = now
+        return given
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        """In order. FramesProducerError: there is no such topic. KafkaError."""
+        admin = KafkaAdminClient(bootstrap_servers=self._servers, **self._client_options)
+        try:  # a consumer of kafka-python would wait for what it does not know without an end
+            [told] = admin.describe_topics([topic])
+        finally:
+            admin.close()
+        if told["error_code"] != NoError.errno:
+            raise FramesProducerError(f"there is no topic {topic}")
+        numbers = sorted(each["partition_index"] for each in told["partitions"])
+        return [TopicPartition(topic, number) for number in numbers]
+
     def _why(self, error: Exception) -> str:
         if isinstance(error, KafkaError):
             return in_words(error, {**self._client_options, "bootstrap_servers": self._servers})
         return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
     def _consumer(self, group: str | None) -> KafkaConsumer:
+        self._given_at, self._behind = time.monotonic(), {}
         return KafkaConsumer(
             bootstrap_servers=self._servers,
             **self._client_options,
@@ -230,11 +271,3 @@ class LeaderThread(KafkaThread):
             consumer.close()
         if self._lapsed:
             self._stop.wait(_SETTLE)
-
-
-def partitions_of(consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
-    """In order. FramesProducerError: there is no such topic."""
-    partitions = consumer.partitions_for_topic(topic)
-    if not partitions:
-        raise FramesProducerError(f"there is no topic {topic}")
-    return [TopicPartition(topic, partition) for partition in sorted(partitions)]

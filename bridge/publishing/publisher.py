@@ -47,7 +47,7 @@ from kafka.structs import OffsetAndMetadata
 from bridge.ipfs import BlocksAwayError
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, partitions_of
+from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread
 from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import (
     MAX_BLOCK_BYTES,
@@ -175,7 +175,6 @@ class Publisher(LeaderThread):
         patience = 2.0
         unpin_at = 0
         while not self._stop.is_set() or (under_way and patience > 0):
-            self._moved()
             if not self._leads:
                 return  # whoever leads now goes on from the committed place, and from the receipts
             now = self._clock_us()
@@ -190,7 +189,7 @@ class Publisher(LeaderThread):
                 (consumer.resume if room > 0 else consumer.pause)(*of_live)
                 full = room <= 0 or outbox.open_of_runs >= RUNS_AT_ONCE
                 (consumer.pause if full else consumer.resume)(*of_runs)
-                for part, records in consumer.poll(timeout_ms=wait, max_records=max(1, room)).items():
+                for part, records in self._poll(consumer, wait, max(1, room)).items():
                     number = self._number(part)
                     for record in records:
                         if number < 0 and outbox.open_of_runs >= RUNS_AT_ONCE:
@@ -277,8 +276,8 @@ class Publisher(LeaderThread):
         A first start draws and keeps the line of `max_age`. Where Kafka has lost a place, receipts say what is done.
         """
         topic = f"{self._prefix}batches"
-        parts = partitions_of(consumer, topic)
-        of_runs = partitions_of(consumer, f"{self._prefix}history")
+        parts = self._partitions(topic)
+        of_runs = self._partitions(f"{self._prefix}history")
         consumer.assign([*parts, *of_runs])
         starts, ends = consumer.beginning_offsets([*parts, *of_runs]), consumer.end_offsets(parts)
         now = self._clock_us()
@@ -354,15 +353,14 @@ class Publisher(LeaderThread):
         own = topic_name(self._options.network, None)
         consumer = self._consumer(None)
         try:
-            parts = partitions_of(consumer, f"{self._prefix}publications")
+            parts = self._partitions(f"{self._prefix}publications")
             consumer.assign(parts)
             ends = consumer.end_offsets(parts)
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
             while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
-                self._moved()
                 self._state = f"reading which batches have a receipt: {len(found)}"
-                for records in consumer.poll(timeout_ms=200).values():
+                for records in self._poll(consumer, 200).values():
                     for record in records:
                         with suppress(*UNREADABLE):  # `sink` quarantines it
                             receipt = decode_publication(record.value or b"")

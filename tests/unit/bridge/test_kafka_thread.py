@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import time
 from threading import Event
 
 import pytest
+from kafka import TopicPartition
 from kafka.errors import KafkaTimeoutError
 from kit.awaiting import awaited, wait_until
 
@@ -77,4 +79,67 @@ def test_a_thread_that_stands_still_says_where_and_no_longer_once_it_moves(monke
         wait_until(lambda: thread.error is None, "the end of the problem")
     finally:
         thread.go.set()
+        thread.stop()
+
+
+PART = TopicPartition("t.batches", 0)
+
+
+class Silent:
+    """A consumer at offset 5, to whom nothing comes."""
+
+    def __init__(self, end: int = 5, paused: bool = False) -> None:
+        self._end = end
+        self._paused = {PART} if paused else set()
+
+    def poll(self, timeout_ms: int, max_records: int | None) -> dict[TopicPartition, list[object]]:
+        time.sleep(timeout_ms / 1_000)
+        return {}
+
+    def assignment(self) -> set[TopicPartition]:
+        return {PART}
+
+    def paused(self) -> set[TopicPartition]:
+        return self._paused
+
+    def position(self, part: TopicPartition) -> int:
+        return 5
+
+    def end_offsets(self, parts: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(parts, self._end)
+
+
+class Reading(KafkaThread):
+    """Reads until told to stop."""
+
+    def __init__(self, consumer: Silent) -> None:
+        super().__init__("reader", "nothing is read", ["127.0.0.1:1"], {}, "t.", "group")
+        self._reads = consumer
+
+    def _session(self) -> None:
+        while not self._stop.is_set():
+            self._poll(self._reads, 5)
+
+    def _ended(self) -> None: ...
+
+
+def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_thread, "GIVES_NOTHING", 0.1)
+    thread = Reading(Silent(end=9))
+    thread.start()
+    try:
+        wait_until(lambda: thread.error is not None, "the words")
+        assert "nothing comes of t.batches-0 from offset 5 on" in (thread.error or "")
+    finally:
+        thread.stop()
+
+
+@pytest.mark.parametrize("consumer", [Silent(), Silent(end=9, paused=True)], ids=["at the end", "paused"])
+def test_a_consumer_that_has_nothing_to_give_is_kept(consumer: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_thread, "GIVES_NOTHING", 0.02)
+    thread = Reading(consumer)
+    thread.start()
+    try:
+        assert not awaited(lambda: thread.error is not None, 0.5)
+    finally:
         thread.stop()
