@@ -50,7 +50,16 @@ MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for pe
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
 
 
+REMEMBERED: Final = 10_000
+"""Batches of live that are remembered, by partition. A query that was stopped in the middle of a micro-batch writes the
+batches of the micro-batch again: these do not go out a second time."""
+
+
 RUNS_AT_ONCE: Final = 20  # of MAX_OPEN, batches of runs: those of live do not wait behind history
+
+
+_Closing = tuple[str, str, str, int]
+"""CID, separator, and when the batch closed: the same bytes may close again later, which is another batch."""
 
 
 _KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
@@ -194,6 +203,8 @@ class Outbox:
         self._receipts = receipts
         self._went_out: dict[str, set[str]] | None = None  # topics by CID; None: not asked for yet
         self._not_before: dict[int, int] = {}
+        self._from: dict[int, int] = {}
+        self._taken: dict[int, dict[_Closing, None]] = {}  # of live, by partition; the oldest come first
         self._next: dict[int, int] = {}
         self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
         self._owed: dict[Place, int] = {}  # of an open place: receipts the broker does not have yet
@@ -220,11 +231,13 @@ class Outbox:
         self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
 
     def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
-        """Records of this partition come from here on; those that closed before `not_before` (µs) are too old.
-        `until`: the offset up to which batches may be out already, and `receipted` counts. `end`: the offset after the
-        records that were there before this start."""
-        self._next[partition] = offset
+        """Records of this partition are dealt with from here on; those that closed before `not_before` (µs) are too
+        old. The last `REMEMBERED` records before `offset` may come first: they are only remembered. `until`: the
+        offset up to which batches may be out already, and `receipted` counts. `end`: the offset after the records that
+        were there before this start."""
+        self._next[partition] = self._from[partition] = offset
         self._not_before[partition] = not_before
+        self._taken[partition] = {}
         self._until[partition] = until
         self._end[partition] = end
         self._open[partition] = deque()
@@ -274,17 +287,23 @@ class Outbox:
 
     def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
         """Takes the next record of a partition. What to write at once, if anything."""
-        self._next[place.partition] = place.offset + 1
+        before = place.offset < self._from[place.partition]
+        if not before:
+            self._next[place.partition] = place.offset + 1
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
                 return None
             publication = Publication(place, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
+            if before:
+                return None
             self._begin(place)
             topic, number, offset = _kafka_place(place)
             detail = f"record {number}/{offset} of {topic}: {error}"
             return self._quarantine(place, MALFORMED, detail, value or b"", now)
+        if self._is_repeat(batch, place.partition) or before:
+            return None
         if place.offset < self._until[place.partition] and publication.cid in self._receipted:
             return None
         if self._is_others(publication):
@@ -428,6 +447,19 @@ class Outbox:
             self._owed[place] += len(added)
             self._settle(place, len(dropped))
 
+    def _is_repeat(self, batch: BatchRecord, partition: int) -> bool:
+        """Whether this very batch, with the moment it closed, was taken before: a micro-batch was written again. The
+        ledger knows the batches of runs."""
+        if partition < 0:
+            return False
+        taken, closing = self._taken[partition], _closing(batch)
+        if closing in taken:
+            return True
+        taken[closing] = None
+        if len(taken) > REMEMBERED:
+            del taken[next(iter(taken))]
+        return False
+
     def _is_others(self, publication: Publication) -> bool:
         """Whether a batch of live has gone out as one of a run, or the other way round."""
         handed_over = publication.cid in self._ledger
@@ -524,6 +556,10 @@ class Outbox:
         fault = QuarantineRecord("publisher", reason, detail, value, now)
         topic, partition, offset = _kafka_place(place)
         return Output(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
+
+
+def _closing(batch: BatchRecord) -> _Closing:
+    return batch.cid, batch.separator.key, batch.separator.value, batch.closed_at
 
 
 def _kafka_place(place: Place) -> tuple[str, int, int]:

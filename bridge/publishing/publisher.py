@@ -24,6 +24,10 @@ A start that finds no place but receipts is no first start: Kafka has lost the p
 beginning of the topic, too, and passes over the batches that have a receipt. No batch is too old then: the first start
 gave its receipt to each batch that was. The publisher commits, beside its place, up to which offset receipts count.
 
+A query that is stopped in the middle of a micro-batch writes the batches of the micro-batch again. The publisher
+remembers the last `REMEMBERED` batches, reads them again at a start, and passes over a batch with the same CID,
+separator, and moment of closing.
+
 Records that Kafka let go before the publisher read them are counted, logged, and told by a record of quarantine.
 
 `kiln.history` is the outbox of backfill runs, from its beginning on. No batch there is too old. A batch there that went
@@ -52,6 +56,7 @@ from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
+    REMEMBERED,
     RUNS_AT_ONCE,
     Keeper,
     Outbox,
@@ -309,7 +314,7 @@ class Publisher(LeaderThread):
                 receipted = self._receipts(0)
             outbox.start(part.partition, offset, not_before, until, ends[part])
             outputs += self._gone(outbox, part, starts[part], now)
-            consumer.seek(part, max(offset, starts[part]))
+            consumer.seek(part, max(offset - REMEMBERED, starts[part]))
         for part in of_runs:
             kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
             # the ledger and the receipts know what is done, so a place that is lost loses nothing

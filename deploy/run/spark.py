@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -68,7 +69,18 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a JVM that has ended, which the caller tells
-            (spark if jvm_end() is None else spark.sparkContext).stop()
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    if jvm_end() is not None:
+        spark.sparkContext.stop()
+        return
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        if jvm_end(patience=1.0) is None:  # else the JVM was killed meanwhile
+            raise
 
 
 def _kept_classes() -> str:

@@ -28,8 +28,9 @@ class TableLog:
     torn: list[int] = field(default_factory=list)
     """the newest commits, as far as they cannot be read, or name files that are not there; the newest first"""
     torn_since: float | None = None
-    """unix s: when the first file was written that a torn commit may name. A micro-batch writes its files after the one
-    before it was noted as done, and is noted as done after its commits. None: no commit is torn"""
+    """unix s: when the first torn commit was made, or the first file was written that it may name. A micro-batch writes
+    its files after the one before it was noted as done, and is noted as done after its commits. None: no commit is
+    torn"""
     within: list[int] = field(default_factory=list)
     """such commits that others follow, which are whole"""
     checkpoints: list[Path] = field(default_factory=list)
@@ -56,7 +57,9 @@ def look_at(lake: Lake, table: str) -> TableLog:
             (log.within if whole else log.torn).append(version)
         whole = whole or good
     if log.torn:
-        log.torn_since = _written_since(place, folder, log.newest - len(log.torn))
+        said = [at for version in log.torn if (at := _committed_at(read_commit(place, version))) is not None]
+        # the time of a file that was torn or put back says nothing
+        log.torn_since = min([_written_since(place, folder, log.newest - len(log.torn)), *said])
     log.checkpoints = _torn_checkpoints(folder / "_delta_log", versions)
     return log
 
@@ -144,6 +147,12 @@ def _of(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str
 
 def _operation(actions: list[dict[str, dict[str, object]]]) -> object:
     return next((info.get("operation") for info in _of(actions, "commitInfo")), None)
+
+
+def _committed_at(actions: list[dict[str, dict[str, object]]]) -> float | None:
+    """When a commit that can be read was made, unix s, as it says."""
+    times = [info["timestamp"] for info in _of(actions, "commitInfo")]
+    return next((at / 1_000 for at in times if isinstance(at, int)), None)
 
 
 def _is_care(actions: list[dict[str, dict[str, object]]]) -> bool:

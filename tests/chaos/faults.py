@@ -480,8 +480,9 @@ def _torn(
         stack.start()
         return "there was no such file"
     place = str(path.relative_to(stack.state))
-    kept = path.read_bytes()
+    kept, written = path.read_bytes(), path.stat()
     path.write_bytes(tear(kept, scene.random))
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))  # a power cut leaves the time of the write
     stack.start()
     if stack.exit_code() is None:
         return f"{place}: repaired"

@@ -320,6 +320,21 @@ def test_a_crash_between_receipt_and_place_gives_no_batch_a_second_receipt(kiln:
     assert kiln.place() == (5, kept[1])
 
 
+def test_a_micro_batch_that_is_written_again_goes_out_once_even_over_a_restart(kiln: Kiln) -> None:
+    written = [encode(batch(number)) for number in range(4)]
+    kiln.write(*written[:2])
+    first = kiln.start()
+    assert awaited(lambda: first.published == 2)
+    first.stop()
+    kiln.write(*written)
+    again = kiln.start()
+    assert awaited(lambda: again.published == 2 and again.state == "waiting for batches")
+    kiln.write(*written, encode(batch(9)))
+    assert awaited(lambda: again.published == 3 and again.state == "waiting for batches")
+    again.stop()
+    assert len({receipt.cid for receipt in kiln.receipts()}) == len(kiln.receipts()) == 5
+
+
 def test_a_crash_while_a_lost_place_is_made_up_repeats_nothing(kiln: Kiln) -> None:
     done = [batch(number) for number in range(3)]
     kiln.write(*map(encode, done))

@@ -16,6 +16,7 @@ from bridge.publishing.ledger import Ledger, LedgerError
 from bridge.publishing.outbox import (
     GONE,
     IN_DOUBT,
+    REMEMBERED,
     TOO_OLD,
     Outbox,
     Output,
@@ -465,7 +466,7 @@ def test_block_that_ipfs_refuses_is_not_published_and_holds_up_no_other() -> Non
     run.ipfs.error = BlockRefusedError("block_cid_mismatch", "kept under another CID")
     assert len(run.step()) == 2
     run.ipfs.error = None
-    run.take(good)
+    run.take(batch(2, closed=START + S))
     run.step()
     assert run.node.cids == [good.cid]
     first = decode_publication(run.outputs[0].value)
@@ -646,7 +647,7 @@ def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost()
     for number in (0, 1, 2):
         run.take(batch(number))
     assert run.outbox.metadata(0) == "0 3"  # for a start after a crash now
-    run.take(done)  # the same bytes again, after that time: another batch
+    run.take(batch(0, closed=START + S))  # the same bytes again, after that time: another batch
     run.step()
     assert run.node.cids == [batch(1).cid, batch(2).cid, done.cid]
     for output in run.outputs:
@@ -660,7 +661,8 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     run.outbox.start(0, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
     run.outbox.receipted({both.cid: {network, topic_of(both)}, half.cid: {network}})
-    for record in (both, half, new, both):  # the last one came after the start: another batch
+    again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
+    for record in (both, half, new, again):
         run.take(record)
     run.step(on=BOTH)
     assert run.node.cids.count(both.cid) == run.node.cids.count(half.cid) == run.node.cids.count(new.cid) == 2
@@ -683,6 +685,55 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     assert (run.outbox.lost, run.outbox.expects(0), run.place()) == (4, 5, 1)
     run.outbox.done(word.place)
     assert run.place() == 5
+
+
+# ---------------------------------------------------------------- micro-batches that are written again
+
+
+def test_batches_of_a_micro_batch_that_is_written_again_go_out_once() -> None:
+    run = Run(Node())
+    records = [batch(0), batch(1), batch(2)]
+    for record in records[:2]:
+        run.take(record)
+    run.step()
+    for record in records:  # the query was stopped before all of them were written
+        run.take(record)
+    run.step()
+    assert run.node.cids == [record.cid for record in records]
+    for output in run.outputs:
+        run.outbox.done(output.place)
+    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (5, 0, 0)
+
+
+def test_same_bytes_that_close_later_or_for_another_separator_are_another_batch() -> None:
+    run = Run(Node())
+    for record in (batch(0), batch(0, closed=START + 1), batch(0, model=1)):
+        run.take(record)
+    assert len(run.step()) == 3
+
+
+def test_batches_before_the_place_are_remembered_and_not_published() -> None:
+    run = Run(Node())
+    run.outbox.start(0, 2, 0)
+    run.take(b"no batch")
+    run.take(batch(0))
+    assert (run.place(), run.outbox.expects(0), run.outbox.open) == (2, 2, 0)
+    run.take(batch(0))
+    run.take(batch(1))
+    run.step()
+    assert run.node.cids == [batch(1).cid]
+    assert run.outbox.quarantined == 0
+
+
+def test_memory_of_batches_is_bounded() -> None:
+    run = Run(Node())
+    run.outbox.start(0, REMEMBERED + 1, 0)
+    for number in range(REMEMBERED + 1):
+        run.take(batch(number))
+    run.take(batch(1))
+    run.take(batch(0))  # further back than a micro-batch reaches
+    run.step()
+    assert run.node.cids == [batch(0).cid]
 
 
 # ---------------------------------------------------------------- batches of backfill runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 import zlib
@@ -70,8 +71,14 @@ class State:
         self._now(Path(self.lake.table(TABLE)) / made[0].name)
         assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, Write(QUERY, batch))
         entry = Path(log_entry(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
+        entry.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{self._clock}000', entry.read_text()))
         self._now(entry)
         return entry
+
+    def data(self, entry: Path) -> Path:
+        """The file that a commit adds."""
+        (add,) = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
+        return Path(self.lake.table(TABLE), add["path"])
 
     def keep(self, batch: int) -> None:
         for part in (0, 1):
@@ -137,8 +144,7 @@ def test_a_file_of_the_micro_batch_under_way_is_set_aside_and_the_micro_batch_do
     if what == "entry":
         path = entry
     if what == "data":
-        (add,) = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
-        path = Path(state.lake.table(TABLE)) / add["path"]
+        path = state.data(entry)
     assert path is not None
     damaged(path, how)
     (words,) = mend(state.place, ["sink"])
@@ -173,14 +179,15 @@ def test_what_is_on_another_disk_than_the_state_folder_is_set_aside(tmp_path: Pa
         assert len(list((tmp_path / "set-aside").rglob("commits/2"))) == 1
 
 
-def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["entry", "data"])
+def test_a_commit_of_a_micro_batch_that_was_noted_as_done_is_not_thrown_away(tmp_path: Path, what: str) -> None:
     """Without syncs, Spark's note may be on the disk before the table's commit."""
     state = State(tmp_path)
     state.run(0, 1)
     state.begin(2)
     entry = state.commit(2)
     state.finish(2)
-    damaged(entry, EMPTY)
+    damaged(entry if what == "entry" else state.data(entry), EMPTY)
     with pytest.raises(DamageError, match=rf"^sink cannot start: {entry} is empty or cut off.* Type kiln recover"):
         mend(state.place, ["sink"])
     (damage,) = examine(state.place, ["sink"])
