@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ipfs import BlockRefusedError, BlocksAwayError
-from bridge.ipfs.folder import FolderBlocks
 from bridge.kafka.place import Place
 from bridge.publishing.ledger import Ledger, LedgerError
 from bridge.publishing.outbox import (
@@ -25,7 +24,6 @@ from bridge.publishing.outbox import (
     number_of,
 )
 from bridge.publishing.pace import IN_A_GAP, Pace
-from bridge.publishing.pins import Pins
 from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
 from schemas.cid import block_cid, cid_text
 from schemas.pubsub import PubsubMessage, read_message
@@ -483,56 +481,6 @@ def test_blocks_count_as_memory_until_they_are_out() -> None:
     for at in range(12):
         run.step(START + at * S)
     assert run.outbox.block_bytes == 0
-
-
-class Node0(FolderBlocks):
-    """Blocks whose pins are told."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("nowhere"))
-        self.said: list[str] = []
-        self.away = False
-
-    def _say(self, what: str) -> None:
-        if self.away:
-            raise BlocksAwayError("gone")
-        self.said.append(what)
-
-    def put(self, cid: str, data: bytes) -> None:
-        self._say(f"put {cid}")
-
-    def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
-        raise AssertionError("nobody asks for a block")
-
-    def pin(self, cid: str) -> None:
-        self._say(f"pin {cid}")
-
-    def unpin(self, cid: str) -> None:
-        self._say(f"unpin {cid}")
-
-    def provide(self, cid: str) -> None:
-        self._say(f"provide {cid}")
-
-
-def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
-    node = Node0()
-    pins = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
-    pins.keep("one", b"1", START)
-    pins.keep("two", b"2", START + 50 * S)
-    assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
-    assert pins.unpin_expired(START + 99 * S) == 0
-    pins.close()
-    again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
-    node.away = True
-    with pytest.raises(BlocksAwayError):
-        again.unpin_expired(START + 100 * S)
-    node.away = False
-    assert again.unpin_expired(START + 100 * S) == 1
-    assert node.said[6:] == ["unpin one"]
-    again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
-    assert again.unpin_expired(START + 219 * S) == 0
-    assert again.unpin_expired(START + 220 * S) == 1
-    assert again.unpin_expired(START + 999 * S) == 0
 
 
 # ---------------------------------------------------------------- transition
