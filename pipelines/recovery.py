@@ -3,7 +3,7 @@ about it, so that nothing is lost and nothing comes twice; and doing it (decisio
 
 `mend` does what is right in any case, at each start. `go_back` lets a query begin again where its checkpoint ends well:
 the tables become what they were then, and the query does anew what came since, from what Kafka holds. `go_on` lets
-`updates`, which has no table, begin behind what it wrote.
+`updates`, which has no table, begin behind what it wrote, with what it remembers of copies read again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conf.errors import KilnError
 from conf.location import Location
 from pipelines.lake.lake import Lake, log_entry, log_of
 from pipelines.lake.log_faults import TableLog, last_before, look_at, newest_write, take_back
-from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.checkpoint import FIRST_ONLY_REMEMBERS, Checkpoint
 from pipelines.spark.checkpoint_faults import (
     Ending,
     beyond,
@@ -125,23 +125,35 @@ def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
     _rename(place, folder)
 
 
-def go_on(place: Place, damage: Damage) -> None:
-    """Lets a query go on from `damage.on_from` with a checkpoint of its own, that remembers nothing. The old one is set
-    aside. May be cut short, and then be done again."""
+def go_on(place: Place, damage: Damage, since: log.Offsets, now: int) -> None:
+    """Lets a query go on from `damage.on_from` with a checkpoint of its own. Its first micro-batch reads from `since`
+    up to there, and only remembers what it reads. The old checkpoint is set aside. `now`: µs.
+
+    May be cut short, and then be done again.
+    """
     if damage.on_from is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
     checkpoints = Path(place.checkpoints.uri)
-    checkpoint = checkpoints / damage.query
+    conf = Checkpoint(place.checkpoints / damage.query).conf
     fresh = checkpoints / f"{damage.query}.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    first = fresh / "sources" / "0" / "0"
-    first.parent.mkdir(parents=True)
-    first.write_text(f"{_SOURCE_HEAD}{json.dumps(damage.on_from)}", encoding="utf-8")
-    (fresh / "metadata").write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
-    for path in (first, first.parent, fresh / "metadata", fresh):
+    # as Spark leaves them that was stopped in its first micro-batch (OffsetSeq)
+    first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": conf}
+    files = {
+        "metadata": json.dumps({"id": str(uuid4())}),
+        "sources/0/0": f"{_SOURCE_HEAD}{json.dumps(since)}",
+        "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.on_from)}",
+        FIRST_ONLY_REMEMBERS: "",
+    }
+    for name, text in files.items():
+        path = fresh / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
         to_disk(path)
-    _move_away(place, checkpoint)
-    fresh.rename(checkpoint)
+    for folder in ("sources/0", "sources", "offsets", "."):
+        to_disk(fresh / folder)
+    _move_away(place, checkpoints / damage.query)
+    fresh.rename(checkpoints / damage.query)
     to_disk(checkpoints)
 
 
@@ -156,19 +168,18 @@ def _behind(place: Place, name: str, told: Told | None) -> Damage | None:
         return None
     if told.batch <= checkpoint.planned:
         return None
+    can = checkpoint.path.folder is not None and checkpoint.planned >= 0
     remedy = (
-        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. Only a copy of an update "
-        "that comes again after that is announced once more"
-        if checkpoint.path.folder is not None
-        else _ELSE
+        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. First {name} reads again, "
+        "in one micro-batch, the frames whose updates it is to remember"
     )
     return Damage(
         name,
         f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
         f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
         "announce once more what it announced in between",
-        remedy,
-        on_from=None if checkpoint.path.folder is None else told.ends,
+        remedy if can else _ELSE,
+        on_from=told.ends if can else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ def recover(
 
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find()
-        left = recovery.put_right(found) if yes else found
+        left = recovery.put_right(found, time.time_ns() // 1_000) if yes else found
     if as_json:
         print(recovery_json(found, left))
     else:

@@ -12,11 +12,13 @@ from kafka.errors import KafkaError
 
 from conf.errors import PrerequisiteError
 from conf.locks import locked
+from conf.settings.durations import micros
 from conf.settings.model import Settings
 from deploy.kafka.broker import Say, broker
 from deploy.maintain.maintain import LOCK as MAINTAIN
 from deploy.observe.status import BrokerStatus, broker_status
 from pipelines.recovery import Damage, DamageError, examine, go_back, go_on, set_aside
+from pipelines.spark.told_place import ToldPlace
 from pipelines.supervisor import has_told, place_of, told_by
 from schemas import log
 from schemas.queries import QUERIES
@@ -58,9 +60,10 @@ class Recovery:
                 self._say(f"{error}: whether the checkpoint of updates is older than its records is not known")
         return examine(self._place, QUERIES, told)
 
-    def put_right(self, found: Sequence[Damage]) -> list[Damage]:
+    def put_right(self, found: Sequence[Damage], now: int) -> list[Damage]:
         """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
-        Kafka holds where a query is to go back; the embedded broker is started for that. BrokerError."""
+        Kafka holds where a query is to go back or on; the embedded broker is started for that. `now`: µs.
+        BrokerError."""
         left: list[Damage] = []
         oldest: log.Offsets | None = None
         for damage in found:
@@ -68,14 +71,14 @@ class Recovery:
                 if damage.mends_itself:
                     set_aside(self._place, damage)
                 elif damage.on_from is not None:
-                    go_on(self._place, damage)
+                    go_on(self._place, damage, self._remembered(damage.on_from, now), now)
                 elif damage.back_to is None:
                     left.append(damage)
                 else:
                     oldest = self._oldest() if oldest is None else oldest
                     go_back(self._place, damage, oldest)
             except DamageError as error:
-                left.append(replace(damage, remedy=str(error), back_to=None))
+                left.append(replace(damage, remedy=str(error), back_to=None, on_from=None))
         return left
 
     def _oldest(self) -> log.Offsets:
@@ -83,6 +86,16 @@ class Recovery:
         if not status.reachable:
             raise DamageError(f"the broker at {status.servers} does not say what it holds: {status.problem}")
         return {topic.name: topic.begin for topic in status.topics}
+
+    def _remembered(self, ends: log.Offsets, now: int) -> log.Offsets:
+        """From where on `updates` would remember what it read before `ends`."""
+        kafka = self._settings.broker
+        self._broker()
+        try:
+            with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+                return place.since(ends, (now - micros(self._settings.dedupe.signed)) // 1_000)
+        except KafkaError as error:
+            raise DamageError(f"the broker at {kafka.servers} does not say where to begin: {error}") from error
 
     def _broker(self) -> BrokerStatus:
         """What the broker says, which runs from the first time on that this is asked."""

@@ -11,6 +11,9 @@ from schemas import log
 
 _NONE = -1
 
+FIRST_ONLY_REMEMBERS = "first-only-remembers"
+"""A file of Kiln's in a checkpoint, empty."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -41,6 +44,18 @@ class Checkpoint:
     def watermark(self) -> int:
         """Rows before this time are late, µs; 0: none are."""
         return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """The settings of Spark that hold for the life of the checkpoint, in which a micro-batch was begun."""
+        found: dict[str, str] = json.loads(self._lines(self.planned)[1])["conf"]
+        return found
+
+    @property
+    def first_only_remembers(self) -> bool:
+        """Whether the first micro-batch writes nothing: what it reads was written under an older checkpoint, which
+        `kiln recover` has replaced by this one (decision 19)."""
+        return (self.path / FIRST_ONLY_REMEMBERS).exists()
 
     def behind_since(self, kept: int) -> int | None:
         """Of the newest micro-batches in a row that began before the time `kept` by the clock of the driver, when the

@@ -50,6 +50,13 @@ class ToldPlace:
         places = {TopicPartition(topic, part): at for topic, parts in ends.items() for part, at in parts.items()}
         self._consumer.commit({place: OffsetAndMetadata(at, metadata) for place, at in places.items()})
 
+    def since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
+        """From which offset on the records before `ends` bear this stamp of the broker (ms), or a later one."""
+        parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
+        found = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
+        firsts = {part: end if found[part] is None else min(found[part].offset, end) for part, end in parts.items()}
+        return {topic: {part.partition: at for part, at in firsts.items() if part.topic == topic} for topic in ends}
+
     def read(self, topic: str) -> Told | None:
         """What was told of a topic, by its full name. None: nothing, or Kafka has forgotten it, as Kafka does a week
         after the last time."""

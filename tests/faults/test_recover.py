@@ -37,10 +37,7 @@ class Stack:
         self.spark, self.settings, self.address, self.query = spark, settings, address, query
         self.lake = Lake.at(settings.lake_root)
         self.checkpoint = settings.state / "checkpoints" / query
-        copies = 3 if query == "archive" else 1  # `updates` forgets which copies it knows when it goes on
-        options = TrafficOptions(
-            seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0, reannounced=0.0, copies=copies
-        )
+        options = TrafficOptions(seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0, copies=3)
         self._frames = Traffic(options, time.time_ns(), 1_000, keep_ledger=False).frames()
 
     def feed(self, number: int = 150) -> None:
