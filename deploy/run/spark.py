@@ -22,6 +22,8 @@ from deploy.embedded.jars import PROJECT, jars_for, spark_classes
 from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 
+_LOG = logging.getLogger(__name__)
+
 
 class JvmEndedError(KilnError):
     """Spark's JVM has ended under a run."""
@@ -64,6 +66,8 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
             scratch=settings.state / "scratch",
             extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
         )
+    server = spark.sparkContext._accumulatorServer
+    server.handle_error = _log_lost_connection  # type: ignore[method-assign]  # socketserver has no other way
     try:
         yield spark
     finally:
@@ -73,14 +77,16 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
 
 
 def _stop(spark: SparkSession) -> None:
-    if jvm_end() is not None:
-        spark.sparkContext.stop()
-        return
     try:
-        spark.stop()
+        (spark if jvm_end() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
-        if jvm_end(patience=1.0) is None:  # else the JVM was killed meanwhile
+        if jvm_end(patience=1.0) is None:  # else the JVM was killed before or meanwhile
             raise
+
+
+def _log_lost_connection(request: object, client_address: object) -> None:
+    """In place of a trace on the screen when the JVM ends."""
+    _LOG.warning("the connection on which Spark sends accumulators is lost", exc_info=True)
 
 
 def _kept_classes() -> str:
