@@ -73,10 +73,11 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a JVM that has ended, which the caller tells
-            _stop(spark)
+            stop_session(spark)
 
 
-def _stop(spark: SparkSession) -> None:
+def stop_session(spark: SparkSession) -> None:
+    """Stops a session, and what is left of one whose JVM has ended, at whatever moment."""
     try:
         (spark if jvm_end() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from deploy.run.spark import jvm_end
+from deploy.run.spark import jvm_end, stop_session
 
 
 @pytest.fixture
@@ -35,3 +37,32 @@ def test_the_words_for_a_killed_jvm_say_what_to_do(jvm: subprocess.Popen[bytes])
 def test_a_jvm_that_somebody_else_started_is_not_ours_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)
     assert jvm_end() is None
+
+
+class Unreachable:
+    """A session, or its context, of a JVM that refuses connections."""
+
+    def __init__(self, dying: subprocess.Popen[bytes] | None = None) -> None:
+        self._dying = dying
+
+    @property
+    def sparkContext(self) -> Unreachable:  # noqa: N802 – the name is Spark's
+        return self
+
+    def stop(self) -> None:
+        if self._dying is not None:
+            self._dying.kill()
+        raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_session_whose_jvm_was_killed_stops(jvm: subprocess.Popen[bytes], when: str) -> None:
+    if when == "before":
+        jvm.kill()
+        jvm.wait()
+    stop_session(cast(SparkSession, Unreachable(jvm)))
+
+
+def test_what_else_goes_wrong_at_a_stop_is_told(jvm: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        stop_session(cast(SparkSession, Unreachable()))
