@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
+
 from conf.disk import to_disk
 from conf.errors import KilnError
 from conf.location import Location
 from pipelines.lake.lake import Lake, log_entry, log_of
 from pipelines.lake.log_faults import TableLog, last_before, look_at, newest_write, take_back
-from pipelines.spark.checkpoint import FIRST_ONLY_REMEMBERS, Checkpoint
+from pipelines.spark.checkpoint import STANDS_FOR, Checkpoint
 from pipelines.spark.checkpoint_faults import (
     Ending,
     beyond,
@@ -34,6 +36,7 @@ from pipelines.spark.checkpoint_faults import (
 from pipelines.spark.told_place import Told
 from schemas import log
 from schemas.queries import QUERIES
+from schemas.records import Epoch
 
 
 class DamageError(KilnError):
@@ -61,7 +64,7 @@ class Damage:
     files: tuple[Path, ...] = ()
     set_aside: tuple[Path, ...] = ()
     back_to: Ending | None = None
-    on_from: log.Offsets | None = None
+    on_from: Told | None = None
 
     @property
     def mends_itself(self) -> bool:
@@ -127,23 +130,25 @@ def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
 
 def go_on(place: Place, damage: Damage, since: log.Offsets, now: int) -> None:
     """Lets a query go on from `damage.on_from` with a checkpoint of its own. Its first micro-batch reads from `since`
-    up to there, and only remembers what it reads. The old checkpoint is set aside. `now`: µs.
+    up to there, and only remembers what it reads. Those after it go on with the epochs of the old checkpoint, which is
+    set aside: what the query had written beyond `damage.on_from` bears the next one (decision 7). `now`: µs.
 
     May be cut short, and then be done again.
     """
     if damage.on_from is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
     checkpoints = Path(place.checkpoints.uri)
-    conf = Checkpoint(place.checkpoints / damage.query).conf
+    old = Checkpoint(place.checkpoints / damage.query)
+    began = old.stands_for or Epoch(old.query_id, 0)
     fresh = checkpoints / f"{damage.query}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     # as Spark leaves them that was stopped in its first micro-batch (OffsetSeq)
-    first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": conf}
+    first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf}
     files = {
         "metadata": json.dumps({"id": str(uuid4())}),
         "sources/0/0": f"{_SOURCE_HEAD}{json.dumps(since)}",
-        "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.on_from)}",
-        FIRST_ONLY_REMEMBERS: "",
+        "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.on_from.ends)}",
+        STANDS_FOR: msgspec.json.encode(Epoch(began.query, began.batch + damage.on_from.batch)).decode(),
     }
     for name, text in files.items():
         path = fresh / name
@@ -179,7 +184,7 @@ def _behind(place: Place, name: str, told: Told | None) -> Damage | None:
         f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
         "announce once more what it announced in between",
         remedy if can else _ELSE,
-        on_from=told.ends if can else None,
+        on_from=told if can else None,
     )
 
 

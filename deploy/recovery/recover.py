@@ -71,7 +71,7 @@ class Recovery:
                 if damage.mends_itself:
                     set_aside(self._place, damage)
                 elif damage.on_from is not None:
-                    go_on(self._place, damage, self._remembered(damage.on_from, now), now)
+                    go_on(self._place, damage, self._remembered(damage.on_from.ends, now), now)
                 elif damage.back_to is None:
                     left.append(damage)
                 else:

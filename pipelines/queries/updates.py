@@ -22,16 +22,16 @@ def start(plan: Plan) -> StreamingQuery:
     """
     check_samples()
     records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
-    rows = new_updates(updates(records, plan.decoding, plan.separating), plan.remembered)
+    checkpoint = Checkpoint(plan.checkpoints / "updates")
+    stands_for = checkpoint.stands_for
+    rows = new_updates(updates(records, plan.decoding, plan.separating, stands_for), plan.remembered)
 
     clock = plan.batch_clock("updates")
-    checkpoint = Checkpoint(plan.checkpoints / "updates")
-    only_remembers = checkpoint.first_only_remembers
     place = ToldPlace(plan.client, plan.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.tell(rows.sparkSession.sparkContext)
-        if batch_id == 0 and only_remembers:
+        if batch_id == 0 and stands_for is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which keep the state
         else:
             write_records(in_order_of_hearing(rows), plan.broker)

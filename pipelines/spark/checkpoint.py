@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import msgspec
+
 from conf.location import Location
 from pipelines.logic.trailing import trails
 from schemas import log
+from schemas.records import Epoch
 
 _NONE = -1
 
-FIRST_ONLY_REMEMBERS = "first-only-remembers"
-"""A file of Kiln's in a checkpoint, empty."""
+STANDS_FOR = "stands-for"
+"""A file of Kiln's in a checkpoint: an epoch as JSON."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,11 @@ class Checkpoint:
         return found
 
     @property
-    def first_only_remembers(self) -> bool:
-        """Whether the first micro-batch writes nothing: what it reads was written under an older checkpoint, which
-        `kiln recover` has replaced by this one (decision 19)."""
-        return (self.path / FIRST_ONLY_REMEMBERS).exists()
+    def stands_for(self) -> Epoch | None:
+        """The epoch for which the first micro-batch stands, which writes nothing: what it reads was written under an
+        older checkpoint, which `kiln recover` has replaced by this one (decision 19). None: there was none."""
+        path = self.path / STANDS_FOR
+        return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, kept: int) -> int | None:
         """Of the newest micro-batches in a row that began before the time `kept` by the clock of the driver, when the

@@ -88,10 +88,13 @@ class Row(NamedTuple):
     heard_at: int
 
 
-def updates(records: DataFrame, how: Decoding, separating: Separating) -> DataFrame:
-    """Columns partition, offset, stamp, value in; those of `Row` and seen_at out: what each good copy has to say."""
+def updates(records: DataFrame, how: Decoding, separating: Separating, first: Epoch | None = None) -> DataFrame:
+    """Columns partition, offset, stamp, value in; those of `Row` and seen_at out: what each good copy has to say.
+
+    `first`: the epoch of the first micro-batch; None: that of its query.
+    """
     source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_rows(how, separating), _COLUMNS).select(*Row._fields, "seen_at")
+    return source.mapInArrow(_rows(how, separating, first), _COLUMNS).select(*Row._fields, "seen_at")
 
 
 def new_updates(copies: DataFrame, remembered: int) -> DataFrame:
@@ -153,9 +156,9 @@ def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_
     )
 
 
-def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batches]:
+def _rows(how: Decoding, separating: Separating, first: Epoch | None = None) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        epoch, now = _epoch(), seen_at()
+        epoch, now = _epoch(first), seen_at()
         passing: set[bytes] = set()  # identities this task let through: the operator would drop them anyway
         decoder = Decoder(how)
         buffer = RowBuffer(_SCHEMA)
@@ -187,12 +190,14 @@ def _rows(how: Decoding, separating: Separating) -> Callable[[_Batches], _Batche
     return rows
 
 
-def _epoch() -> Epoch:
+def _epoch(first: Epoch | None) -> Epoch:
     """The micro-batch that this task is of; the same again when a crash makes it run again (decision 7)."""
     context = TaskContext.get()
     if context is None:
         raise RuntimeError("updates are made in a task of a streaming query, and this is none")
     query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+    if first is not None:
+        return Epoch(first.query, first.batch + int(batch or 0))
     return Epoch(query=query or "batch", batch=int(batch or 0))
 
 

@@ -65,7 +65,7 @@ SEEN_AT = 1_800_000_000_000_001
 @pytest.fixture(autouse=True)
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no task here to ask for epoch and time."""
-    monkeypatch.setattr(module, "_epoch", lambda: EPOCH)
+    monkeypatch.setattr(module, "_epoch", lambda _: EPOCH)
     monkeypatch.setattr(module, "seen_at", lambda: SEEN_AT)
 
 
