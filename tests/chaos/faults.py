@@ -766,7 +766,7 @@ def retention_unread(scene: Scene) -> str:
             awaited(lambda: read_by_sink() > stood, _WORST_PAUSE)
             scene.log.read()
             end = read_by_sink()
-            unread = scene.log.without_receipt(part.partition, end)
+            unread = scene.log.without_receipt(part.partition, end) - scene.log.removed
             scene.log.removed |= unread
             admin.delete_records({part: end})
         if scene.turn % 2:
