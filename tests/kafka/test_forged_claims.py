@@ -250,7 +250,7 @@ def named(separator: object) -> str:
 def a_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """There is no Spark here to ask for epoch, time and folder."""
     numbers = count()
-    monkeypatch.setattr(updates, "_epoch", lambda: Epoch("updates", next(numbers)))
+    monkeypatch.setattr(updates, "_epoch", lambda _: Epoch("updates", next(numbers)))
     monkeypatch.setattr(updates, "seen_at", lambda: 0)
     monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
 
