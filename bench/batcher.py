@@ -67,7 +67,7 @@ def _catching_up(
 
 def write_log(ground: Ground, settings: Settings, count: int, separators: int) -> tuple[Ends, float]:
     """Updates, and the ticks that close their windows. Where the log ends, and how many s of its clock it spans."""
-    write_topic(updates(ground.spark, count, separators), ground.broker(settings), "updates")
+    write_topic(updates(ground.spark, _log(count, separators), range(count)), ground.broker(settings), "updates")
     updated = ground.ends(settings, "updates")
     kafka, batch = settings.broker, settings.batch
     ticker = Ticker(
@@ -94,46 +94,63 @@ def write_log(ground: Ground, settings: Settings, count: int, separators: int) -
     return ground.ends(settings, "updates"), (max(stamps) - min(stamps)) / 1000
 
 
-def updates(spark: SparkSession, count: int, separators: int) -> DataFrame:
-    """key, value of `count` records of `kiln.updates`, spread evenly over separators, and over streams of those."""
-    numbers = spark.range(count, numPartitions=_TASKS)
-    return numbers.mapInArrow(_update_rows(-(-count // _TASKS), separators), "key binary, value binary")
+Make = Callable[[int], tuple[bytes, bytes]]
+"""Key and value of the record of so great a number."""
 
 
-def _update_rows(of_task: int, separators: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def updates(spark: SparkSession, make: Make, numbers: range) -> DataFrame:
+    """key, value of a record of `kiln.updates` for each number."""
+    rows = spark.range(numbers.start, numbers.stop, numPartitions=_TASKS)
+    return rows.mapInArrow(_update_rows(make), "key binary, value binary")
+
+
+def _update_rows(make: Make) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         buffer = RowBuffer(schema)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                # tasks write at the same time, so the epoch goes by the place within a task
-                if buffer.add(update(number, number % of_task * _TASKS // _EPOCH, separators)):
+                if buffer.add(make(number)):
                     yield from buffer.drain()
         yield from buffer.drain()
 
     return rows
 
 
+def _log(count: int, separators: int) -> Make:
+    of_task = -(-count // _TASKS)
+
+    def make(number: int) -> tuple[bytes, bytes]:
+        # tasks write at the same time, so the epoch goes by the place within a task
+        return update(number, number % of_task * _TASKS // _EPOCH, separators)
+
+    return make
+
+
 def update(number: int, epoch: int, separators: int) -> tuple[bytes, bytes]:
     """Key and value of one record: a new tip of some stream, whose separator is one of so many."""
-    digest = _digest("update", number)
-    stream = int.from_bytes(digest[:8]) % _STREAMS
-    separator = SeparatorRecord("model", _stream(MODEL, stream % separators))
+    stream = int.from_bytes(_digest("update", number)[:8]) % _STREAMS
+    return update_of(number, epoch, stream, stream % separators)
+
+
+def update_of(number: int, epoch: int, stream: int, separator: int) -> tuple[bytes, bytes]:
+    """Key and value of one record: a new tip of this stream, which has this separator."""
+    named = SeparatorRecord("model", _stream(MODEL, separator))
     record = UpdateRecord(
         network="local-bench",
         origin="LIVE",
-        separator=separator,
+        separator=named,
         separator_source="topic",
         stream=_stream(MODEL_INSTANCE, stream),
-        tip=cid_text(_DAG_CBOR + digest),
+        tip=cid_text(_DAG_CBOR + _digest("update", number)),
         from_="12D3KooWBench",
         message=f"12D3KooWBench/{number:016x}",
         epoch=Epoch("bench", epoch),
         frame=Coordinates(0, number, 0),
         observed_at=1_735_689_600_000_000 + number,
     )
-    return update_key(record.network, separator, record.stream), encode(record)
+    return update_key(record.network, named, record.stream), encode(record)
 
 
 def _digest(kind: str, number: int) -> bytes:

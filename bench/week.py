@@ -96,14 +96,15 @@ class _Arm:
         self._took: list[float] = []
         self._at: list[int] = []
         chance = random.Random(1)
-        self._files = [_file(self._lake, table, chance) for table in _TABLES]  # as each commit appends them
+        files = [_file(self._lake, table, chance) for table in _TABLES]
+        # as each commit appends them; care removes the files themselves in time, as no commit names them
+        self._files = [(file, (self.folder / file.table / file.name).read_bytes()) for file in files]
 
     def commit(self, times: int) -> None:
         for _ in range(times):
-            for file in self._files:
+            for file, data in self._files:
                 named = structs.replace(file, name=f"part-{self.commits:08}.snappy.parquet")
-                folder = self.folder / file.table
-                (folder / named.name).write_bytes((folder / file.name).read_bytes())
+                (self.folder / file.table / named.name).write_bytes(data)
                 started = time.process_time()
                 self._writer.commit(file.table, [named], Write("week", self.commits))
                 self._took.append(_since(started))

@@ -75,6 +75,7 @@ def plan(
         batching=batching(settings),
         breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
         now=lambda: time.time_ns() // 1000,
+        uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
         durable=durable,
         report=report,
         listener=listener,

@@ -37,6 +37,7 @@ from pipelines.spark.told_place import Told
 from schemas import log
 from schemas.queries import QUERIES
 from schemas.records import Epoch
+from schemas.tables import TABLES
 
 
 class DamageError(KilnError):
@@ -54,9 +55,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Damage:
-    """What was found of one query. `files`: those in question. `back_to`: where the query can begin again, which
-    `go_back` does; `on_from`: where the query can go on, which `go_on` does; None: nowhere. `set_aside`: what to move
-    away where that alone mends it, which `mend` does."""
+    """What was found of one query, or of one table that no query writes. `files`: those in question. `back_to`: where
+    the query can begin again, which `go_back` does; `on_from`: where the query can go on, which `go_on` does; None:
+    nowhere. `set_aside`: what to move away where that alone mends it, which `mend` does."""
 
     query: str
     found: str
@@ -76,11 +77,13 @@ class Damage:
 
 
 def examine(place: Place, names: Iterable[str], told: Told | None = None) -> list[Damage]:
-    """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query.
+    """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query. And what
+    is torn of the tables that no query writes.
 
     `told`: how far `updates` got, as Kafka has it; None: Kafka does not know, or was not asked.
     """
-    found = (_examine(place, name) or (_behind(place, name, told) if name == "updates" else None) for name in names)
+    found = [_examine(place, name) or (_behind(place, name, told) if name == "updates" else None) for name in names]
+    found += (_of_no_query(place.lake, table) for table in _OF_NO_QUERY)
     return [damage for damage in found if damage is not None]
 
 
@@ -231,6 +234,30 @@ def _examine(place: Place, name: str) -> Damage | None:
         "since anew, from what Kafka holds"
     )
     return Damage(name, words, remedy, tuple(files), back_to=back)
+
+
+_OF_NO_QUERY = tuple(TABLES.keys() - {table for query in QUERIES.values() for table in query.tables})
+
+
+def _of_no_query(lake: Lake, table: str) -> Damage | None:
+    """Who writes such a table goes on when the commit is on the disk: of one that is torn, nobody was told."""
+    place = log_of(lake.folder(table))
+    if not place.exists():
+        return None
+    log = look_at(lake, table)
+    torn = [*(_entry(lake, table, version) for version in log.torn), *log.checkpoints]
+    if not torn:
+        return None
+    if log.newest < len(log.torn):  # no commit is whole
+        return Damage(
+            f"table {table}",
+            _torn(torn),
+            "The log was set aside, and Kiln makes the table anew",
+            (),
+            (Path(place.uri),),
+        )
+    remedy = "These files were set aside, and the table is as it was before"
+    return Damage(f"table {table}", _torn(torn), remedy, tuple(torn), tuple(torn))
 
 
 def _older_in_store(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]) -> Damage | None:

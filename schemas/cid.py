@@ -44,6 +44,10 @@ MAX_TEXT = 1280
 _DAG_CBOR_SHA256 = b"\x01\x71\x12\x20"
 _DAG_JOSE_SHA256 = b"\x01\x85\x01\x12\x20"
 
+USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq]"
+"""A regular expression, for all of a text, of these two in their usual text: 36 and 37 bytes in base32, in which the
+bits over are 0."""
+
 # libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written so.
 _MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")
 

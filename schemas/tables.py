@@ -302,7 +302,8 @@ _ALL: Final = (
     ),
     Table(
         "batch_tips",
-        "The tips in each batch, one row for each tip",
+        "The tips in each batch, one row for each tip. When Kiln makes a batch of the same tips again, longer after "
+        "than dedupe.signed, its rows are there again",
         (
             _must("cid", "string", "CID of the batch block", _A_BATCH),
             _must("stream", "string", "StreamID, base36", _A_STREAM),

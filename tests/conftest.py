@@ -95,6 +95,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
     "`chromium` browser": lambda: shutil.which("chromium") is None,
     "`prometheus` program": lambda: shutil.which("prometheus") is None,
     "validators of manifests": lambda: not (ROOT / ".peers/validators/schemas").is_dir(),  # five minutes of Go
+    "API server": lambda: not (ROOT / ".peers/api_server/kwok").exists(),  # ten minutes of Go
     "promtool": lambda: shutil.which("promtool") is None,
     "KILN_TEST_SPARK_TLS": lambda: "KILN_TEST_SPARK_TLS" not in os.environ,
     "KILN_TEST_IMAGES": lambda: "KILN_TEST_IMAGES" not in os.environ,

@@ -19,15 +19,15 @@ import time
 from datetime import UTC, datetime
 
 # Neither is in Kiln's environment.
-from quixstreams import Application, message_context  # type: ignore[import-not-found, unused-ignore]
-from quixstreams.kafka import ConnectionConfig  # type: ignore[import-not-found, unused-ignore]
-from quixstreams.sinks import BatchingSink, SinkBatch  # type: ignore[import-not-found, unused-ignore]
+from quixstreams import Application, message_context  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
+from quixstreams.kafka import ConnectionConfig  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
+from quixstreams.sinks import BatchingSink, SinkBatch  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
 
 from bench.peers.append import CHUNK, Tables
 from bench.peers.by_hand import Rows, read
 
 
-class DeltaSink(BatchingSink):  # type: ignore[misc, unused-ignore]
+class DeltaSink(BatchingSink):  # type: ignore[misc, unused-ignore]  # in an environment of its own
     """Appends what came since the last commit of offsets. quixstreams hands a sink each partition by itself."""
 
     def __init__(self, lake: str) -> None:

@@ -331,7 +331,9 @@ class Spark(Section):
 
     master: str = Field(default="local[4]", min_length=1)
     driver_memory: Memory = "2g"
-    java_options: str = "-XX:+UseParallelGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+    java_options: str = (
+        "-XX:+UseParallelGC -XX:-UseAdaptiveSizePolicy -Xmn192m -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+    )
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
     conf: dict[str, str] = {}

@@ -42,10 +42,12 @@ PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
 # A start takes the JVM a second or two of CPU. The quick compiler and a collector without threads of its own take the
-# least, and leave the cores to Spark, which starts at the same time.
+# least, and leave the cores to Spark, which starts at the same time. Java begins with a heap of a 64th of the machine's
+# memory, and fills all of it with garbage before it looks for any.
 _JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
+    "-Xms64m",
     "-XX:-UsePerfData",
     "-XX:+ExitOnOutOfMemoryError",
     "-Djava.awt.headless=true",

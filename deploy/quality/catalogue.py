@@ -105,8 +105,9 @@ _KILN: Final = (
     _kiln(
         "expect_keys_to_be_unique",
         "No two rows have the same `columns` (default: the key of the table). `within`: two rows whose times differ by "
-        "more are two.",
-        {"columns": "columns", "within": "duration"},
+        "more are two. `parts_of`: a row may be there again where one of these tables has more than one row of the "
+        "same `named_by`.",
+        {"columns": "columns", "within": "duration", "parts_of": "tables", "named_by": "columns"},
     ),
     _kiln(
         "expect_sequences_without_gaps",

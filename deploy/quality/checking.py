@@ -5,7 +5,7 @@ check has read, what the check must remember of rows, and the keys at fault. A c
 taken out of the table: then the check begins anew. So a repaired table clears what was found in it.
 
 DuckDB reads the files. Great Expectations sees rows in chunks as pandas frames: whole rows, or, where the value of one
-column decides, the distinct values of that column. Of what spans rows Great Expectations sees what DuckDB found.
+column decides, each distinct value of that column once. Of what spans rows Great Expectations sees what DuckDB found.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 CHUNK: Final = 100_000
 """rows that Great Expectations sees at once"""
 
-CHUNK_OF_VALUES: Final = 1_000_000
-"""rows of one column, of which Great Expectations sees each value once"""
+CHUNK_OF_VALUES: Final = 250_000
+"""values of one column that Great Expectations sees at once"""
 
 _NESTED: Final = ")]"
 """What the types of maps and lists end with. Values of these types are not told apart."""
@@ -53,7 +53,7 @@ _VALUE: Final = "kiln_value"
 _KEPT: Final = 1_000
 """keys at fault that are kept of a check"""
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """of the state. State of another format is forgotten: the check begins anew."""
 
 _STATE: Final = """
@@ -186,19 +186,24 @@ class Checking:
         key: Sequence[str],
         sums: Mapping[str, _Sum],
     ) -> None:
-        """Great Expectations sees each value of a chunk once. What it says counts for each row that has the value."""
+        """Great Expectations sees each value once. What it says counts for each row that has the value."""
+        import pandas as pd  # not at the top, as it takes a second: a wrong suite is named before
+
         wrong: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
-        for batch in cursor.sql(f"SELECT {quoted(column)} FROM {source}").to_arrow_reader(CHUNK_OF_VALUES):
-            counted = batch.column(0).value_counts()
-            values, counts = counted.field("values"), counted.field("counts")
-            frame = pa.table({column: values}).to_pandas()
+        # Strings stay in Arrow's memory where Kiln's own conditions look at them: an object for each costs more.
+        kept = pd.ArrowDtype if all(not check.kind.stock for check in checks) else None
+        counted = cursor.sql(f"SELECT {quoted(column)}, count(*) FROM {source} GROUP BY ALL")
+        for chunk in _chunks(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
+            values, counts = chunk.column(0), chunk.column(1)
+            frame = chunk.select([column]).to_pandas(types_mapper=kept)
             frame[_AT] = range(len(frame))
+            rows = pc.sum(counts).as_py()
             for check, seen in self._seen(checks, frame, [_AT]):
                 at = pa.array([one[_AT] for one in seen.keys], pa.int64())
                 failed = pc.sum(counts.take(at)).as_py() or 0
-                sums[check.id].count(batch.num_rows, failed, not failed)
+                sums[check.id].count(rows, failed, not failed)
                 if sum(map(len, wrong[check.id])) < _KEPT:
-                    wrong[check.id].append(values.take(at[:_KEPT]))
+                    wrong[check.id] += values.take(at[:_KEPT]).chunks
         names = ", ".join(map(quoted, key))
         for check in checks:
             if sums[check.id].failed:
@@ -225,8 +230,8 @@ class Checking:
             if name in check.arguments
         ]
         columns = ", ".join(map(quoted, dict.fromkeys((*key, *named))))
-        for batch in cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK):
-            for check, seen in self._seen(checks, batch.to_pandas(), key):
+        for chunk in _chunks(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
+            for check, seen in self._seen(checks, chunk.to_pandas(), key):
                 sums[check.id].count(seen.rows, seen.failed, seen.success, seen.observed)
                 values = [*seen.values, *[""] * len(seen.keys)]
                 sums[check.id].tell(zip(seen.keys, values, strict=False))
@@ -337,7 +342,7 @@ class Checking:
         self._db.execute("BEGIN")
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it is: raised again
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
@@ -386,6 +391,19 @@ class _Sum:
         )
         if self.keys:
             db.executemany("INSERT INTO failed VALUES (?, ?, ?)", [(check.id, *key) for key in self.keys])
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
+    """The rows as tables of at least so many rows, but for the last one. DuckDB ends a batch with each row group."""
+    held, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= least:
+            yield pa.Table.from_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def _plain(value: object) -> object:

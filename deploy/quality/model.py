@@ -7,6 +7,8 @@ The windows are made anew by a plain rule, and not by the code that makes the ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -14,10 +16,13 @@ import msgspec
 
 from deploy.quality.spanning import Look, span, stamp
 from schemas.batch import BlockError, read_block, stream_key, write_leaves
-from schemas.cid import cid_bytes
+from schemas.cid import USUAL_TEXT, CidError, cid_bytes, cid_text
 
 Owner = tuple[str, str, str, str]
 """network, origin, separator key, separator value"""
+
+_OWNER: Final = "to_json([network, origin, separator_key, separator_value])::VARCHAR"
+"""An owner as text, in SQL: what `_text` makes."""
 
 _PAGE: Final = 50_000
 """rows of `updates` at once"""
@@ -100,41 +105,51 @@ def batches_follow(look: Look) -> str:
 
     kept = db.execute(f"SELECT kept FROM {opened}").fetchall()
     windows = _decode(kept[0][0]) if kept else {}
-    owed: list[tuple[str, int, str]] = []
+    owed: list[Expected] = []
     for owner, window in closed_windows(_new_updates(look), windows, facts.window, facts.grace):
         if not window.made:
-            owed += [(_text(owner), window.opened_at, cid) for cid in _cids(window, facts.block_limit)]
-    if "updates" in look.committed:
-        _insert(look, owes, owed, stamp(look.committed["updates"]))
-    if "batches" in look.committed:
-        db.execute(
-            f"INSERT INTO {odd} SELECT DISTINCT to_json([network, origin, separator_key, separator_value])::VARCHAR, "
-            f"epoch_us(opened_at), epoch_us(closed_at) - epoch_us(opened_at), cid, block, "
-            f"{stamp(look.committed['batches'])} FROM new_batches"
-        )
-    name = "hash(owner, opened_at, cid)"
-    # A batch that is there twice was right once: that it is there twice is for another expectation.
-    db.execute(f"DELETE FROM {odd} WHERE {name} IN (SELECT h FROM {made})")
-    db.execute(
-        f"INSERT INTO {made} SELECT DISTINCT {name}, {look.now} FROM {odd} JOIN {owes} USING (owner, opened_at, cid)"
-    )
-    early = [
-        (key, cid)
+            owed += _expected(owner, window, facts.block_limit)
+    open_now = [
+        (key, each)
         for key, window in windows.items()
         if not window.made
-        for cid in _cids(window, facts.block_limit)
-        if db.execute(
-            f"SELECT 1 FROM {odd} WHERE owner = ? AND opened_at = ? AND cid = ?", [_text(key[1]), window.opened_at, cid]
-        ).fetchone()
+        for each in _expected(key[1], window, facts.block_limit)
     ]
-    for key, cid in early:
-        windows[key].made = True
-        db.execute(
-            f"INSERT INTO {made} SELECT hash(?, ?::BIGINT, ?), {look.now}",
-            [_text(key[1]), windows[key].opened_at, cid],
-        )
+    _remember_updates(look, have)
+
+    name, now = "hash(owner, opened_at, cid)", look.now
+    _lay(look, "owed", owed)
+    _lay(look, "open_now", [each for _, each in open_now])
+    # A batch that is there twice was right once: that it is there twice is for another expectation.
+    db.execute(
+        f"CREATE OR REPLACE TEMP TABLE fresh AS SELECT * FROM (SELECT DISTINCT {_OWNER} AS owner, "
+        f"epoch_us(opened_at) AS opened_at, cid FROM new_batches) WHERE {name} NOT IN (SELECT h FROM {made})"
+    )
+    for theirs in ("fresh", odd):
+        for ours in ("owed", owes, "open_now"):
+            db.execute(
+                f"INSERT INTO {made} SELECT DISTINCT {name}, {now} FROM {ours} "
+                f"SEMI JOIN {theirs} USING (owner, opened_at, cid)"
+            )
+    for (place,) in db.execute(
+        f"SELECT DISTINCT place FROM open_now WHERE {name} IN (SELECT h FROM {made} WHERE read_at = {now})"
+    ).fetchall():
+        windows[open_now[place][0]].made = True
     for table in (odd, owes):
         db.execute(f"DELETE FROM {table} WHERE {name} IN (SELECT h FROM {made})")
+    if "updates" in look.committed:
+        db.execute(
+            f"INSERT INTO {owes} SELECT owner, opened_at, cid, {stamp(look.committed['updates'])} FROM owed "
+            f"WHERE {name} NOT IN (SELECT h FROM {made})"
+        )
+    db.execute(f"DELETE FROM fresh WHERE {name} IN (SELECT h FROM {made})")
+    if db.execute("SELECT 1 FROM fresh LIMIT 1").fetchone():
+        db.execute(
+            f"INSERT INTO {odd} SELECT * FROM (SELECT DISTINCT {_OWNER} AS owner, epoch_us(opened_at) AS opened_at, "
+            "epoch_us(closed_at) - epoch_us(opened_at), cid, block, "
+            f"{stamp(look.committed['batches'])} FROM new_batches WHERE cid IN (SELECT cid FROM fresh)) "
+            "SEMI JOIN fresh USING (owner, opened_at, cid)"
+        )
     for table in (have, made):
         look.forget(table)
     db.execute(f"DELETE FROM {opened}")
@@ -159,40 +174,83 @@ def batches_follow(look: Look) -> str:
 def _new_updates(look: Look) -> Iterator[Update]:
     """The new rows of `updates`, in the order of the log, and none of them twice in memory. Between two of them, nobody
     may ask the database anything: it is in the middle of the answer."""
-    import pyarrow as pa
-
-    facts, have = look.facts, f"{look.memory}_have"
+    owners: list[Owner] = look.db.execute(
+        "CREATE OR REPLACE TEMP TABLE owners AS SELECT row_number() OVER () - 1 AS place, * FROM (SELECT DISTINCT "
+        "network, origin, separator_key, separator_value FROM new_updates WHERE separator_key IS NOT NULL); "
+        "SELECT network, origin, separator_key, separator_value FROM owners ORDER BY place"
+    ).fetchall()
     read = look.db.sql(
-        "SELECT log_partition, network, origin, separator_key, separator_value, stream, tip, from_peer, "
-        "separator_source, epoch_us(observed_at), epoch_us(updated_at) FROM new_updates "
-        "WHERE separator_key IS NOT NULL ORDER BY log_partition, log_offset"
+        "SELECT log_partition, place, stream, tip, epoch_us(observed_at), epoch_us(updated_at) "
+        f"FROM ({_asked(look)}) u JOIN owners o ON u.network = o.network AND u.origin = o.origin AND "
+        "u.separator_key = o.separator_key AND u.separator_value IS NOT DISTINCT FROM o.separator_value "
+        "ORDER BY log_partition, log_offset"
     ).to_arrow_reader(_PAGE)
-    told: list[pa.RecordBatch] = []
     for page in read:
-        owners, leaves = list[str](), list[bytes]()
-        rows = zip(*(column.to_pylist() for column in page.columns), strict=True)
-        for partition, network, origin, key, value, stream, tip, author, source, heard, clock in rows:
-            if facts.authors is not None and author not in facts.authors:
-                continue
-            if facts.only_verified and source != "genesis":
-                continue
+        for partition, place, stream, tip, heard, clock in zip(
+            *(column.to_pylist() for column in page.columns), strict=True
+        ):
             try:
                 leaf = stream_key(stream) + cid_bytes(tip)
             except (KeyError, IndexError, ValueError):
                 continue  # what is no CID or StreamID, the expectations on these columns say
-            owner = (network, origin, key, value)
-            owners.append(_text(owner))
-            leaves.append(leaf)
-            yield Update(partition, owner, leaf, heard, clock)
-        told.append(pa.record_batch({"owner": pa.array(owners, pa.string()), "leaf": pa.array(leaves, pa.binary())}))
-    for each in told:
-        look.db.register("told", pa.Table.from_batches([each]))
-        look.db.execute(f"INSERT INTO {have} SELECT DISTINCT hash(owner, leaf), {look.now} FROM told")
-        look.db.unregister("told")
+            yield Update(partition, owners[place], leaf, heard, clock)
 
 
-def _cids(window: Window, limit: int) -> list[str]:
-    return [block.cid for block in write_leaves(window.leaves, limit)]
+def _asked(look: Look) -> str:
+    """A SELECT of the new updates that go into batches."""
+    facts = look.facts
+    authors = ", ".join("'" + each.replace("'", "''") + "'" for each in sorted(facts.authors or ())) or "NULL"
+    return (
+        "FROM new_updates WHERE separator_key IS NOT NULL"
+        + ("" if facts.authors is None else f" AND from_peer IN ({authors})")
+        + (" AND separator_source = 'genesis'" if facts.only_verified else "")
+    )
+
+
+def _remember_updates(look: Look, have: str) -> None:
+    """Takes what has been heard into the memory: owners with streams and tips, in their usual texts."""
+    names = f"hash({_OWNER}, stream, tip)"
+    look.db.execute(f"INSERT INTO {have} SELECT DISTINCT {names}, {look.now} FROM ({_asked(look)})")
+    rest = look.db.execute(
+        f"SELECT DISTINCT {_OWNER}, stream, tip FROM ({_asked(look)}) WHERE NOT regexp_full_match(tip, '{USUAL_TEXT}')"
+    ).fetchall()
+    for owner, stream, tip in rest:
+        with suppress(CidError):
+            look.db.execute(
+                f"INSERT INTO {have} SELECT hash(?, ?, ?), {look.now}", [owner, stream, cid_text(cid_bytes(tip))]
+            )
+
+
+class Expected(NamedTuple):
+    """A batch that a window makes."""
+
+    owner: str
+    opened_at: int
+    cid: str
+
+
+def _expected(owner: Owner, window: Window, limit: int) -> list[Expected]:
+    text = _text(owner)
+    return [Expected(text, window.opened_at, block.cid) for block in write_leaves(window.leaves, limit)]
+
+
+def _lay(look: Look, name: str, expected: list[Expected]) -> None:
+    """Makes a table of batches that windows make, with their places in the list."""
+    import pyarrow as pa
+
+    columns = zip(*expected, strict=True) if expected else ((), (), ())
+    owners, opened, cids = (list(each) for each in columns)
+    told = pa.table(
+        {
+            "owner": pa.array(owners, pa.string()),
+            "opened_at": pa.array(opened, pa.int64()),
+            "cid": pa.array(cids, pa.string()),
+            "place": pa.array(range(len(expected)), pa.int64()),
+        }
+    )
+    look.db.register("told", told)
+    look.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS FROM told")
+    look.db.unregister("told")
 
 
 def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
@@ -200,13 +258,13 @@ def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
         tips = read_block(block)
     except BlockError:
         return False
-    leaves = [stream_key(stream) + cid_bytes(tip) for stream, links in tips.items() for tip in links]
+    pairs = [(stream, tip) for stream, links in tips.items() for tip in links]
     row = look.db.execute(
-        f"SELECT count(*) FROM (SELECT DISTINCT hash(?, leaf) AS h FROM unnest(?::BLOB[]) AS told(leaf)) "
-        f"WHERE h IN (SELECT h FROM {have})",
-        [owner, leaves],
+        f"SELECT count(*) FROM (SELECT DISTINCT hash(?, stream, tip) AS h FROM "
+        f"(SELECT unnest(?::VARCHAR[]) AS stream, unnest(?::VARCHAR[]) AS tip)) WHERE h IN (SELECT h FROM {have})",
+        [owner, [stream for stream, _ in pairs], [tip for _, tip in pairs]],
     ).fetchone()
-    return row is not None and row[0] == len(leaves)
+    return row is not None and row[0] == len(pairs)
 
 
 def _say(look: Look, found: str, each: Unmatched) -> None:
@@ -219,17 +277,7 @@ def _say(look: Look, found: str, each: Unmatched) -> None:
     )
 
 
-def _insert(look: Look, table: str, owed: list[tuple[str, int, str]], since: str) -> None:
-    if not owed:
-        return
-    import pyarrow as pa
-
-    columns = dict(zip(("owner", "opened_at", "cid"), (list(each) for each in zip(*owed, strict=True)), strict=True))
-    look.db.register("owed", pa.table(columns))
-    look.db.execute(f"INSERT INTO {table} SELECT owner, opened_at, cid, {since} FROM owed")
-    look.db.unregister("owed")
-
-
+@lru_cache(maxsize=65536)
 def _text(owner: Owner) -> str:
     return msgspec.json.encode(owner).decode()
 

@@ -182,20 +182,38 @@ def keys_are_unique(look: Look) -> str:
     near = f"AND old.seen_at > rows.seen_at - {span(parse_duration(within))}" if within else ""
     close = f"AND max(seen_at) - min(seen_at) < {span(parse_duration(within))}" if within else ""
     look.db.execute(
-        f"CREATE OR REPLACE TEMP TABLE rows AS SELECT hash({names}) AS h, {names}, {_at(table)} AS seen_at "
-        f"FROM new_{table}"
+        f"CREATE OR REPLACE TEMP TABLE hashes AS SELECT hash({names}) AS h, max({_at(table)}) AS seen_at, "
+        f"count(*) AS n FROM new_{table} GROUP BY h"
     )
-    key = key_of(table, columns)
+    # Rows of one key have one hash, and nearly all hashes are there once: the keys themselves are read for the rest.
     look.db.execute(
-        f"INSERT INTO {twice} SELECT {key}, seen_at FROM rows WHERE EXISTS "
-        f"(SELECT 1 FROM {keys} old WHERE old.h = rows.h {near})"
+        "CREATE OR REPLACE TEMP TABLE again AS SELECT h FROM hashes WHERE n > 1 UNION "
+        f"SELECT h FROM hashes SEMI JOIN {keys} USING (h)"
     )
-    look.db.execute(
-        f"INSERT INTO {twice} SELECT {key}, seen_at FROM (SELECT {names}, max(seen_at) AS seen_at FROM rows "
-        f"GROUP BY ALL HAVING count(*) > 1 {close})"
-    )
-    look.db.execute(f"INSERT INTO {keys} SELECT h, max(seen_at), {look.now} FROM rows GROUP BY h")
+    if look.db.execute("SELECT 1 FROM again LIMIT 1").fetchone():
+        look.db.execute(
+            f"CREATE OR REPLACE TEMP TABLE rows AS SELECT hash({names}) AS h, {names}, {_at(table)} AS seen_at "
+            f"FROM new_{table} WHERE hash({names}) IN (SELECT h FROM again)"
+        )
+        key = key_of(table, columns)
+        look.db.execute(
+            f"INSERT INTO {twice} SELECT {key}, seen_at FROM rows WHERE EXISTS "
+            f"(SELECT 1 FROM {keys} old WHERE old.h = rows.h {near})"
+        )
+        look.db.execute(
+            f"INSERT INTO {twice} SELECT {key}, seen_at FROM (SELECT {names}, max(seen_at) AS seen_at FROM rows "
+            f"GROUP BY ALL HAVING count(*) > 1 {close})"
+        )
+    look.db.execute(f"INSERT INTO {keys} SELECT h, seen_at, {look.now} FROM hashes")
     look.forget(keys)
+    for whole in look.texts("parts_of"):
+        if look.db.execute(f"SELECT 1 FROM {twice} LIMIT 1").fetchone():
+            by = look.texts("named_by")
+            ours, theirs = ", ".join(f"key->>'{name}'" for name in by), ", ".join(map(quoted, by))
+            look.db.execute(
+                f"DELETE FROM {twice} WHERE ({ours}) IN (SELECT ({theirs}) FROM ({look.whole(whole)}) "
+                "GROUP BY ALL HAVING count(*) > 1)"
+            )
     return f"SELECT DISTINCT key, seen_at, 'more than one row' AS words FROM {twice}"
 
 
@@ -206,17 +224,17 @@ def sequences_have_no_gaps(look: Look) -> str:
     ends = look.keep("ends", "connection BLOB, direction VARCHAR, last BIGINT")
     gaps = look.keep("gaps", "connection BLOB, direction VARCHAR, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
     look.db.execute(
-        "CREATE OR REPLACE TEMP TABLE rows AS SELECT connection, direction, sequence, observed_at FROM new_frames"
+        "CREATE OR REPLACE TEMP VIEW news AS SELECT connection, direction, sequence, observed_at FROM new_frames"
     )
     _start_again_where(
         look,
-        f"SELECT 1 FROM rows JOIN {gaps} g USING (connection, direction) WHERE sequence BETWEEN g.first AND g.last",
+        f"SELECT 1 FROM news JOIN {gaps} g USING (connection, direction) WHERE sequence BETWEEN g.first AND g.last",
     )
     look.db.execute(
         f"""INSERT INTO {gaps} SELECT connection, direction, before + 1, sequence - 1, observed_at FROM (
-            SELECT rows.*, greatest(coalesce(lag(sequence) OVER (
+            SELECT news.*, greatest(coalesce(lag(sequence) OVER (
                 PARTITION BY connection, direction ORDER BY sequence), 0), coalesce(ends.last, 0)) AS before
-            FROM rows LEFT JOIN {ends} ends USING (connection, direction)) WHERE sequence > before + 1"""
+            FROM news LEFT JOIN {ends} ends USING (connection, direction)) WHERE sequence > before + 1"""
     )
     _newest(look, ends, "connection, direction", "max(sequence)")
     return (
@@ -261,17 +279,17 @@ def offsets_have_no_holes(look: Look) -> str:
         "WHERE kafka_offset IS NOT NULL AND message_index IS NULL"
     )
     look.db.execute(
-        "CREATE OR REPLACE TEMP TABLE rows AS SELECT kafka_partition, kafka_offset, observed_at FROM new_frames"
+        "CREATE OR REPLACE TEMP VIEW news AS SELECT kafka_partition, kafka_offset, observed_at FROM new_frames"
     )
     _start_again_where(
         look,
-        f"SELECT 1 FROM rows JOIN {holes} h USING (kafka_partition) WHERE kafka_offset BETWEEN h.first AND h.last",
+        f"SELECT 1 FROM news JOIN {holes} h USING (kafka_partition) WHERE kafka_offset BETWEEN h.first AND h.last",
     )
     look.db.execute(
         f"""INSERT INTO {holes} SELECT kafka_partition, before + 1, kafka_offset - 1, observed_at FROM (
-            SELECT rows.*, greatest(lag(kafka_offset) OVER (
+            SELECT news.*, greatest(lag(kafka_offset) OVER (
                 PARTITION BY kafka_partition ORDER BY kafka_offset), ends.last) AS before
-            FROM rows LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
+            FROM news LEFT JOIN {ends} ends USING (kafka_partition)) WHERE kafka_offset > before + 1"""
     )
     _newest(look, ends, "kafka_partition", "max(kafka_offset)")
     # whole frames in quarantine are no hole
@@ -288,10 +306,10 @@ def offsets_have_no_holes(look: Look) -> str:
 
 
 def _newest(look: Look, table: str, names: str, newest: str) -> None:
-    """Takes the newest of `rows` into a table of `names` and `last`."""
+    """Takes the newest of `news` into a table of `names` and `last`."""
     look.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT {names}, max(last) AS last FROM (SELECT * FROM {table} "
-        f"UNION ALL SELECT {names}, {newest} FROM rows GROUP BY ALL) GROUP BY ALL"
+        f"UNION ALL SELECT {names}, {newest} FROM news GROUP BY ALL) GROUP BY ALL"
     )
     look.db.execute(f"DELETE FROM {table}")
     look.db.execute(f"INSERT INTO {table} SELECT * FROM merged")
@@ -312,8 +330,8 @@ def rows_are_in_tables(look: Look) -> str:
     waits = look.keep("waits", "h UBIGINT, key JSON, seen_at TIMESTAMPTZ, since TIMESTAMPTZ")
     for other in look.texts("tables"):
         look.db.execute(
-            f"INSERT INTO {have} SELECT DISTINCT hash({theirs}) AS h, {look.now} FROM new_{other} "
-            f"WHERE hash({theirs}) NOT IN (SELECT h FROM {have})"
+            f"INSERT INTO {have} SELECT h, {look.now} FROM (SELECT DISTINCT hash({theirs}) AS h FROM new_{other}) "
+            f"ANTI JOIN {have} USING (h)"
         )
     if table in look.committed:
         names = ", ".join(map(quoted, columns))
@@ -373,16 +391,14 @@ def old_messages_do_not_flood(look: Look) -> str:
     first = look.keep("first", "h UBIGINT, seen_at TIMESTAMPTZ")
     again = look.keep("again", "network VARCHAR, message VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ")
     after = span(look.duration("after", timedelta(minutes=5)))
+    h = "hash(network, message)"
     look.db.execute(
-        "CREATE OR REPLACE TEMP TABLE rows AS SELECT hash(network, message) AS h, network, message, remote_peer, "
-        "observed_at FROM new_copies"
+        f"INSERT INTO {first} SELECT h, seen_at FROM (SELECT {h} AS h, min(observed_at) AS seen_at FROM new_copies "
+        f"GROUP BY h) ANTI JOIN {first} USING (h)"
     )
     look.db.execute(
-        f"INSERT INTO {first} SELECT h, min(observed_at) FROM rows WHERE h NOT IN (SELECT h FROM {first}) GROUP BY h"
-    )
-    look.db.execute(
-        f"INSERT INTO {again} SELECT network, message, remote_peer, count(*), max(observed_at) FROM rows "
-        f"JOIN {first} f USING (h) WHERE observed_at > f.seen_at + {after} GROUP BY ALL"
+        f"INSERT INTO {again} SELECT network, message, remote_peer, count(*), max(observed_at) FROM new_copies "
+        f"JOIN {first} f ON f.h = {h} WHERE observed_at > f.seen_at + {after} GROUP BY ALL"
     )
     day = "(SELECT max(seen_at) FROM {0}) - INTERVAL 24 HOURS"
     for table in (first, again):

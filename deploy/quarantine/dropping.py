@@ -131,7 +131,7 @@ def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequen
                             [left.column(each.name).cast(each.type) for each in schema], schema=schema
                         )
                     )
-    except BaseException:
+    except BaseException:  # whatever it is: raised again
         with suppress(OSError):
             discard(lake, out.close())
         raise

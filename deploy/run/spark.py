@@ -19,6 +19,7 @@ from conf.errors import KilnError
 from conf.logs import LogFile, set_up_logs
 from conf.settings.model import Settings
 from deploy.embedded.jars import PROJECT, jars_for, spark_classes
+from deploy.run.scratch import scratch
 from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
 
@@ -63,7 +64,7 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
-            scratch=settings.state / "scratch",
+            scratch=scratch(settings.state),
             extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
         )
     server = spark.sparkContext._accumulatorServer

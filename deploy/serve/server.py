@@ -24,6 +24,7 @@ from conf.locks import keep_private
 from conf.settings.model import Settings
 from deploy.embedded.jars import PROJECT, jars_for
 from deploy.embedded.ports import HOST, port_holder, why_taken
+from deploy.run.scratch import scratch
 from deploy.run.spark import jvm_end, said_to
 from deploy.serve.classes import compiled
 from pipelines.lake.lake import Lake
@@ -86,7 +87,7 @@ def served(settings: Settings, lake: Lake, door: Door, memory: str, progress: Ca
             jars=jars,
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
-            scratch=settings.state / "scratch" / "sql",
+            scratch=scratch(settings.state),
             extra=s3a_settings(settings.places, os.environ) | _settings(door),
         )
     try:

@@ -8,11 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from threading import Lock, get_ident
 from typing import IO
 
 from fsspec.spec import AbstractFileSystem
 
 from conf.location import STORE, Location, location
+
+
+class SharedFile:
+    """A file that several threads of DuckDB read at once. Each has a place of its own: DuckDB moves to a place in one
+    call and reads there in the next, and another thread may do the same in between."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._lock = Lock()
+        self._places: dict[
+            int, int
+        ] = {}  # by thread: what is local to a thread goes when DuckDB's thread leaves Python
+
+    def seek(self, place: int) -> int:
+        self._places[get_ident()] = place
+        return place
+
+    def tell(self) -> int:
+        return self._places.get(get_ident(), 0)
+
+    def read(self, size: int = -1) -> bytes:
+        with self._lock:
+            self._file.seek(self.tell())
+            found = self._file.read(size)
+        self._places[get_ident()] = self.tell() + len(found)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -27,11 +57,10 @@ class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         self._options = root.options
         self._sizes: dict[str, int] = {}
 
-    def _open(self, path: str, mode: str = "rb", **_: object) -> IO[bytes]:
+    def _open(self, path: str, mode: str = "rb", **_: object) -> SharedFile:
         if mode != "rb":
             raise PermissionError(f"{path}: questions only read")
-        opened: IO[bytes] = self._at(path).open()
-        return opened
+        return SharedFile(self._at(path).open())
 
     def size(self, path: str) -> int:
         """Bytes. FileNotFoundError."""

@@ -38,7 +38,7 @@ def write_anew(lake: Lake, table: str, names: Sequence[str], before: int | None,
             for batch in ordered.combine_chunks().to_batches(max_chunksize=_group_rows(ordered)):
                 out.add_batch(batch)
             del stretch, ordered, batch  # before the next stretch is read
-    except BaseException:
+    except BaseException:  # whatever it is: raised again
         discard(lake, out.close())
         raise
     return out.close()

@@ -55,6 +55,8 @@ class Plan:
     breaker: Breaker
     now: Callable[[], int]
     """the time, µs"""
+    uptime: Callable[[], int]
+    """since the machine's start, µs: nobody sets this clock"""
     durable: bool = False
     """whether what a micro-batch has done is on the disk before Spark notes the micro-batch as done"""
     report: Report = field(default=unheard)
@@ -63,7 +65,7 @@ class Plan:
     def batch_clock(self, query: str) -> BatchClock:
         """The clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
-        return BatchClock(self.now, checkpoint.watermark + self.remembered)
+        return BatchClock(self.now, self.uptime, checkpoint.watermark + self.remembered)
 
     def kept(self, query: str) -> KeptCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""

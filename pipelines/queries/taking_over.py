@@ -44,7 +44,7 @@ def take_over(plan: Plan, session: SparkSession) -> None:
 
 def _catch_up(plan: Plan, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
     """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
-    BatchClock(plan.now, 0).tell(session.sparkContext)
+    BatchClock(plan.now, plan.uptime, 0).tell(session.sparkContext)
     new = NewFrames(plan.lake)
     begun, finished = archive.planned, archive.committed
     if begun > finished:

@@ -1,6 +1,7 @@
 """The time by which the deduplicating operators forget: the driver gives it to the tasks of a micro-batch, and it never
 goes back (decision 5). With a clock that was ahead and is put right, Spark's own `current_timestamp` would let these
-operators drop every row as late, in silence."""
+operators drop every row as late, in silence. Nor does it go on by more than what has passed: a clock that somebody sets
+ahead by days would make them forget what came a second ago."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ _PROPERTY = "kiln.seenAt"
 class BatchClock:
     """Tells the tasks of each micro-batch the time. For the thread that runs the query's micro-batches."""
 
-    def __init__(self, now: Callable[[], int], least: int) -> None:
-        """`now`: µs. `least`: before this time every row would be late, µs."""
-        self._now = now
+    def __init__(self, now: Callable[[], int], uptime: Callable[[], int], least: int) -> None:
+        """`now`: µs. `uptime`: a clock that nobody sets, µs. `least`: before this time every row would be late, µs."""
+        self._now, self._uptime = now, uptime
         self._at = least
+        self._told: int | None = None  # by `uptime`
 
     def tell(self, context: SparkContext) -> None:
-        """To be called in a micro-batch before its first job."""
-        self._at = max(self._at, self._now())
+        """To be called in a micro-batch before its first job. The first one takes the time as the clock has it."""
+        now, uptime = self._now(), self._uptime()
+        if self._told is not None:
+            now = min(now, self._at + uptime - self._told)
+        self._at, self._told = max(self._at, now), uptime
         context.setLocalProperty(_PROPERTY, str(self._at))
 
 

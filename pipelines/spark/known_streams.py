@@ -100,7 +100,7 @@ class StreamsFile:
         self._file.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it is: raised again
             self._file.execute("ROLLBACK")
             self._number.cache_clear()  # numbers that nobody has now
             raise

@@ -88,6 +88,8 @@ def create_session(
     """
     # Workers must run in the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # RocksDB's memory in glibc's arenas, of which each thread may have another, would grow by megabytes a minute.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     master = _submitted_to() or master
     options = [java_options] if java_options else []
     if log4j is not None:

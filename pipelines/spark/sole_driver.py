@@ -107,6 +107,11 @@ class SoleDriver:
         # kafka-python 3.0.12 forgets how a join ended that ended between two polls, and joins again: a driver that only
         # looked in now and then would never be in the group, and never hear that another has taken over
         while consumer.group_metadata().state is not MemberState.STABLE and self._now() < until:
+            # nor does it join again where what it took for a change of the topic was none: then it sends no heartbeat
+            coordinator = consumer._coordinator
+            if not coordinator.need_rejoin():
+                coordinator.request_rejoin()
+            consumer.pause(*consumer.assignment())  # else a record ends each poll at once
             consumer.poll(timeout_ms=200, max_records=1)
         consumer.pause(*consumer.assignment())
 

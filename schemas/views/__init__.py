@@ -3,7 +3,8 @@
 A file `NAME.sql` begins with a comment: a sentence that says what the view has, then a line `Grain:` and what one row
 stands for. Below stands one SELECT over tables of `schemas.tables` and over other views, in words that DuckDB and Spark
 both take. Where there are no such words, `NAME.spark.sql` says the same in Spark's, and `NAME.sql` in DuckDB's: DuckDB
-calls the microseconds of a timestamp `epoch_us`, Spark `unix_micros`. Sessions of both run in UTC.
+calls the microseconds of a timestamp `epoch_us`, Spark `unix_micros`. The same where DuckDB answers in good time only
+with words of its own. Sessions of both run in UTC.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class View(NamedTuple):
     grain: str
     """what one row stands for: "a message", as in "one row for a message" """
     tables: tuple[str, ...]
-    """that the view reads, itself or through other views; sorted"""
+    """that the view reads on either engine, itself or through other views; sorted"""
     views: tuple[str, ...]
-    """that the view itself reads; sorted"""
+    """that the view itself reads on either engine; sorted"""
     duckdb: str
     spark: str
 
@@ -53,7 +54,10 @@ def views() -> dict[str, View]:
         for each in files(__package__).iterdir()
         if each.name.endswith(".sql")
     }
-    read = {name: _reads(text, texts) for name, text in texts.items() if not name.endswith(_SPARK)}
+    # what either engine's text reads: a view is there for both, or for neither
+    read: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        read.setdefault(name.removesuffix(_SPARK), set()).update(_reads(text, texts))
     found: dict[str, View] = {}
     for name in TopologicalSorter({name: sorted(read[name] - TABLES.keys()) for name in sorted(read)}).static_order():
         sentence, grain, select = _parts(name, texts[name])

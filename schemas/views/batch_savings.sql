@@ -3,60 +3,158 @@
 -- Grain: a network, origin, separator and length of window.
 -- A new update is in the batch that names its tip: hearing time alone does not say which batch, as windows may overlap
 -- in hearing time. An UPDATE that says an earlier one again counts to the window that was open when it was heard.
-WITH opened AS (
-    SELECT network, origin, separator_key, separator_value, opened_at, max(closed_at) AS closed_at,
-           max(window_seconds) AS window_seconds
-    FROM batch_times
-    GROUP BY network, origin, separator_key, separator_value, opened_at),
-times AS (
-    SELECT network, origin, separator_key, separator_value, opened_at AS happened_at, opened_at, NULL AS update_bytes
-    FROM opened
+-- A number, `place`, stands for a network, origin and separator. Each large table is joined once: updates with messages
+-- to have lengths, and with batches to find the few updates that are in none. Where all windows of a separator have one
+-- length, it does not matter which batch an update is in. The list in `separators` tells DuckDB that there are few.
+WITH separators AS MATERIALIZED (
+    SELECT unnest(list(each), recursive := true), generate_subscripts(list(each), 1) AS place
+    FROM (
+        SELECT network, origin, separator_key, separator_value FROM updates
+        UNION
+        SELECT network, origin, separator_key, separator_value FROM batches) AS each),
+windows AS MATERIALIZED (
+    SELECT s.place, b.cid, b.opened_at, b.closed_at, b.window_seconds, b.message_bytes, b.block_bytes
+    FROM batch_times AS b
+         JOIN separators AS s
+           ON s.network = b.network AND s.origin = b.origin AND s.separator_key = b.separator_key
+          AND s.separator_value = b.separator_value),
+made AS MATERIALIZED (
+    SELECT place, window_seconds, count(*) AS batches, CAST(sum(message_bytes) AS BIGINT) AS batch_bytes,
+           CAST(sum(block_bytes) AS BIGINT) AS block_bytes
+    FROM windows
+    GROUP BY place, window_seconds),
+lengths AS MATERIALIZED (
+    SELECT place, min(window_seconds) AS window_seconds, count(*) > 1 AS several
+    FROM made
+    GROUP BY place),
+several AS MATERIALIZED (
+    SELECT place
+    FROM lengths
+    WHERE several),
+opened AS (
+    SELECT place, opened_at, closed_at, window_seconds
+    FROM windows AS w ANTI JOIN several AS l ON l.place = w.place
     UNION ALL
-    SELECT network, origin, separator_key, separator_value, heard_at, NULL, update_bytes
-    FROM announcements
-    WHERE again),
-repeats AS (
-    SELECT network, origin, separator_key, separator_value, happened_at, update_bytes,
-           max(opened_at) OVER (
-               PARTITION BY network, origin, separator_key, separator_value ORDER BY happened_at
-               RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS last_opened_at
-    FROM times),
+    SELECT place, opened_at, max(closed_at) AS closed_at, max(window_seconds) AS window_seconds
+    FROM windows AS w SEMI JOIN several AS l ON l.place = w.place
+    GROUP BY place, opened_at),
+news AS NOT MATERIALIZED (
+    SELECT u.network, u.origin, u.message, s.place, u.stream, u.tip, least(u.observed_at, u.updated_at) AS heard_at
+    FROM updates AS u
+         JOIN separators AS s
+           ON s.network = u.network AND s.origin = u.origin
+          AND s.separator_key IS NOT DISTINCT FROM u.separator_key
+          AND s.separator_value IS NOT DISTINCT FROM u.separator_value),
+sent AS NOT MATERIALIZED (
+    SELECT network, origin, message, stream, tip, observed_at, CAST(octet_length(data) AS BIGINT) AS bytes
+    FROM messages
+    WHERE type = 'UPDATE'),
+-- the sums of the new updates of each separator, and the messages that are no new updates, or of another origin
+heard AS MATERIALIZED (
+    SELECT u.place, m.network, count(*) AS updates, CAST(coalesce(sum(m.bytes), 0) AS BIGINT) AS update_bytes,
+           list(u.message) FILTER (WHERE m.message IS NULL) AS unsized,
+           list({'message': m.message, 'bytes': m.bytes}) FILTER (WHERE u.message IS NULL) AS repeats,
+           list(m.message) FILTER (WHERE m.origin <> u.origin) AS elsewhere
+    FROM (SELECT network, origin, message, place FROM news) AS u
+         FULL JOIN (SELECT network, origin, message, bytes FROM sent) AS m
+           ON m.network = u.network AND m.message = u.message
+    GROUP BY u.place, m.network),
+unsized AS (
+    SELECT n.place, CAST(sum(30 + length(n.stream) + length(n.tip)) AS BIGINT) AS update_bytes
+    FROM news AS n
+         SEMI JOIN (SELECT place, unnest(unsized) AS message FROM heard) AS h
+           ON h.place = n.place AND h.message = n.message
+    GROUP BY n.place),
+again AS (
+    SELECT m.network, m.origin, m.message, m.stream, m.tip, m.observed_at, h.bytes
+    FROM sent AS m
+         JOIN (SELECT network, unnest(repeats, recursive := true) FROM heard) AS h
+           ON h.network = m.network AND h.message = m.message
+    UNION ALL
+    SELECT m.network, m.origin, m.message, m.stream, m.tip, m.observed_at, m.bytes
+    FROM sent AS m
+         SEMI JOIN (SELECT network, unnest(elsewhere) AS message FROM heard) AS h
+           ON h.network = m.network AND h.message = m.message
+         ANTI JOIN updates AS u ON u.network = m.network AND u.origin = m.origin AND u.message = m.message),
+repeated AS (
+    SELECT a.network, a.origin, u.separator_key, u.separator_value, a.observed_at AS heard_at, a.bytes
+    FROM (SELECT *, row_number() OVER () AS number FROM again) AS a
+         LEFT JOIN updates AS u ON u.network = a.network AND u.stream = a.stream AND u.tip = a.tip
+    QUALIFY row_number() OVER (
+        PARTITION BY a.number
+        ORDER BY CASE WHEN u.message = a.message THEN 0 ELSE 1 END, CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
+                 CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
+                 CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1),
+-- the new updates that are not in `heard` as they count: those in no batch yet, and those of several lengths of window
+odd AS MATERIALIZED (
+    SELECT u.network, u.message, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes, NULL AS window_seconds
+    FROM (SELECT n.* FROM news AS n JOIN lengths AS l ON l.place = n.place AND NOT l.several) AS u
+         ANTI JOIN (
+             SELECT w.place, w.closed_at, t.stream, t.tip
+             FROM batch_tips AS t JOIN windows AS w ON w.cid = t.cid) AS b
+           ON b.place = u.place AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
+    UNION ALL
+    SELECT u.network, u.message, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes, b.window_seconds
+    FROM (SELECT n.* FROM news AS n SEMI JOIN several AS l ON l.place = n.place) AS u
+         LEFT JOIN (
+             SELECT w.place, w.cid, w.opened_at, w.closed_at, w.window_seconds, t.stream, t.tip
+             FROM batch_tips AS t
+                  JOIN (SELECT * FROM windows AS w SEMI JOIN several AS l ON l.place = w.place) AS w
+                    ON w.cid = t.cid) AS b
+           ON b.place = u.place AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
+    QUALIFY row_number() OVER (
+        PARTITION BY u.place, u.message ORDER BY b.closed_at, b.opened_at, b.cid) = 1),
+moved AS MATERIALIZED (
+    SELECT o.place, o.window_seconds, count(*) AS updates,
+           CAST(sum(coalesce(m.bytes, o.least_bytes)) AS BIGINT) AS update_bytes
+    FROM odd AS o
+         LEFT JOIN (
+             SELECT m.network, m.message, m.bytes
+             FROM sent AS m SEMI JOIN odd AS o ON o.network = m.network AND o.message = m.message) AS m
+           ON m.network = o.network AND m.message = o.message
+    GROUP BY o.place, o.window_seconds),
 placed AS (
-    SELECT u.network, u.origin, u.separator_key, u.separator_value, b.window_seconds, u.update_bytes
-    FROM announcements AS u
-         LEFT JOIN batches_with_tips AS b
-           ON b.network = u.network AND b.origin = u.origin AND b.separator_key = u.separator_key
-          AND b.separator_value = u.separator_value AND b.stream = u.stream AND b.tip = u.tip
-          AND b.closed_at > u.heard_at
-         ANTI JOIN held_again AS l
-           ON l.network = b.network AND l.origin = b.origin AND l.separator_key = b.separator_key
-          AND l.separator_value = b.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
-          AND l.stream = b.stream AND l.tip = b.tip AND l.earlier_closed_at > u.heard_at
-    WHERE NOT u.again AND (b.cid IS NOT NULL OR u.separator_key IS NULL)
+    SELECT s.network, s.origin, s.separator_key, s.separator_value, n.window_seconds, n.updates, n.update_bytes
+    FROM (
+        SELECT n.place, l.window_seconds, n.updates, n.update_bytes
+        FROM (
+            SELECT place, updates, update_bytes FROM heard
+            UNION ALL
+            SELECT place, 0, update_bytes FROM unsized
+            UNION ALL
+            SELECT place, -updates, -update_bytes FROM moved) AS n
+             LEFT JOIN lengths AS l ON l.place = n.place
+        UNION ALL
+        SELECT place, window_seconds, updates, update_bytes
+        FROM moved
+        WHERE window_seconds IS NOT NULL) AS n
+         JOIN separators AS s ON s.place = n.place
+    WHERE n.window_seconds IS NOT NULL OR s.separator_key IS NULL
     UNION ALL
     SELECT r.network, r.origin, r.separator_key, r.separator_value,
-           CASE WHEN r.happened_at < o.closed_at THEN o.window_seconds END AS window_seconds, r.update_bytes
-    FROM repeats AS r
-         LEFT JOIN opened AS o
-           ON o.network = r.network AND o.origin = r.origin AND o.separator_key = r.separator_key
-          AND o.separator_value = r.separator_value AND o.opened_at = r.last_opened_at
-    WHERE r.update_bytes IS NOT NULL),
+           CASE WHEN r.heard_at < o.closed_at THEN o.window_seconds END AS window_seconds, 1, r.bytes
+    FROM (
+        SELECT r.*, s.place
+        FROM repeated AS r
+             LEFT JOIN separators AS s
+               ON s.network = r.network AND s.origin = r.origin AND s.separator_key = r.separator_key
+              AND s.separator_value = r.separator_value) AS r
+         ASOF LEFT JOIN opened AS o ON o.place = r.place AND o.opened_at <= r.heard_at),
 replaced AS (
     SELECT network, origin, separator_key, separator_value, window_seconds,
-           count(*) AS updates, CAST(sum(update_bytes) AS BIGINT) AS update_bytes
+           CAST(sum(updates) AS BIGINT) AS updates, CAST(sum(update_bytes) AS BIGINT) AS update_bytes
     FROM placed
-    GROUP BY network, origin, separator_key, separator_value, window_seconds),
-made AS (
-    SELECT network, origin, separator_key, separator_value, window_seconds, count(*) AS batches,
-           CAST(sum(message_bytes) AS BIGINT) AS batch_bytes, CAST(sum(block_bytes) AS BIGINT) AS block_bytes
-    FROM batch_times
-    GROUP BY network, origin, separator_key, separator_value, window_seconds),
+    GROUP BY network, origin, separator_key, separator_value, window_seconds
+    HAVING sum(updates) > 0),
 summed AS (
     SELECT r.network, r.origin, r.separator_key, r.separator_value, r.window_seconds, r.updates, r.update_bytes,
            coalesce(m.batches, 0) AS batches, coalesce(m.batch_bytes, 0) AS batch_bytes,
            coalesce(m.block_bytes, 0) AS block_bytes
     FROM replaced AS r
-         LEFT JOIN made AS m
+         LEFT JOIN (
+             SELECT s.network, s.origin, s.separator_key, s.separator_value, m.window_seconds, m.batches, m.batch_bytes,
+                    m.block_bytes
+             FROM made AS m JOIN separators AS s ON s.place = m.place) AS m
            ON m.network = r.network AND m.origin = r.origin AND m.separator_key = r.separator_key
           AND m.separator_value = r.separator_value AND m.window_seconds = r.window_seconds)
 SELECT network, origin, separator_key, separator_value, window_seconds, batches, block_bytes,

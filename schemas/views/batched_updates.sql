@@ -1,17 +1,30 @@
 -- Each new update that has a separator, and the batch that holds its tip: the first that closed after Kiln heard the
 -- update. Without a batch are updates whose window is open, or whose batch is not in the tables yet.
 -- Grain: a new update that has a separator.
+-- A number stands for the four texts of a separator, so that the join with the tips, which is dear, compares few texts.
+-- The last condition is true where separator_key is not null: a batch has one. DuckDB would test that alone before the
+-- join, think that few rows are left, and keep in memory the updates, which have the longer rows.
+WITH separators AS MATERIALIZED (
+    SELECT network, origin, separator_key, separator_value, row_number() OVER () AS place
+    FROM (SELECT DISTINCT network, origin, separator_key, separator_value FROM batches)),
+held AS (
+    SELECT s.place, b.cid, b.opened_at, b.closed_at, b.emitted_at, b.window_seconds, t.stream, t.tip
+    FROM batch_tips AS t
+         JOIN batch_times AS b ON b.cid = t.cid
+         JOIN separators AS s ON s.network = b.network AND s.origin = b.origin AND s.separator_key = b.separator_key
+          AND s.separator_value = b.separator_value)
 SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip, u.heard_at, b.cid,
        b.opened_at, b.closed_at, b.emitted_at, b.window_seconds
 FROM (
-    SELECT network, origin, message, separator_key, separator_value, stream, tip,
-           least(observed_at, updated_at) AS heard_at
-    FROM updates
-    WHERE separator_key IS NOT NULL) AS u
-    LEFT JOIN batches_with_tips AS b
-      ON b.network = u.network AND b.origin = u.origin AND b.separator_key = u.separator_key
-     AND b.separator_value = u.separator_value AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
+    SELECT u.network, u.origin, u.message, u.separator_key, u.separator_value, u.stream, u.tip,
+           least(u.observed_at, u.updated_at) AS heard_at, s.place
+    FROM updates AS u
+         LEFT JOIN separators AS s ON s.network = u.network AND s.origin = u.origin
+          AND s.separator_key = u.separator_key AND s.separator_value = u.separator_value) AS u
+    LEFT JOIN held AS b
+      ON b.place = u.place AND b.stream = u.stream AND b.tip = u.tip AND b.closed_at > u.heard_at
     ANTI JOIN held_again AS l
-      ON l.network = b.network AND l.origin = b.origin AND l.separator_key = b.separator_key
-     AND l.separator_value = b.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
-     AND l.stream = b.stream AND l.tip = b.tip AND l.earlier_closed_at > u.heard_at
+      ON l.network = u.network AND l.origin = u.origin AND l.separator_key = u.separator_key
+     AND l.separator_value = u.separator_value AND l.cid = b.cid AND l.opened_at = b.opened_at
+     AND l.stream = u.stream AND l.tip = u.tip AND l.earlier_closed_at > u.heard_at
+WHERE u.separator_key IS NOT NULL OR b.cid IS NOT NULL

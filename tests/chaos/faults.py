@@ -288,7 +288,7 @@ def slow_part(scene: Scene) -> str:
     for _ in range(15):
         with _paused(stack, part):
             time.sleep(0.18)  # the fault itself
-        time.sleep(0.02)
+        time.sleep(0.02)  # the part runs for a tenth of the time
     return f"{part} for 3 s"
 
 
@@ -389,9 +389,9 @@ def _full(scene: Scene, disk: str) -> str:
     try:
         if disk == "spool":  # it is written only while Kafka does not take frames
             with _paused(stack, "broker"):
-                time.sleep(seconds)
+                time.sleep(seconds)  # the outage itself
         else:
-            time.sleep(seconds)
+            time.sleep(seconds)  # the outage itself
         ended = stack.started().poll()
     finally:
         _room_again(path)

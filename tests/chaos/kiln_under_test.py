@@ -58,6 +58,9 @@ class CutCommits(DeltaRsCommits):
 class WrongClock:
     """`time`, as far as a plan asks it."""
 
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+    clock_gettime_ns = staticmethod(time.clock_gettime_ns)
+
     @staticmethod
     def time_ns() -> int:
         try:

@@ -1,6 +1,8 @@
 """Kiln's jobs on a Spark standalone cluster, by plain spark-submit, from a release: executors and drivers are killed,
 yet log, batches and tables are as if nothing had happened. A second copy of a job is refused.
 
+Tables and checkpoints are in an object store (versitygw), and once more in a folder that the machines share.
+
 KILN_TEST_CLUSTER says how many executors and drivers are killed, one after the other. Without it the test is skipped:
 master, workers, drivers and executors are a dozen JVMs, and the environment takes minutes to pack.
 """
@@ -22,6 +24,7 @@ from kit.broker_access import variables
 from kit.kiln_process import Kiln
 from kit.log_feed import frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
+from kit.object_store import ObjectStore
 from kit.spark_cluster import SparkCluster, kill
 
 from deploy.dist import main as make_dist
@@ -31,10 +34,10 @@ from deploy.traffic import TrafficOptions
 from deploy.traffic.feed import Feed
 from schemas.queries import QUERIES
 
+pytest_plugins = ["kit.object_store"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]
 
 KILLS = int(os.environ.get("KILN_TEST_CLUSTER", "0"))
-PREFIX = "cluster."
 PARTITIONS = 8
 WINDOW = 1_000_000  # µs
 RATE = 100  # messages/s
@@ -51,8 +54,8 @@ CORES = {"updates": 2, "batch": 2, "archive": 1, "sink": 1}
 class Jobs:
     """The four queries on the cluster, and the log that they share."""
 
-    def __init__(self, cluster: SparkCluster, dist: Path, address: str, kiln: Kiln) -> None:
-        self._cluster, self._dist, self.address, self.kiln = cluster, dist, address, kiln
+    def __init__(self, cluster: SparkCluster, dist: Path, address: str, prefix: str, kiln: Kiln) -> None:
+        self._cluster, self._dist, self.address, self.prefix, self.kiln = cluster, dist, address, prefix, kiln
         told = {name: value for name, value in kiln.environment.items() if name.startswith("KILN_")}
         self._variables = {**told, "KILN_STATE": str(kiln.state)}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -75,7 +78,7 @@ class Jobs:
             assert ended == {}
             return came >= number
 
-        with new_records(self.address, f"{PREFIX}batches") as watched:
+        with new_records(self.address, f"{self.prefix}batches") as watched:
             wait_until(enough, lambda: f"{number} batches, not {came}\n{self.said()}", seconds)
 
     def kill_executor(self, job: str, random: Random) -> None:
@@ -99,29 +102,50 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(broker: EmbeddedBroker, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make dist` makes."""
     if not KILLS:
         pytest.skip("KILN_TEST_CLUSTER is not set: a dozen JVMs, for some ten minutes")
     dist = Path(os.environ.get("KILN_TEST_DIST") or tmp_path_factory.mktemp("dist"))
     if not (dist / "environment.tar.gz").exists():
-        assert make_dist(["--into", str(dist)]) == 0
-    folder = tmp_path_factory.mktemp("cluster")
+        assert make_dist(["--into", str(dist), "wheel", "environment", "jars", "jars-s3", "jobs"]) == 0
+    return dist
+
+
+@pytest.fixture(scope="module", params=["store", "folder"])
+def jobs(
+    request: pytest.FixtureRequest,
+    release: Path,
+    broker: EmbeddedBroker,
+    root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Jobs]:
+    folder, prefix = tmp_path_factory.mktemp("cluster"), f"cluster-{request.param}."
     settings = {**SETTINGS, "KILN_CONFIG": str(root / SETTINGS["KILN_CONFIG"]), **variables(broker.address)}
-    kiln = kiln_beside(broker.address, PREFIX, folder / "state", settings, partitions=PARTITIONS)
-    cluster = SparkCluster(folder)
-    try:
-        cluster.start()
-        cluster.unpack(dist)
-        yield Jobs(cluster, dist, broker.address, kiln)
-    finally:
-        cluster.stop()
+    credentials: dict[str, str] | None = None
+    if request.param == "store":
+        store: ObjectStore = request.getfixturevalue("object_store")
+        bucket, credentials = store.bucket(), store.credentials
+        settings |= {"KILN_LAKE__URI": f"{bucket}/lake", "KILN_CHECKPOINTS__URI": f"{bucket}/checkpoints"}
+        settings |= {f"KILN_LAKE__OPTIONS__{key.upper()}": value for key, value in store.address.items()}
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in (credentials or {}).items():
+            environment.setenv(name, value)
+        kiln = kiln_beside(broker.address, prefix, folder / "state", settings, partitions=PARTITIONS)
+        cluster = SparkCluster(folder, credentials)
+        try:
+            cluster.start()
+            cluster.unpack(release)
+            yield Jobs(cluster, release, broker.address, prefix, kiln)
+        finally:
+            cluster.stop()
 
 
 @pytest.fixture(scope="module")
 def batches(jobs: Jobs) -> tuple[set[Emitted], list[Emitted]]:
     """What the model makes of the log, and what the jobs made, after all the killing and with nothing left to do."""
     address, random = jobs.address, Random(1)
-    feed = Feed(TrafficOptions(seed=1, network="local-cluster"), RATE, lambda: frames_producer(address, PREFIX))
+    feed = Feed(TrafficOptions(seed=1, network="local-cluster"), RATE, lambda: frames_producer(address, jobs.prefix))
     feed.start()
     began = time.monotonic()
     for job in QUERIES:
@@ -136,15 +160,16 @@ def batches(jobs: Jobs) -> tuple[set[Emitted], list[Emitted]]:
     feed.stop()
     assert feed.error is None
     wait_until(lambda: jobs.behind() == [], jobs.said, 300)
-    wait_until(lambda: expected(address) == set(read_batches(address, f"{PREFIX}batches")), jobs.said, 300)
+    topic = f"{jobs.prefix}batches"
+    wait_until(lambda: expected(address, jobs.prefix) == set(read_batches(address, topic)), jobs.said, 300)
     wait_until(lambda: jobs.behind() == [], jobs.said, 300)
-    emitted = read_batches(address, f"{PREFIX}batches")
+    emitted = read_batches(address, topic)
     print(f"{KILLS} executors and {KILLS} drivers killed in {time.monotonic() - began:.0f} s, {len(emitted)} batches")
-    return expected(address), emitted
+    return expected(address, jobs.prefix), emitted
 
 
-def expected(address: str) -> set[Emitted]:
-    return expected_batches(read_log(address, f"{PREFIX}updates"), WINDOW)
+def expected(address: str, prefix: str) -> set[Emitted]:
+    return expected_batches(read_log(address, f"{prefix}updates"), WINDOW)
 
 
 def test_the_batches_are_those_of_the_model_over_the_log(batches: tuple[set[Emitted], list[Emitted]]) -> None:
@@ -157,7 +182,7 @@ def test_nothing_is_lost_and_nothing_is_twice(jobs: Jobs, batches: tuple[set[Emi
     rows = jobs.kiln.sql("select network, origin, separator_key, separator_value, cid from batches")
     assert Counter(tuple(row.values()) for row in rows) == Counter((*each.owner, each.cid) for each in batches[0])
     jobs.kiln.check_tables_hold_each_thing_once()
-    jobs.kiln.check_no_frame_or_tip_is_lost(jobs.address, PREFIX)
+    jobs.kiln.check_no_frame_or_tip_is_lost(jobs.address, jobs.prefix)
     jobs.kiln.check_updates_are_new_once()
 
 
@@ -166,7 +191,7 @@ def test_a_second_copy_of_a_job_is_refused_in_words(jobs: Jobs) -> None:
     for job in ("updates", "sink"):
         second = jobs.second(job)
         assert second.wait(timeout=240) == 1, jobs.said()
-        assert f"{PREFIX}{job} is run by another driver, process " in jobs.said_by(job)
+        assert f"{jobs.prefix}{job} is run by another driver, process " in jobs.said_by(job)
         assert jobs.running[job].poll() is None
 
 
@@ -174,9 +199,12 @@ def test_one_machine_gives_the_same_cids(
     jobs: Jobs, batches: tuple[set[Emitted], list[Emitted]], tmp_path: Path
 ) -> None:
     kill(jobs.running["batch"])
-    alone = kiln_beside(jobs.address, PREFIX, tmp_path, {"KILN_JOBS__RUN": '["batch"]'}, partitions=PARTITIONS)
-    before = len(read_batches(jobs.address, f"{PREFIX}batches"))
+    count = str(PARTITIONS)
+    settings = {"KILN_KAFKA__FRAMES_PARTITIONS": count, "KILN_KAFKA__UPDATES_PARTITIONS": count}
+    settings["KILN_JOBS__RUN"] = '["batch"]'
+    alone = kiln_beside(jobs.address, jobs.prefix, tmp_path, settings, partitions=PARTITIONS)
+    before = len(read_batches(jobs.address, f"{jobs.prefix}batches"))
     alone.run("run", "--catch-up")
-    again = read_batches(jobs.address, f"{PREFIX}batches")[before:]
+    again = read_batches(jobs.address, f"{jobs.prefix}batches")[before:]
     assert len(again) == len(set(again))
     assert set(again) == batches[0]

@@ -81,7 +81,7 @@ def fuzz_here(name: str, seconds: float, told: Path) -> None:
         data = changed(random.choice(inputs), random.choice(inputs), random)[:LONGEST]
         try:
             counted(data)
-        except Exception:
+        except Exception:  # whatever it is: raised again
             (FOUND / f"{name}-crash-{hashlib.sha1(data).hexdigest()}").write_bytes(data)
             raise
     counted.tell()

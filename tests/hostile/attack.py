@@ -121,7 +121,7 @@ class _Attack:
             payload = speech(self._rng)
             await stream.write(encode(payload))
             self._said[name] += len(payload)
-            await trio.sleep(_PAUSE)
+            await trio.sleep(_PAUSE)  # the pace of the attack
 
     async def _names(self, topics: int, at_once: int, stream: INetStream) -> None:
         """Subscribes to so many, and stays until the node hangs up."""
@@ -136,12 +136,12 @@ class _Attack:
         alone = trio.CapacityLimiter(1)
         while True:
             await self._come(name, Ed25519PrivateKey.from_private_bytes(self._rng.randbytes(32)), talk, pause, alone)
-            await trio.sleep(0.05)
+            await trio.sleep(0.05)  # the pace of the attack
 
     async def _crowd(self, rng: Random, crowd: int, number: int) -> None:
         """One that comes, says a little, stays a while, goes, and comes again."""
         key = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
-        await trio.sleep(rng.random() * STAY * number / crowd)
+        await trio.sleep(rng.random() * STAY * number / crowd)  # the pace of the attack
 
         async def talk(stream: INetStream) -> None:
             with trio.move_on_after(rng.expovariate(1 / STAY)):
@@ -151,7 +151,7 @@ class _Attack:
 
         while True:
             await self._come("crowd", key, talk, 0.0, self._dials)
-            await trio.sleep(rng.expovariate(1 / STAY))
+            await trio.sleep(rng.expovariate(1 / STAY))  # the pace of the attack
 
     async def _come(
         self,

@@ -83,7 +83,7 @@ async def watch(bridge: BridgeAlone, machine: Machine) -> None:
         if status is not None:
             machine.topics = max(machine.topics, len(status.topics))
             machine.score = min((machine.score, *(peer.score for peer in status.peers)))
-        await trio.sleep(1)
+        await trio.sleep(1)  # the pace of the looks
 
 
 def on_disk(folder: Path) -> int:

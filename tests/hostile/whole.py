@@ -94,7 +94,7 @@ def whole(folder: Path, before: float, seconds: float, crowd: int, seed: int, se
         stack.start()
         stack.speak("go")
         stack.until_well(240)
-        time.sleep(_WARM)
+        time.sleep(_WARM)  # what is measured begins warm
         began = time.time()
         time.sleep(before)  # what is measured
         status = stack.status()

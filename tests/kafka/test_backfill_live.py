@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +20,7 @@ import psutil
 import pytest
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
-from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
+from kit.log_feed import await_end, await_records, frames_producer, kiln_beside, new_records
 
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.traffic import TrafficOptions
@@ -63,8 +64,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
                 await_records(watched, 20)
             finally:
                 kill_all(process)
-    with new_records(servers, f"{PREFIX}frames") as watched:
-        await_records(watched, FRAMES // 3)
+    await_end(servers, f"{PREFIX}frames", FRAMES, 300 + FRAMES / 1_000)
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up", timeout=1_800)
@@ -99,8 +99,10 @@ def differences(kiln: Kiln, run: str, table: str, low: str, high: str) -> list[o
         return [row for query in found for row in tables.sql(f"from ({query}) limit 3").fetchall()]
 
 
-def interrupt(process: subprocess.Popen[str], kind: str) -> None:
-    """`kind`: "worker" or "driver", which die by SIGKILL, "SIGTERM", or "all", which is left to the caller."""
+def interrupt(process: subprocess.Popen[str], kind: str, steps: Callable[[], int]) -> None:
+    """`kind`: "worker" or "driver", which die by SIGKILL, "SIGTERM", or "all", which is left to the caller.
+
+    `steps`: how many the run has done."""
     if kind == "SIGTERM":
         process.terminate()
         assert process.wait(120) == 130
@@ -110,7 +112,9 @@ def interrupt(process: subprocess.Popen[str], kind: str) -> None:
             wait_until(lambda: process.poll() is not None or parts(process, part) != [], f"a {kind} of the run", 120)
             for found in parts(process, part)[-1:]:  # the youngest: a daemon forks the workers
                 found.kill()
-        process.wait(600)  # ends, or goes on without what died
+        at = steps()
+        # a worker may have had nothing to do when it died
+        wait_until(lambda: process.poll() is not None or steps() > at, "the end of the run, or one more step", 600)
 
 
 def parts(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
@@ -137,7 +141,7 @@ def test_a_run_that_is_killed_and_called_again_gives_what_live_has(kiln: Kiln, m
         try:
             wait_until(partial(under_way, process, before), "a step of the run", 600)
             time.sleep(random.uniform(0, 1))  # at any moment, seeded
-            interrupt(process, kind)
+            interrupt(process, kind, steps)
         finally:
             with suppress(ProcessLookupError):
                 kill_all(process)

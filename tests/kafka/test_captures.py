@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any  # columns of any type
 
 import pytest
 from conftest import free_ports

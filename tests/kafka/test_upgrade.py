@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any  # columns of any type
 
 import pytest
 from conftest import free_ports
@@ -35,7 +35,9 @@ QUERIES = {"archive", "updates", "batch", "sink"}
 WINDOW, LONG_WINDOW = 1_000_000, 300_000_000  # µs: by default, and of the windows that were open
 
 ENVIRONMENT = {
-    "KILN_KAFKA__RETENTION": "36500d",  # the records in there grow old
+    # what is in there grows old: the records, and what the queries remember
+    "KILN_KAFKA__RETENTION": "36500d",
+    "KILN_DEDUPE__SIGNED": "3650d",
     "KILN_BRIDGE__LISTEN": '["/ip4/127.0.0.1/tcp/0"]',
     # each batch that has no receipt is tried, and no peer is there
     "KILN_PUBLISH__ENABLED": "true",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from conftest import free_ports
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 
 from bridge.kafka.producers import FramesProducer, connect
 from deploy.kafka.topics import ensure_topics
+from kit.awaiting import wait_until
 from kit.broker_access import client, security, variables
 from kit.kiln_process import Kiln
 from schemas.log import TOPICS
@@ -73,3 +75,19 @@ def await_records(consumer: KafkaConsumer, number: int, polls: int = 120) -> Non
         number -= came
         idle = 0 if came else idle + 1
         assert idle < polls, f"no record for {polls} s; {number} more were awaited"
+
+
+def await_end(address: str, topic: str, number: int, patience: float) -> None:
+    """Returns when so many records have been written to a topic since it was made."""
+    consumer = KafkaConsumer(**client(address))
+    try:
+        parts = [TopicPartition(topic, part) for part in consumer.partitions_for_topic(topic) or ()]
+        ended = partial(_ended, consumer, parts, number)
+        wait_until(ended, f"{number} records in {topic}", patience)
+    finally:
+        consumer.close()
+
+
+def _ended(consumer: KafkaConsumer, parts: list[TopicPartition], number: int) -> bool:
+    ends: dict[TopicPartition, int] = consumer.end_offsets(parts)
+    return sum(ends.values()) >= number

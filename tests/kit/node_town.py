@@ -205,7 +205,7 @@ async def raw_peer(
         with suppress(*ENDS):
             while True:
                 if pause:
-                    await trio.sleep(pause)
+                    await trio.sleep(pause)  # a slow reader is what is wanted
                 await stream.read(65536)
 
     for protocol in VERSIONS:

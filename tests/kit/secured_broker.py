@@ -52,7 +52,7 @@ class SecuredBroker:
             )
         try:
             await_broker(self.address, self.client(ADMIN), process=self._process)
-        except BaseException:
+        except BaseException:  # whatever it is: raised again
             self.__exit__()
             raise
         return self

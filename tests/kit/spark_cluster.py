@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,8 +36,11 @@ class _Told(msgspec.Struct):
 class SparkCluster:
     """A master and two workers, until `stop()`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, credentials: Mapping[str, str] | None = None) -> None:
+        """`credentials`: as each machine has them in its environment, for tables and checkpoints in an object store;
+        None: these are in a folder that the machines share."""
         self._folder = folder
+        self._stored = credentials is not None
         self._port, self._page, *self._pages = free_ports(2 + WORKERS)
         self._started: list[subprocess.Popen[bytes]] = []
         self._environment = {
@@ -51,6 +55,7 @@ class SparkCluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+            **(credentials or {}),
         }
 
     @property
@@ -77,14 +82,19 @@ class SparkCluster:
     def submit(self, dist: Path, job: str, cores: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         """Submits a job of a release. It is in a session of its own, so that `kill` ends JVM and Python."""
         jars = sorted((dist / "jars").iterdir())
-        (local_files,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
+        files: list[str] = []
+        if self._stored:
+            jars += sorted((dist / "jars-s3").iterdir())
+        else:
+            (jar,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
+            files += ["--driver-class-path", str(jar), "--conf", f"spark.executor.extraClassPath={jar}"]
+            files += [part for key, value in LOCAL_FILES.items() for part in ("--conf", f"{key}={value}")]
         command = [
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master, "--driver-memory", "512m", "--executor-memory", "640m"),
             *("--executor-cores", "1", "--total-executor-cores", str(cores)),
             *("--jars", ",".join(map(str, jars)), "--archives", f"{dist / 'environment.tar.gz'}#environment"),
-            *("--driver-class-path", str(local_files), "--conf", f"spark.executor.extraClassPath={local_files}"),
-            *(part for key, value in LOCAL_FILES.items() for part in ("--conf", f"{key}={value}")),
+            *files,
             *("--conf", "spark.pyspark.python=./environment/bin/python"),
             *("--conf", "spark.pyspark.driver.python=./environment/bin/python"),
             *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),

@@ -71,7 +71,7 @@ async def comes_again(host: BasicHost, one: Running) -> None:
         stream = await call(host, one)
         while True:
             await stream.write(encode(subscription()))
-            await trio.sleep(0.05)
+            await trio.sleep(0.05)  # the pace of the flood
 
 
 @pytest.mark.parametrize(

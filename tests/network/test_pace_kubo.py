@@ -61,7 +61,7 @@ class Wheel:
             for each in data[told:]:
                 yield each
             told = len(data)
-            await trio.sleep(0.2)
+            await trio.sleep(0.2)  # a file tells nobody that it grew
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def heard_over(folder: Path, kubos: tuple[Hearer, Hearer], pace: Pace, patience:
             for author, (topic, data) in enumerate(before):
                 if not all(heard[which][topic] for which in range(2)):
                     one.node.publish(topic, data, author % AUTHORS)
-                    await trio.sleep(0.06)
-            await trio.sleep(0.5)
+                    await trio.sleep(0.06)  # the pace itself
+            await trio.sleep(0.5)  # before what was missed is said again
         for each in heard:
             each.clear()
         sent.update(await said(one, pace))

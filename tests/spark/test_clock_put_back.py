@@ -51,10 +51,11 @@ def put(folder: Path, number: int) -> None:
     os.utime(path, (1_700_000_000 + number,) * 2)  # Spark takes files in the order of their times
 
 
-def run(spark: SparkSession, folder: Path, times: Sequence[int]) -> list[list[str]]:
-    """The streams of each micro-batch. `times`: what the clock says in each, µs."""
+def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequence[int] = ()) -> list[list[str]]:
+    """The streams of each micro-batch. `times`: what the clock says in each, µs; `uptimes`: how long the machine runs
+    (as long as the clock says)."""
     source, checkpoint = folder / "records", Checkpoint(location(folder / "checkpoint"))
-    clock = BatchClock(iter(times).__next__, checkpoint.watermark + REMEMBERED)
+    clock = BatchClock(iter(times).__next__, iter(uptimes or times).__next__, checkpoint.watermark + REMEMBERED)
     found: list[list[str]] = []
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
@@ -96,3 +97,11 @@ def test_what_was_remembered_is_forgotten_in_time(spark: SparkSession, tmp_path:
     assert "all" in found[0]
     assert "all" not in found[1]
     assert "all" in found[4]
+
+
+def test_nothing_is_forgotten_when_the_clock_is_set_ahead(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    for number in range(4):
+        put(tmp_path / "records", number)
+    times = [START, START + 2 * DAY, START + 2 * DAY + 1, START + 3]
+    assert run(spark, tmp_path, times, range(4)) == [["all", "s0"], ["s1"], ["s2"], ["s3"]]

@@ -93,7 +93,7 @@ class Silent:
         self._paused = {PART} if paused else set()
 
     def poll(self, timeout_ms: int, max_records: int | None) -> dict[TopicPartition, list[object]]:
-        time.sleep(timeout_ms / 1_000)
+        time.sleep(timeout_ms / 1_000)  # a consumer waits so long for nothing
         return {}
 
     def assignment(self) -> set[TopicPartition]:

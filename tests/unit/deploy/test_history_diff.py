@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any  # columns of any type
 
 import pytest
 from hypothesis import given, settings

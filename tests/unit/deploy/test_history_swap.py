@@ -337,7 +337,7 @@ def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:
                     assert commits.commit(table, files.close(), Write("live", number))
                 wrote.append(f"m{1_000 + number}")
                 number += 1
-        except BaseException as error:
+        except BaseException as error:  # whatever it is: raised again
             failed.append(error)
             raise
 

@@ -22,6 +22,7 @@ from conf.errors import SettingsError
 from conf.settings.model import Settings
 from deploy.children.quality import QualityChecks
 from deploy.cli.app import run_command
+from deploy.quality import checking
 from deploy.quality.catalogue import EXPECTATIONS, Expectation
 from deploy.quality.check import check_lake
 from deploy.quality.data_docs import write_docs
@@ -206,6 +207,9 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
         return {(name, count, str(keys)) for name, count, keys in named}
 
     by_value = found("by value")
+    monkeypatch.setattr(checking, "CHUNK_OF_VALUES", 2)
+    monkeypatch.setattr(checking, "CHUNK", 40)
+    assert found("a few values at once") == by_value
     monkeypatch.setattr(Expectation, "values", False)
     assert found("by row") == by_value
     counts = {name: count for name, count, _ in by_value}

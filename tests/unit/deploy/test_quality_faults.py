@@ -347,6 +347,17 @@ def test_a_key_is_remembered_for_a_week_and_a_row_may_refer_to_a_forgotten_one(t
     assert [each.check.expectation for each in town.failed(now=later + 2 * LATER)] == ["expect_rows_in_tables"]
 
 
+def test_a_tip_is_there_again_only_where_its_batch_is(town: Town) -> None:
+    assert town.failed() == []
+    batch = town.row("batches")
+    town.append("batch_tips", next(row for row in town.rows["batch_tips"] if row["cid"] == batch["cid"]))
+    both = {name: value + timedelta(days=2) for name, value in batch.items() if isinstance(value, datetime)}
+    (failed,) = town.failed()
+    assert (failed.check.table, failed.check.expectation) == ("batch_tips", "expect_keys_to_be_unique")
+    town.append("batches", batch | both)
+    assert "batch_tips" not in {each.check.table for each in town.failed()}
+
+
 def test_state_of_another_format_is_forgotten(town: Town) -> None:
     with duckdb.connect(str(town.memory)) as db:
         db.execute("UPDATE format SET version = 1")

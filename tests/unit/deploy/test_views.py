@@ -190,6 +190,63 @@ def test_an_author_may_go_back_to_an_older_tip(tmp_path: Path) -> None:
     assert latest(tmp_path) == [1]
 
 
+def test_a_tip_that_is_heard_again_is_as_old_as_at_first(tmp_path: Path) -> None:
+    fill(tmp_path, "tips", [heard(1, 0), heard(2, 100), heard(1, 101, "batch")])
+    fill(tmp_path, "updates", [said("a", 1, 0), said("b", 2, 100)])
+    assert latest(tmp_path) == [2]
+
+
+# ---------------------------------------------------------------- batched_updates
+
+
+def test_an_update_is_in_the_first_batch_that_closed_after_it_was_heard(tmp_path: Path) -> None:
+    separator = {"separator_key": MODEL.key, "separator_value": MODEL.value}
+    made = [("first", 0), ("second", 5), ("same", 10), ("same", 20)]
+    fill(
+        tmp_path,
+        "batches",
+        [
+            {**separator, "cid": cid, "opened_at": after(at), "closed_at": after(at + 1), "emitted_at": after(at + 2)}
+            for cid, at in made
+        ],
+    )
+    held = [("first", 1), ("second", 1), ("same", 2)]
+    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    heard_at = [(1, 0.5), (1, 5.5), (1, 6), (2, 10.5), (2, 20.5), (2, 30)]
+    fill(
+        tmp_path,
+        "updates",
+        [
+            {
+                **separator,
+                "message": f"{at}",
+                "stream": stream(of),
+                "tip": tip(of),
+                "observed_at": after(at),
+                "updated_at": after(at + 1),
+            }
+            for of, at in heard_at
+        ],
+    )
+    found = rows_of(tmp_path, "SELECT cid, opened_at FROM batched_updates ORDER BY heard_at")
+    expected = [*made[:2], None, *made[2:], None]
+    assert [(row["cid"], row["opened_at"]) for row in found] == [
+        (None, None) if each is None else (each[0], after(each[1])) for each in expected
+    ]
+
+
+def test_a_tip_is_held_by_its_first_batch_also_where_the_batch_was_made_again_days_later(tmp_path: Path) -> None:
+    """`sink` forgets after `dedupe.signed` that the rows of `batch_tips` are there."""
+    separator = {"separator_key": MODEL.key, "separator_value": MODEL.value}
+    times = [
+        {"opened_at": after(at), "closed_at": after(at + 1), "emitted_at": after(at + 2)} for at in (0, 3 * 86_400)
+    ]
+    fill(tmp_path, "batches", [{**separator, "cid": "same", **each} for each in times])
+    fill(tmp_path, "batch_tips", 2 * [{"cid": "same", "stream": stream(1), "tip": tip(1)}])
+    found = rows_of(tmp_path, "SELECT opened_at, earlier_closed_at FROM held_again")
+    assert [tuple(row.values()) for row in found] == [(after(3 * 86_400), after(1))]
+
+
 # ---------------------------------------------------------------- misplaced
 
 
@@ -656,8 +713,10 @@ def test_what_was_announced_again_was_sent_before_under_the_separator_of_what_it
     fill(tmp_path, "messages", [{**update, "message": "no update", "type": "QUERY"}])
     # each message once, however many separators its tip has; of what nothing is known the separator is not known
     assert heard_by_separator(tmp_path) == [(OTHER.key, 2), (MODEL.key, 2), (None, 1), (MODEL.key, 1)]
-    found = rows_of(tmp_path, "SELECT network, origin, sum(bytes_before) AS n FROM batch_savings GROUP BY ALL")
-    assert found == [{"network": "clay", "origin": "LIVE", "n": 150}]  # those in no window; no window has ended
+    found = rows_of(tmp_path, "SELECT * FROM batch_savings ORDER BY separator_key NULLS LAST")
+    assert [(row["network"], row["origin"], row["separator_key"], row["bytes_before"]) for row in found] == [
+        ("clay", "LIVE", key, 50) for key in (OTHER.key, MODEL.key, None)
+    ]  # those in no window; no window has ended
 
 
 def test_an_announcement_again_is_replaced_by_the_batch_of_the_window_in_which_it_was_heard(tmp_path: Path) -> None:
@@ -667,6 +726,40 @@ def test_an_announcement_again_is_replaced_by_the_batch_of_the_window_in_which_i
     assert {place: (row["messages_before"], row["messages_if_stopped"]) for place, row in found.items()} == {
         ("model", 1.0): (2, 1),
         ("model", None): (1, 1),
+    }
+
+
+def test_windows_of_two_lengths_that_overlap_each_count_what_they_hold(tmp_path: Path) -> None:
+    def batch(cid: str, separator: Separator, length: float) -> Row:
+        named = {"separator_key": separator.key, "separator_value": separator.value}
+        return {**named, "cid": cid, "opened_at": AT, "closed_at": after(length), "emitted_at": after(length)}
+
+    def update(message: str, separator: Separator, of: int, at: float) -> Row:
+        named = {"separator_key": separator.key, "separator_value": separator.value}
+        said = {"message": message, "stream": stream(of), "tip": tip(of)}
+        return {**named, **said, "observed_at": after(at), "updated_at": after(at)}
+
+    fill(tmp_path, "batches", [batch("long", MODEL, 5), batch("short", MODEL, 2), batch("other", OTHER, 1)])
+    held = [("long", 1), ("short", 1), ("other", 2)]
+    fill(tmp_path, "batch_tips", [{"cid": cid, "stream": stream(of), "tip": tip(of)} for cid, of in held])
+    # the tip of OTHER comes once more when its window is over, and no later batch holds the tip
+    new = [("a", MODEL, 1, 0.5), ("b", MODEL, 1, 3), ("c", OTHER, 2, 0.5), ("d", OTHER, 2, 9)]
+    fill(tmp_path, "updates", [update(*each) for each in new])
+    fill(
+        tmp_path,
+        "messages",
+        [
+            {"message": f"{at}", "type": "UPDATE", "stream": stream(1), "tip": tip(1), "observed_at": after(at)}
+            for at in (1, 4, 6)
+        ],
+    )
+    found = by_separator(rows_of(tmp_path, "SELECT * FROM batch_savings"))
+    # an announcement again has the longest of the windows that were open
+    assert {place: row["messages_before"] for place, row in found.items()} == {
+        (MODEL.key, 2.0): 1,
+        (MODEL.key, 5.0): 1 + 2,
+        (MODEL.key, None): 1,
+        (OTHER.key, 1.0): 1,
     }
 
 

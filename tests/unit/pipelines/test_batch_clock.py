@@ -36,6 +36,10 @@ def properties(monkeypatch: pytest.MonkeyPatch) -> Properties:
     return made
 
 
+LONG = iter(range(0, 2**62, 2**40)).__next__
+"""So much has passed that the clock decides."""
+
+
 def told(clock: BatchClock, properties: Properties) -> int:
     clock.tell(cast(SparkContext, properties))
     return seen_at()
@@ -43,23 +47,41 @@ def told(clock: BatchClock, properties: Properties) -> int:
 
 def test_the_time_is_the_caller_s_and_never_goes_back(properties: Properties) -> None:
     times = iter([50, 70, 60, 10, 71])
-    clock = BatchClock(lambda: next(times), 0)
+    clock = BatchClock(lambda: next(times), LONG, 0)
     assert [told(clock, properties) for _ in range(5)] == [50, 70, 70, 70, 71]
 
 
 def test_it_begins_where_no_row_is_late(properties: Properties) -> None:
     times = iter([50, 120, 150])
-    clock = BatchClock(lambda: next(times), 130)
+    clock = BatchClock(lambda: next(times), LONG, 130)
     assert [told(clock, properties) for _ in range(3)] == [130, 130, 150]
 
 
-@given(st.lists(st.integers(0, 2**62), min_size=1), st.integers(0, 2**62))
-def test_each_time_is_the_greatest_so_far(times: list[int], least: int) -> None:
-    properties, clock = Properties(), iter(times)
-    batch_clock = BatchClock(lambda: next(clock), least)
-    for number in range(len(times)):
-        batch_clock.tell(cast(SparkContext, properties))
-        assert properties.getLocalProperty("kiln.seenAt") == str(max(least, *times[: number + 1]))
+def test_it_goes_on_by_no_more_than_what_has_passed(properties: Properties) -> None:
+    times, uptimes = iter([50, 60, 2_000_070, 2_000_080, 90, 100]), iter([0, 10, 20, 30, 40, 50])
+    clock = BatchClock(lambda: next(times), lambda: next(uptimes), 0)
+    assert [told(clock, properties) for _ in range(6)] == [50, 60, 70, 80, 90, 100]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**20)), min_size=1), st.integers(0, 2**62))
+def test_a_clock_that_is_set_changes_no_order(steps: list[tuple[int, int]], least: int) -> None:
+    """`steps`: what the clock says, and what has passed since the step before."""
+    properties, now, passed = Properties(), iter(steps), iter(steps)
+    uptime = 0
+
+    def up() -> int:
+        nonlocal uptime
+        uptime += next(passed)[1]
+        return uptime
+
+    clock = BatchClock(lambda: next(now)[0], up, least)
+    before = None
+    for wall, since in steps:
+        clock.tell(cast(SparkContext, properties))
+        at = int(properties.getLocalProperty("kiln.seenAt") or "")
+        assert at == max(least, wall) if before is None else before <= at <= before + since
+        assert before is None or at == before or at <= wall
+        before = at
 
 
 def test_a_task_that_was_told_nothing_does_not_guess(properties: Properties, monkeypatch: pytest.MonkeyPatch) -> None:

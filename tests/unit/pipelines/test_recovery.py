@@ -14,6 +14,7 @@ import pytest
 
 from conf.location import location
 from deploy.show.recovery import recovery_json, render_recovery
+from pipelines.history.account import runs, tell
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
@@ -302,4 +303,25 @@ def test_a_torn_summary_of_a_log_is_set_aside(tmp_path: Path, name: str) -> None
     damaged(Path(state.lake.table(TABLE)) / "_delta_log" / name, CUT)
     assert len(mend(state.place, ["sink"])) == 1
     assert state.rows == ["row 0", "row 1", "row 2"]
+    assert mend(state.place, ["sink"]) == []
+
+
+@pytest.mark.parametrize("how", [EMPTY, CUT])
+def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Path, how: bytes | None) -> None:
+    state = State(tmp_path)
+    lake = state.lake
+    lake.create(("runs",))
+    tell(lake, "one", "begun", 1, range_from=1, range_to=2)
+    tell(lake, "two", "begun", 2, range_from=1, range_to=2)
+    damaged(Path(log_entry(lake.folder("runs"), 2).uri), how)
+    (words,) = mend(state.place, ["sink"])
+    assert "table runs" in words
+    assert [run.name for run in runs(lake)] == ["one"]
+
+    damaged(Path(log_entry(lake.folder("runs"), 1).uri), how)
+    damaged(Path(log_entry(lake.folder("runs"), 0).uri), how)
+    assert "makes the table anew" in mend(state.place, ["sink"])[0]
+    assert "runs" not in lake.tables()
+    lake.create(("runs",))
+    assert runs(lake) == []
     assert mend(state.place, ["sink"]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from multiformats import CID, multibase
 
 from schemas.cid import (
     MAX_DIGEST,
+    USUAL_TEXT,
     CidError,
     block_cid,
     cid_bytes,
@@ -49,6 +51,16 @@ cids = v0_cids | v1_cids
 @pytest.mark.parametrize("text", [DAG_CBOR, DAG_JOSE, KECCAK, METAMODEL, V0])
 def test_usual_text_is_canonical(text: str) -> None:
     assert cid_text(cid_bytes(text)) == text
+
+
+@given(st.from_regex(USUAL_TEXT, fullmatch=True))
+def test_a_text_of_the_usual_form_is_the_usual_text_of_a_cid(text: str) -> None:
+    assert cid_text(cid_bytes(text)) == text
+
+
+@given(st.sampled_from([b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20"]), st.binary(min_size=32, max_size=32))
+def test_dag_cbor_and_dag_jose_are_of_the_usual_form(head: bytes, digest: bytes) -> None:
+    assert re.fullmatch(USUAL_TEXT, cid_text(head + digest))
 
 
 def test_metamodel_whose_hash_code_is_no_hash() -> None:

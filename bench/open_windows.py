@@ -1,0 +1,83 @@
+"""What a micro-batch of `batch` takes, through Spark and its state store, beside few open windows and beside many."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from statistics import median
+
+from bench.batcher import Make, update_of, updates
+from bench.catch_up import catch_up
+from bench.ground import Ground
+from bench.report import Aim, Finding, Ratio, Series
+from bench.runs import Extent
+from conf.settings.model import Job, Settings
+from pipelines.spark.kafka import write_topic
+
+OPEN = (1_000, 1_000_000)
+"""windows"""
+TOUCHED = 1_000
+"""updates of a micro-batch, each for a window that is open"""
+AIM = Aim(most=2.0)
+
+_AT_ONCE = 100_000  # updates of a micro-batch that opens windows
+_MICRO_BATCHES = 8  # of a run; the first of them also pays for the start of the query
+_EVER = timedelta(days=1)  # no window ends while this measures
+_SPREAD = 7_919  # a prime: updates that follow each other are for windows far apart
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """Both queries keep their checkpoints, and read so many records more in each run."""
+    few, many = (_Windows(ground, extent.of(count, least=1_000)) for count in OPEN)
+    found: dict[_Windows, list[float]] = {few: [], many: []}
+    for run in range(1, extent.runs + 1):
+        for side, taken in found.items():
+            taken.append(side.micro_batch())
+            ground.say(f"run {run} of {extent.runs}: {side.count:,} open windows: {taken[-1]:.2f} s")
+    series = {side: Series(f"{side.count:,} open windows", "s", tuple(taken)) for side, taken in found.items()}
+    return Finding(
+        "windows",
+        f"a micro-batch of {TOUCHED:,} updates of the query batch, through Spark",
+        tuple(series.values()),
+        (Ratio("many over few", series[many], series[few], AIM),),
+        {"micro-batches a run": _MICRO_BATCHES - 1, "master": few.settings.spark.master},
+    )
+
+
+class _Windows:
+    """A query `batch` with `count` open windows, each of another separator."""
+
+    def __init__(self, ground: Ground, count: int) -> None:
+        self.count = count
+        self._ground = ground
+        self._written = 0
+        settings = ground.plot(f"windows-{count}")
+        long = settings.batch.model_copy(update={"window": _EVER})
+        self.settings = settings.model_copy(update={"batch": long})
+        ground.say(f"opening {count:,} windows")
+        self._read(count, _AT_ONCE)
+
+    def micro_batch(self) -> float:
+        """s, from trigger to commit: the median of a run."""
+        return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
+
+    def _read(self, updates_more: int, at_once: int) -> list[float]:
+        """Writes so many updates more and reads them; the s of each micro-batch."""
+        first, self._written = self._written, self._written + updates_more
+        numbers = range(first, self._written)
+        ground, settings = self._ground, _at_once(self.settings, at_once)
+        write_topic(updates(ground.spark, _of(self.count), numbers), ground.broker(settings), "updates")
+        ends = ground.ends(settings, "updates")
+        return [each.seconds for each in catch_up(ground.spark, settings, "batch", {"updates": ends})]
+
+
+def _of(count: int) -> Make:
+    def make(number: int) -> tuple[bytes, bytes]:
+        separator = number if number < count else number * _SPREAD % count
+        return update_of(number, number // TOUCHED, separator, separator)
+
+    return make
+
+
+def _at_once(settings: Settings, records: int) -> Settings:
+    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"batch": job})})

@@ -1,0 +1,92 @@
+"""What the checks do quickly for values of the usual form is what they say of each value when they take it apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from deploy.quality.expectations import Judge
+from deploy.quality.model import _all_heard, _remember_updates
+from deploy.quality.spanning import Facts, Look
+from deploy.quality.suites import Check
+from schemas.batch import write_blocks
+from schemas.cid import USUAL_TEXT, block_cid, cid_bytes, cid_text
+
+CID = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+STREAM = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
+
+usual = st.from_regex(USUAL_TEXT, fullmatch=True)
+near = st.builds(
+    lambda text, at, letter: text[: at % len(text)] + letter + text[at % len(text) + 1 :],
+    usual,
+    st.integers(0, 60),
+    st.sampled_from(["", "1", "A", "z", "zz", "é", "\n"]),
+)
+texts = st.lists(usual | near | st.text(max_size=70), min_size=1, max_size=20, unique=True)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+def check(name: str, **arguments: object) -> Check:
+    return Check("updates", name, arguments, "error", "", "", "")
+
+
+@settings(max_examples=40)
+@given(texts)
+@example([f"{CID}\n", f"\n{CID}", CID.upper(), CID, CID[:-1], f"{CID}a", ""])
+def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: Judge, values: list[str]) -> None:
+    table = pa.table({"tip": pa.array(values), "at": range(len(values))})
+    asked = [check("expect_column_values_to_be_cids", column="tip")]
+    quick, each = (
+        judge.rows(asked, frame, ["at"])[0]
+        for frame in (table.to_pandas(types_mapper=pd.ArrowDtype), table.to_pandas())
+    )
+    assert (quick.failed, list(quick.keys), list(quick.values)) == (each.failed, list(each.keys), list(each.values))
+
+
+@given(st.binary(max_size=40), st.booleans())
+def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(judge: Judge, block: bytes, right: bool) -> None:
+    cid = cid_text(block_cid(block if right else block + b"x"))
+    written = [cid, f"f{cid_bytes(cid).hex()}", cid.upper(), cid[:-1]]
+    frame = pd.DataFrame({"cid": written, "block": [block] * 4, "at": range(4)})
+    pair = check("expect_column_pair_cid_to_be_of_block", column_A="cid", column_B="block")
+    (seen,) = judge.rows([pair], frame, ["at"])
+    assert [one["at"] for one in seen.keys] == ([3] if right else [0, 1, 2, 3])
+
+
+def test_a_tip_was_heard_however_its_cid_is_written() -> None:
+    """A block names tips in their usual text, and `updates` may have another."""
+    other = cid_text(block_cid(b"other"))
+    db = duckdb.connect()
+    db.execute(
+        "CREATE TABLE new_updates AS SELECT 'n' AS network, 'LIVE' AS origin, 'model' AS separator_key, "
+        f"'m' AS separator_value, '{STREAM}' AS stream, unnest(['{CID.upper()}', '{other}', 'no CID']) AS tip"
+    )
+    look = Look(db, "m", check("expect_batches_to_follow_from_updates"), Facts(datetime.now(UTC)), {})
+    have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
+    _remember_updates(look, have)
+    owner = '["n","LIVE","model","m"]'
+
+    def heard(*tips: str) -> bool:
+        (block,) = write_blocks({STREAM: [cid_bytes(tip) for tip in tips]})
+        return _all_heard(look, have, owner, block.data)
+
+    assert heard(CID, other)
+    assert not heard(CID, cid_text(block_cid(b"nobody's")))
+
+
+def test_great_expectations_comes_without_pyspark_and_leaves_pyspark_to_others() -> None:
+    script = "import sys, deploy.quality.expectations; print('pyspark' in sys.modules); import pyspark"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

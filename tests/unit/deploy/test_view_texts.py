@@ -1,0 +1,131 @@
+"""Views with a text for each engine, of which DuckDB reads Spark's too: both mean the same, over any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.tables import TABLES
+from schemas.views import views
+
+VIEWS = ("batched_updates", "batch_savings")
+NEEDED = sorted({name for view in VIEWS for name in views()[view].tables})
+
+Value = str | int | bytes | None
+Rows = list[dict[str, Value]]
+Columns = dict[str, st.SearchStrategy[Value]]
+
+seconds = st.integers(0, 12)
+messages = st.sampled_from([f"m{number}" for number in range(8)])
+streams = st.sampled_from(["k1", "k2"])
+tips = st.sampled_from(["b1", "b2", "b3"])
+cids = st.sampled_from(["c1", "c2", "c3", "c4"])
+
+
+def some(*values: str) -> st.SearchStrategy[st.SearchStrategy[str]]:
+    """The first of the values, or any of them: rows of one network meet more often."""
+    return st.integers(1, len(values)).map(lambda number: st.sampled_from(values[:number]))
+
+
+def few(columns: Columns, key: tuple[str, ...], most: int) -> st.SearchStrategy[Rows]:
+    return st.lists(
+        st.fixed_dictionaries(columns),
+        min_size=most // 2,
+        max_size=most,
+        unique_by=lambda row: tuple(row[name] for name in key),
+    )
+
+
+@st.composite
+def lakes(draw: st.DrawFn) -> dict[str, Rows]:
+    """Rows of the tables that the views read, so few different ones that they meet. Times are in s."""
+    networks, origins, values = draw(some("clay", "mainnet")), draw(some("LIVE", "REPLAY")), draw(some("k1", "k2"))
+    lengths = draw(st.sampled_from([[2], [2, 5]]))
+    updates: Columns = {
+        "network": networks,
+        "origin": origins,
+        "message": messages,
+        "separator_value": st.none() | values,
+        "separator_source": st.sampled_from(["genesis", "topic", None]),
+        "stream": streams,
+        "tip": tips,
+        "observed_at": seconds,
+        "updated_at": seconds,
+        "log_offset": st.integers(0, 1000),
+    }
+    sent: Columns = {
+        "network": networks,
+        "origin": origins,
+        "message": messages,
+        "type": st.sampled_from(["UPDATE", "UPDATE", "QUERY"]),
+        "stream": streams,
+        "tip": tips,
+        "data": st.binary(min_size=1, max_size=9),
+        "observed_at": seconds,
+    }
+    batches: Columns = {
+        "cid": cids,
+        "network": networks,
+        "origin": origins,
+        "separator_value": values,
+        "opened_at": seconds,
+        "closed_at": st.sampled_from(lengths),
+        "bytes": st.integers(50, 60),
+    }
+    held: Columns = {"cid": cids, "stream": streams, "tip": tips}
+    found = {
+        "updates": draw(few(updates, ("network", "origin", "message"), 10)),
+        "messages": draw(few(sent, ("network", "message"), 10)),
+        "batches": draw(few(batches, ("network", "origin", "separator_value", "opened_at", "cid"), 8)),
+        "batch_tips": draw(few(held, ("cid", "stream", "tip"), 10)),
+    }
+    for row in found["updates"]:
+        row["separator_key"] = row["separator_value"] and "model"
+    for row in found["batches"]:
+        row["separator_key"] = "model"
+        row["closed_at"] = int(str(row["opened_at"])) + int(str(row["closed_at"]))
+        row["emitted_at"] = row["closed_at"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:
+        for name in NEEDED:
+            columns = ", ".join(
+                f"{column.name} {column.type}" for column in TABLES[name].columns if not column.type.startswith("map")
+            )
+            connection.execute(f"CREATE TABLE {name} ({columns})")
+        yield connection
+
+
+def fill(connection: duckdb.DuckDBPyConnection, lake: dict[str, Rows]) -> None:
+    for name in NEEDED:
+        connection.execute(f"DELETE FROM {name}")
+        times = {column.name for column in TABLES[name].columns if column.type == "timestamp"}
+        for row in lake[name]:
+            places = ", ".join("make_timestamp(1000000 * ?)" if column in times else "?" for column in row)
+            connection.execute(f"INSERT INTO {name} ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+
+def rows_of(connection: duckdb.DuckDBPyConnection, view: str, *, of_spark: bool) -> list[tuple[object, ...]]:
+    wanted = {view, *views()[view].views}
+    for each in reversed(views().values()):
+        wanted |= set(each.views) if each.name in wanted else set()
+    for each in views().values():
+        if each.name in wanted:
+            select = each.spark_sql() if of_spark and each.name == view else each.duckdb_sql()
+            connection.execute(f"CREATE OR REPLACE TEMP VIEW {each.name} AS {select}")
+    return sorted(connection.execute(f"SELECT * FROM {view}").fetchall(), key=repr)
+
+
+@given(lake=lakes())
+@settings(max_examples=60, deadline=None)
+def test_both_texts_of_a_view_have_the_same_rows(connection: duckdb.DuckDBPyConnection, lake: dict[str, Rows]) -> None:
+    fill(connection, lake)
+    for view in VIEWS:
+        assert rows_of(connection, view, of_spark=False) == rows_of(connection, view, of_spark=True)
