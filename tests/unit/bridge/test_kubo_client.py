@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,6 +188,14 @@ def client(kubo: FakeKubo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubo]:
     client = Kubo(kubo.url)
     yield client
     client.close()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """A URL at which nobody answers. The port is held: else another program, or another test, takes it and answers."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 # ---------------------------------------------------------------- put
@@ -392,10 +401,8 @@ def test_silence_ends_in_time(kubo: FakeKubo, client: Kubo, monkeypatch: pytest.
         client.identity(0.1)
 
 
-def test_nobody_there_is_away(kubo: FakeKubo) -> None:
-    url = kubo.url
-    kubo.server_close()  # the port is closed, and nobody else has it
-    client = Kubo(url)
+def test_nobody_there_is_away(nobody: str) -> None:
+    client = Kubo(nobody)
     for call in (
         lambda: client.put(CID, DATA),
         lambda: client.get(CID, 1.0),
@@ -406,7 +413,7 @@ def test_nobody_there_is_away(kubo: FakeKubo) -> None:
     ):
         with pytest.raises(BlocksAwayError, match="does not answer") as away:
             call()
-        assert url in str(away.value)
+        assert nobody in str(away.value)
     client.close()
 
 
@@ -655,9 +662,8 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
         node.close()
 
 
-def test_a_node_that_is_away_is_said_to_be(kubo: FakeKubo) -> None:
-    kubo.server_close()
-    node = NodeBlocks(Kubo(kubo.url))
+def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
+    node = NodeBlocks(Kubo(nobody))
     try:
         assert node.wait_for_a_look(10)
         assert "does not answer" in node.about()
