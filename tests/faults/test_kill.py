@@ -13,12 +13,12 @@ from kit.kiln_process import Kiln, kill_all
 from kit.log_feed import await_records, frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
 
+from conf.settings.model import Settings
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.jars import spark_jars
+from deploy.run.spark import spark_session
 from deploy.traffic import TrafficOptions
 from deploy.traffic.feed import Feed
 from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.session import create_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]
 
@@ -77,13 +77,12 @@ def test_no_frame_update_or_tip_is_lost(run: Run) -> None:
 
 
 def test_no_window_is_left_in_state(run: Run, tmp_path: Path) -> None:
-    spark = create_session("state", master="local[1]", driver_memory="512m", jars=spark_jars(), scratch=tmp_path)
     checkpoint = str(run.kiln.state / "checkpoints" / "batch")
-    try:
+    with spark_session(
+        Settings(state=tmp_path)
+    ) as spark:  # with the memory that the tests of Spark have: one JVM for all
         assert spark.streams.active == []  # the reader wants what starts with the first look at the streams
         rows = spark.read.format("statestore").option("stateVarName", "windows").load(checkpoint).collect()
-    finally:
-        spark.stop()
     assert sorted(row.key.partition for row in rows) == [0, 1]
     assert [len(PartitionWindows(WINDOW, bytes(row.value.state))) for row in rows] == [0, 0]
 
