@@ -332,7 +332,7 @@ class Spark(Section):
     master: str = Field(default="local[4]", min_length=1)
     driver_memory: Memory = "2g"
     java_options: str = (
-        "-XX:+UseParallelGC -XX:-UseAdaptiveSizePolicy -Xmn192m -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+        "-XX:+UseParallelGC -Xmn192m -XX:MaxHeapFreeRatio=40 -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
     )
     shuffle_partitions: int = Field(default=2, ge=1)
     ui: bool = False
