@@ -148,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         extent = Extent(options.runs, options.scale)
     except ValueError as error:
         parser.error(str(error))
+    if options.folder is not None and not options.folder.is_dir():
+        parser.error(f"--folder {options.folder}: there is no such folder")
     names = [name for name in NAMES if not options.names or name in options.names]
     bench = Bench(Console(), extent, options.json, options.plots)
     for name in names:

@@ -282,7 +282,12 @@ def test_a_missed_aim_is_no_failure() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["dekode"], "'dekode' is none of"), (["--runs", "0"], "above 0"), (["--scale", "-1"], "above 0")],
+    [
+        (["dekode"], "'dekode' is none of"),
+        (["--runs", "0"], "above 0"),
+        (["--scale", "-1"], "above 0"),
+        (["--folder", "/nowhere"], "no such folder"),
+    ],
 )
 def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
