@@ -63,6 +63,7 @@ ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "windows": open_windows.measure,
     "growth": growth.measure,
     "backfill": backfill.measure,
+    "backfill-growth": backfill.measure_growth,
     "scaling": scaling.measure,
 }
 NAMES = (*ALONE, *ON_GROUND)

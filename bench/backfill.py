@@ -1,15 +1,23 @@
-"""A backfill run out of the table `frames` beside a plain Spark read and write of the same table."""
+"""A backfill run out of the table `frames` beside a plain Spark read and write of the same table; what a frame costs as
+frames grow in number."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
 
 from bench.frames import GENERATED, generated, live_options, stamped_anew
 from bench.ground import Ground
-from bench.report import Aim, Finding, Ratio
+from bench.processes import Usage
+from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, in_turn
+from conf.settings.model import Settings
 from pipelines.backfill import Request, backfill, terms_of
+from pipelines.history.run import Outcome, Progress
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
@@ -20,8 +28,25 @@ from schemas.proto.kiln.frame_pb2 import Frame
 
 FRAMES = 300_000
 AIM = Aim(least=0.5)
+SIZES = (200_000, 2_000_000, 10_000_000)
+GROWTH_AIM = Aim(least=0.85, most=1.15)
 
 _FILE = 50_000  # frames
+
+
+@dataclass(frozen=True)
+class _History:
+    """The frames of a world, repeated; times in µs."""
+
+    low: int
+    repeat: int
+    """frames"""
+    takes: int
+    """from the beginning of a repeat to that of the next"""
+
+    def until(self, frames: int) -> int:
+        """When the first so many frames were heard, and the rest of their repeat."""
+        return self.low + -(-frames // self.repeat) * self.takes
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
@@ -30,16 +55,12 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     count = extent.of(FRAMES)
     lake = Lake.at(settings.lake_root)
     ground.say(f"writing {count:,} frames")
-    low, high = _write(lake, count, extent)
+    history = _write(lake, count, extent)
     rows: dict[str, int] = {}
 
-    def history(run: int) -> float:
-        started = time.perf_counter()
-        request = Request(f"run-{run}", low, high)
-        outcome = backfill(ground.spark, settings, terms_of(settings, request), lambda: False, lambda _: None)
-        seconds = time.perf_counter() - started
+    def run_of_all(run: int) -> float:
+        seconds, outcome = _run(ground, settings, Request(f"run-{run}", history.low, history.until(count)))
         rows.update(outcome.rows)
-        shutil.rmtree(lake.run(request.name).path)
         return count / seconds
 
     def copy(run: int) -> float:
@@ -48,7 +69,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         read_table(ground.spark, lake, "frames").write.format("delta").mode("overwrite").save(path)
         return count / (time.perf_counter() - started)
 
-    sides = {"backfill": history, "Spark read and write": copy}
+    sides = {"backfill": run_of_all, "Spark read and write": copy}
     ground.say("warming up")
     for side in sides.values():
         side(0)
@@ -63,8 +84,58 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     )
 
 
-def _write(lake: Lake, count: int, extent: Extent) -> tuple[int, int]:
-    """Fills the table `frames`; returns the range in which the frames were heard, µs."""
+def measure_growth(ground: Ground, extent: Extent) -> Finding:
+    """Runs over the first frames of one lake, few and many in turn. Memory is looked at before each step of a run."""
+    settings = ground.plot("backfill-growth")
+    lake = Lake.at(settings.lake_root)
+    some = extent.of(GENERATED)
+    sizes = [max(1, extent.of(size) // some) * some for size in SIZES]  # whole repeats
+    ground.say(f"writing {max(sizes):,} frames")
+    history = _write(lake, max(sizes), extent)
+    usage = Usage(psutil.Process())
+    memory: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
+
+    def side(size: int) -> Callable[[int], float]:
+        def look(_: Progress) -> None:
+            for kind, mb in usage.memory().items():
+                memory[size].setdefault(kind, []).append(mb)
+
+        def cost(run: int) -> float:
+            request = Request(f"{size}-{run}", history.low, history.until(size))
+            return 1e6 * _run(ground, settings, request, look)[0] / size
+
+        return cost
+
+    sides = {f"{size:,} frames": side(size) for size in sizes}
+    ground.say("warming up")
+    next(iter(sides.values()))(0)
+    memory[min(sizes)].clear()
+    least, *larger = found = in_turn(sides, extent.runs, "µs/frame", ground.say)
+    settings.lake_root.remove_all()
+    notes: dict[str, Note] = {"master": settings.spark.master, "frames a chunk": settings.backfill.chunk}
+    for size, kinds in memory.items():
+        notes |= {f"{kind}, {size:,} frames, MB": f"{min(mb):.0f} to {max(mb):.0f}" for kind, mb in kinds.items()}
+    last = memory[max(sizes)]
+    series = (Series(f"{kind}, {max(sizes):,} frames, by step", "MB", tuple(mb)) for kind, mb in last.items())
+    ratios = tuple(Ratio(f"{each.name} over {least.name}", each, least, GROWTH_AIM) for each in larger)
+    return Finding(
+        "backfill-growth", "the cost of a frame in a run, by how many there are", (*found, *series), ratios, notes
+    )
+
+
+def _run(
+    ground: Ground, settings: Settings, request: Request, report: Callable[[Progress], None] = lambda _: None
+) -> tuple[float, Outcome]:
+    """Makes a run and removes what it wrote; the seconds that the run took."""
+    started = time.perf_counter()
+    outcome = backfill(ground.spark, settings, terms_of(settings, request), lambda: False, report)
+    seconds = time.perf_counter() - started
+    shutil.rmtree(Lake.at(settings.lake_root).run(request.name).path)
+    return seconds, outcome
+
+
+def _write(lake: Lake, count: int, extent: Extent) -> _History:
+    """Fills the table `frames`."""
     lake.create(("frames",))
     commits, files = DeltaRsCommits(lake), TableFiles(lake, "frames")
     some = generated(min(count, extent.of(GENERATED)), live_options())
@@ -78,4 +149,4 @@ def _write(lake: Lake, count: int, extent: Extent) -> tuple[int, int]:
             commits.commit("frames", files.close(), Write("bench", offset))
             files = TableFiles(lake, "frames")
     commits.commit("frames", files.close(), Write("bench", count))
-    return times[0] // 1000 - 1, (times[0] + (count // len(some) + 1) * span) // 1000
+    return _History(times[0] // 1000 - 1, len(some), span // 1000)
