@@ -12,14 +12,18 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import duckdb
 from deltalake import DeltaTable
 
+from conf.location import Location
 from pipelines.lake.lake import Lake, LakeError
 from schemas.tables import TABLES
+
+if TYPE_CHECKING:
+    from pyarrow.fs import SubTreeFileSystem
 
 # Delta's names of types (PROTOCOL.md, Primitive Types) in DuckDB
 _TYPES: Final = {
@@ -75,13 +79,20 @@ def show_tables(
         columns = columns_of(table)
         paths = None if columns is None else _files(lake.table(name), table)
         if columns is None or paths is None:
-            connection.register(name, table.to_pyarrow_dataset())
+            connection.register(name, table.to_pyarrow_dataset(filesystem=_arrows_own(lake.folder(name))))
             continue
         connection.execute(
             f"CREATE TEMP VIEW {quoted(name)} AS {select_columns(columns, paths, union_by_name=reads_rows)}"
         )
         files += paths
     return files
+
+
+def _arrows_own(place: Location) -> SubTreeFileSystem | None:
+    """With it, Arrow reads a folder without Python (`pipelines.lake.rows` says why). None: the place is in a store."""
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    return None if place.folder is None else SubTreeFileSystem(str(place.folder), LocalFileSystem())
 
 
 def select_files(table: DeltaTable, paths: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from conf.errors import KilnError
 from pipelines.lake.lake import Lake
+from pipelines.lake.rows import read_rows
 from pipelines.spark.rows import arrow_schema, columns_of
 from schemas.tables import TABLES
 
@@ -108,7 +110,7 @@ def told(lake: Lake) -> list[Told]:
 
 
 def _events(account: DeltaTable) -> list[Told]:
-    rows = account.to_pyarrow_table().sort_by([("happened_at", "ascending")]).to_pylist()
+    rows = [row for batch in read_rows(account, [column.name for column in _RUNS]) for row in batch.to_pylist()]
     return [
         Told(
             row["run"],
@@ -119,7 +121,7 @@ def _events(account: DeltaTable) -> list[Told]:
             row["rows"],
             json.loads(row["details"]),
         )
-        for row in rows
+        for row in sorted(rows, key=itemgetter("happened_at"))
     ]
 
 

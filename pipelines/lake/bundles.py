@@ -11,6 +11,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from pipelines.lake.lake import Lake
+from pipelines.lake.rows import read_rows
 from pipelines.spark.rows import arrow_schema, columns_of
 from schemas.tables import TABLES
 from schemas.topic_table import Bundles
@@ -25,9 +26,10 @@ def read_bundles(lake: Lake) -> Bundles:
     """
     if not lake.has("bundles"):
         return Bundles()
-    table = lake.open("bundles").to_pyarrow_table(columns=["hash", "name", "topics", "first_seen"])
+    batches = read_rows(lake.open("bundles"), ["hash", "name", "topics", "first_seen"])
+    rows = [row for batch in batches for row in batch.to_pylist()]
     known = Bundles()
-    for row in sorted(table.to_pylist(), key=lambda row: (row["first_seen"], row["hash"])):
+    for row in sorted(rows, key=lambda row: (row["first_seen"], row["hash"])):
         known = known.joined(Bundles({row["name"] or row["hash"]: row["topics"]}))
     return known
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.lake.lake import Lake, LakeError
+from pipelines.lake.rows import read_rows
 from pipelines.logic.held_frames import HeldFrames, Ranges, insert, merge, side
 from schemas.frames import DIRECTIONS
 
@@ -83,13 +83,10 @@ def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> HeldRanges:
 
     LakeError: the table cannot be read, or there is no room on disk.
     """
-    wanted = pc.scalar(True)
-    for partition, low, high in but:
-        offset = pc.field("kafka_offset")
-        wanted = wanted & ~((pc.field("kafka_partition") == partition) & (offset >= low) & (offset <= high))
+    own = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in but]
+    others = f"NOT ({' OR '.join(own)})" if own else "true"
     held = HeldRanges()
-    rows = lake.open("frames").to_pyarrow_dataset().to_batches(columns=[*_SIDE, "sequence"], filter=wanted)
-    for batch in rows:
+    for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
         if batch.num_rows:
             held.add(_ranges(pa.Table.from_batches([batch])))
     return held

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 
 from deploy.show.answer_json import json_value
@@ -106,6 +107,15 @@ def test_a_table_with_partition_columns_has_them(tmp_path: Path) -> None:
     table = pa.table({"v": [1, 2], "k": ["a b", "ü/é%"]})
     write_deltalake(str(tmp_path / "t"), table, partition_by=["k"])
     assert rows(tmp_path, "SELECT v, k FROM t ORDER BY v") == table.to_pylist()
+
+
+def test_arrows_threads_read_such_a_table_without_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("a thread that reads through Python may abort the process at its end")
+
+    monkeypatch.setattr(DeltaStorageHandler, "from_table", opened)
+    write_deltalake(str(tmp_path / "t"), pa.table({"v": [1, 2], "k": ["a", "b"]}), partition_by=["k"])
+    assert rows(tmp_path, "SELECT sum(v) AS v FROM t") == [{"v": 3}]
 
 
 def test_a_table_of_other_types_is_read_all_the_same(tmp_path: Path) -> None:
