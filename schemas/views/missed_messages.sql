@@ -1,20 +1,20 @@
 -- Messages that one vantage point heard and another did not. A vantage point is a node of ours on the gossip of a
 -- network, told by its peer id; a message can be missed between the first and the last frame that the node received.
 -- Grain: a message and a vantage point that did not hear the message.
+-- A number, `place`, stands for a vantage point, so that the places of a message make a short list.
 WITH points AS (
-    SELECT network, local_peer, min(observed_at) AS since, max(observed_at) AS until
+    SELECT network, local_peer, min(observed_at) AS since, max(observed_at) AS until,
+           row_number() OVER (ORDER BY network, local_peer) AS place
     FROM frames
     WHERE direction = 'IN' AND protocol <> 'bep50'
     GROUP BY network, local_peer),
 heard AS (
-    SELECT network, message, min(observed_at) AS heard_at
-    FROM copies
-    GROUP BY network, message)
+    SELECT c.network, c.message, min(c.observed_at) AS heard_at, array_agg(p.place) AS places
+    FROM copies AS c
+         LEFT JOIN frames AS f ON f.kafka_partition = c.kafka_partition AND f.kafka_offset = c.kafka_offset
+         LEFT JOIN points AS p ON p.network = c.network AND p.local_peer = f.local_peer
+    GROUP BY c.network, c.message)
 SELECT m.network, m.message, p.local_peer AS missed_by, m.heard_at
 FROM heard AS m
      JOIN points AS p ON p.network = m.network AND m.heard_at BETWEEN p.since AND p.until
-     ANTI JOIN (
-         SELECT c.network, c.message, f.local_peer
-         FROM copies AS c
-              JOIN frames AS f ON f.kafka_partition = c.kafka_partition AND f.kafka_offset = c.kafka_offset) AS h
-       ON h.network = m.network AND h.message = m.message AND h.local_peer = p.local_peer
+WHERE NOT array_contains(m.places, p.place)
