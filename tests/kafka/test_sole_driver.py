@@ -32,7 +32,7 @@ try:
     print("taken", flush=True)
     while True:
         sole.check()
-        time.sleep(0.2)
+        time.sleep(0.2)  # the pace of a driver's own loop
 except SecondDriverError as error:
     print(error, flush=True)
 """
