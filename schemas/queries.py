@@ -54,7 +54,7 @@ QUERIES: Final[dict[str, Query]] = {
             "batch",
             ("updates",),
             topics=("batches", "quarantine"),
-            every=timedelta(milliseconds=500),
+            every=timedelta(milliseconds=250),
             starts=0,
         ),
         Query(

@@ -68,6 +68,9 @@ def _options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:
         "kafka.bootstrap.servers": broker.servers,
         # A frame may be as large as the broker takes; the defaults fetch 1 MiB a partition.
         "kafka.max.partition.fetch.bytes": str(16 << 20),
+        # After each poll Spark asks where the topic ends. The broker answers a consumer in turn, and so only when the
+        # fetch that the poll has begun for the next records is answered: by default half a second, where none come.
+        "kafka.fetch.max.wait.ms": "1",
         **broker.options,
         "subscribe": ",".join(broker.topic(name) for name in topics),
     }

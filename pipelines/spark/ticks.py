@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Final
 
 import confluent_kafka as librdkafka
@@ -22,6 +24,7 @@ from pipelines.logic.trailing import TrailingClock, behind_the_log
 from schemas.records import TICK
 
 _PATIENCE: Final = 5.0  # s for an answer of the broker
+_REST: Final = 5_000  # ms after the last window that is known to end
 _PRODUCER: Final[Mapping[str, str | int]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": 5_000}
 
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
@@ -37,11 +40,11 @@ class Ticker:
     """
 
     def __init__(self, client_options: Mapping[str, object], topic: str, *, interval: float, window: int) -> None:
-        """`interval` in s; `window`: T in µs; `client_options`: kafka-python's."""
+        """`interval`: between looks at the topic, s; `window`: T + G in µs; `client_options`: kafka-python's."""
         self._options = dict(client_options)
         self._topic = topic
         self._interval = interval
-        self._rest = window // 1000 + 5_000
+        self._span = -(-window // 1000)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
         self._quiet = False
@@ -85,23 +88,36 @@ class Ticker:
             found = producer.list_topics(timeout=_PATIENCE).topics.get(self._topic)
             names = [TopicPartition(self._topic, partition) for partition in (found.partitions if found else ())]
             stood = greatest_stamps(self._options, names)
-            partitions = {name.partition: TickSchedule(self._rest, stood.get(name.partition, 0)) for name in names}
-            while not self._stop.wait(self._interval):
+            partitions = {
+                name.partition: TickSchedule(self._span, self._span + _REST, stood.get(name.partition, 0))
+                for name in names
+            }
+            while not self._stop.wait(self._pause(partitions.values())):
                 ends = _ends(admin, names)
-                due = [each for each in names if partitions[each.partition].due(ends[each.partition])]
+                due = [each for each in names if partitions[each.partition].due(ends[each.partition], _now())]
                 for record in _ticked(producer, due):
                     stamp = record.timestamp()[1]
-                    partitions[record.partition() or 0].ticked(record.offset() or 0, stamp)
+                    partitions[record.partition() or 0].ticked(record.offset() or 0, stamp, _now())
                 self._look_at_clock(partitions.values())
-                self._quiet = not due and bool(names)
+                self._quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
                 self.error = None
         finally:
             producer.purge()
+
+    def _pause(self, partitions: Iterable[TickSchedule]) -> float:
+        """Until the next look, s: at the moment when a window ends, where that comes first."""
+        first = min((each.next_at for each in partitions), default=inf) - _now()
+        return min(self._interval, first / 1000) if first >= 0 else self._interval
 
     def _look_at_clock(self, partitions: Iterable[TickSchedule]) -> None:
         worst = max(partitions, key=lambda each: each.clock - each.stamp, default=None)
         if worst is not None and worst.stamp:
             self._clock.see(worst.stamp * 1000, worst.clock * 1000)
+
+
+def _now() -> int:
+    """ms, of a clock that nobody sets."""
+    return int(time.monotonic() * 1000)
 
 
 def _ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,11 @@ T = 1_000
 class Partition:
     """A partition of the log, its broker, and the ticker's look at it every 100 ms. Times in ms."""
 
-    schedule: TickSchedule = field(default_factory=lambda: TickSchedule(REST))
+    schedule: TickSchedule = field(default_factory=lambda: TickSchedule(T, REST))
     now: int = 1_000_000
+    """by the broker's clock"""
+    uptime: int = 50_000
+    """by the ticker's"""
     log: list[tuple[int, bool]] = field(default_factory=list)  # stamp, whether it is a tick
 
     def append(self, *, tick: bool) -> int:
@@ -32,19 +36,24 @@ class Partition:
     def look(self) -> bool:
         """One round of the ticker; whether it ticked."""
         self.now += 100
-        if not self.schedule.due(len(self.log)):
+        self.uptime += 100
+        if not self.schedule.due(len(self.log), self.uptime):
             return False
         offset = self.append(tick=True)
-        self.schedule.ticked(offset, self.now)
+        self.schedule.ticked(offset, self.now, self.uptime)
         return True
 
+    @property
+    def at_rest(self) -> bool:
+        return not self.schedule.due(len(self.log), self.uptime) and self.schedule.next_at == inf
+
     def until_quiet(self) -> int:
-        """Rounds until no tick is due."""
-        rounds = 0
-        while self.look():
-            rounds += 1
-            assert rounds < 1_000, "it never rests"
-        return rounds
+        """ms until no tick is due any more."""
+        began = self.uptime
+        while not self.at_rest:
+            self.look()
+            assert self.uptime - began < 100_000, "it never rests"
+        return self.uptime - began
 
     @property
     def open_windows(self) -> int:
@@ -57,10 +66,34 @@ class Partition:
         return len(windows)
 
 
-def test_ticks_go_on_for_a_rest_and_then_pause() -> None:
+def test_a_tick_comes_at_once_where_windows_end_and_at_rest_and_then_none() -> None:
     partition = Partition()
-    assert partition.until_quiet() * 100 == pytest.approx(REST, abs=200)
+    partition.until_quiet()
+    first = partition.log[0][0]
+    assert [stamp - first for stamp, _ in partition.log] == [0, T, REST]
     assert not any(partition.look() for _ in range(100))
+
+
+def test_the_windows_of_each_writing_end_with_a_tick_of_their_own_and_no_more_come() -> None:
+    """As `updates` writes: something each second. One tick both tells of a writing and ends the windows of the last."""
+    partition = Partition()
+    partition.look()
+    ticks = 0
+    for _ in range(30):
+        partition.append(tick=False)
+        ticks += sum(partition.look() for _ in range(10))
+        assert partition.open_windows <= 1
+    assert ticks <= 32
+
+
+def test_a_window_is_open_for_no_longer_than_a_look_after_its_end() -> None:
+    partition = Partition()
+    partition.until_quiet()
+    partition.append(tick=False)
+    written = partition.now
+    while partition.open_windows:
+        partition.look()
+    assert T <= partition.now - written <= T + 100
 
 
 def test_a_record_of_before_the_start_is_flushed() -> None:
@@ -92,14 +125,26 @@ def test_a_record_between_ticks_makes_them_last_longer() -> None:
     assert partition.log[-1][0] - at >= REST
 
 
+def test_a_tick_that_the_broker_stamps_too_early_is_followed_by_others() -> None:
+    """The ticker's clock is quicker than the broker's."""
+    partition = Partition()
+    partition.look()
+    partition.append(tick=False)
+    partition.look()
+    partition.now -= 350
+    while partition.open_windows:
+        assert partition.uptime < 60_000
+        partition.look()
+
+
 def test_a_record_that_comes_between_look_and_tick_is_noticed() -> None:
     partition = Partition()
     partition.until_quiet()
     partition.append(tick=False)
-    assert partition.schedule.due(len(partition.log))
+    assert partition.schedule.due(len(partition.log), partition.uptime)
     partition.append(tick=False)  # after the look, before the tick
     offset = partition.append(tick=True)
-    partition.schedule.ticked(offset, partition.now)
+    partition.schedule.ticked(offset, partition.now, partition.uptime)
     at = partition.now
     partition.until_quiet()
     assert partition.log[-1][0] - at >= REST
@@ -110,8 +155,8 @@ def test_no_window_is_open_when_it_rests(traffic: list[tuple[int, int]]) -> None
     partition = Partition()
     for pause, records in traffic:
         for _ in range(pause // 100):
-            ticked = partition.look()
-            assert ticked or partition.open_windows == 0
+            partition.look()
+            assert not partition.at_rest or partition.open_windows == 0
         for _ in range(records):
             partition.append(tick=False)
     partition.until_quiet()
@@ -145,7 +190,7 @@ def test_no_window_is_open_at_rest_though_the_ticker_began_after_the_clock_of_th
     before = Partition()
     before.append(tick=False)
     clock = before.now
-    partition = Partition(TickSchedule(REST, clock), before.now - ahead, before.log)
+    partition = Partition(TickSchedule(T, REST, clock), before.now - ahead, log=before.log)
     partition.append(tick=False)
     assert partition.open_windows == 1
     assert partition.look()
