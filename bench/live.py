@@ -65,11 +65,13 @@ class Batches:
 
 @dataclass
 class Run:
-    """What was seen of a run: cores by kind in the counted time, MB by kind at each minute."""
+    """What was seen of a run: cores by kind in the counted time; MB, and s of CPU since the start, by kind at each
+    minute."""
 
     folder: Path
     cores: Mapping[str, float] = field(default_factory=dict)
     memory: list[Mapping[str, float]] = field(default_factory=list)
+    taken: list[Mapping[str, float]] = field(default_factory=list)
     started: float = 0.0
     """unix s"""
 
@@ -134,6 +136,11 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
         notes: dict[str, Note] = {"s": seconds, "batches": batches.made, "batches by hearing time alone": batches.ideal}
         notes["late p50, s, last minute"] = round(batches.percentile(50), 2)
         notes["late p99, s, last minute"] = round(batches.percentile(99), 2)
+        half = len(run.taken) // 2
+        for kind, spent in run.taken[-1].items():
+            notes[f"{kind}: cores, second half"] = round(
+                (spent - run.taken[half].get(kind, 0.0)) / 60 / max(1, len(run.taken) - 1 - half), 2
+            )
         notes |= _on_disk(run.folder)
         ((copies,),) = ask(run.lake, "SELECT (SELECT count(*) FROM copies) / (SELECT count(*) FROM messages)").rows()
         notes["copies a message"] = round(float(str(copies)), 2)
@@ -183,8 +190,10 @@ def _watched(
                 before, since = dict(taken), time.monotonic()
             if now > 60 * (len(run.memory) + 1):
                 run.memory.append(usage.memory())
+                run.taken.append(taken)
                 if say is not None and len(run.memory) % 5 == 0:
                     say(", ".join(f"{kind} {mb:,.0f} MB" for kind, mb in sorted(run.memory[-1].items())))
+                    say(", ".join(f"{kind} {spent:,.0f} s of CPU" for kind, spent in sorted(taken.items())))
             if kiln.poll() is not None:
                 raise BenchError(f"kiln run ended with {kiln.returncode} after {now:.0f} s")
             time.sleep(_LOOK_EVERY)

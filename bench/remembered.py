@@ -1,0 +1,96 @@
+"""What a micro-batch of `updates` takes beside few updates that the query remembers (`dedupe.signed`), and beside
+many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count, islice
+from statistics import median
+
+from bench.catch_up import catch_up
+from bench.frames import Keyed, append, generated
+from bench.ground import Ground
+from bench.report import Aim, Finding, Ratio, Series
+from bench.runs import BenchError, Extent
+from conf.settings.model import Job, Settings
+from deploy.traffic import TrafficOptions
+from schemas.cid import block_cid, cid_text
+from schemas.proto.gossipsub.rpc_pb2 import RPC
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import UPDATE, write_update
+
+REMEMBERED = (10_000, 1_000_000)
+"""updates"""
+TOUCHED = 25
+"""updates of a micro-batch: those of half a second at 50 messages a second"""
+AIM = Aim(most=2.0)
+
+_AT_ONCE = 200_000  # updates of a micro-batch that has many to remember
+_MICRO_BATCHES = 12  # of a run; the first of them also pays for the start of the query
+
+
+def measure(ground: Ground, extent: Extent) -> Finding:
+    """Both queries keep their checkpoints, and read so many updates more in each run. No update comes twice."""
+    few, many = (_Remembering(ground, extent.of(size, least=1_000)) for size in REMEMBERED)
+    found: dict[_Remembering, list[float]] = {few: [], many: []}
+    for run in range(1, extent.runs + 1):
+        for side, taken in found.items():
+            taken.append(side.micro_batch())
+            ground.say(f"run {run} of {extent.runs}: {side.size:,} updates remembered: {taken[-1]:.2f} s")
+    series = {side: Series(f"{side.size:,} updates remembered", "s", tuple(taken)) for side, taken in found.items()}
+    return Finding(
+        "remembered",
+        f"a micro-batch of {TOUCHED} updates of the query updates",
+        tuple(series.values()),
+        (Ratio("many over few", series[many], series[few], AIM),),
+        {"micro-batches a run": _MICRO_BATCHES - 1, "master": few.settings.spark.master},
+    )
+
+
+class _Remembering:
+    """A query `updates` that remembers `size` updates, and those of its runs."""
+
+    def __init__(self, ground: Ground, size: int) -> None:
+        self.size = size
+        self.settings = ground.plot(f"remembered-{size}")
+        self._ground = ground
+        self._frames = _frames()
+        ground.say(f"reading {size:,} updates")
+        self._read(size, _AT_ONCE)
+
+    def micro_batch(self) -> float:
+        """s, from trigger to commit: the median of a run."""
+        return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
+
+    def _read(self, updates_more: int, at_once: int) -> list[float]:
+        """Writes so many updates more and reads them; the s of each micro-batch."""
+        ground, settings = self._ground, _at_once(self.settings, at_once)
+        ends = append(ground, settings, islice(self._frames, updates_more))
+        return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]
+
+
+def _frames() -> Iterator[Keyed]:
+    """Frames of one update each, no two the same. BenchError: a world has none to copy."""
+    options = TrafficOptions(network="local-bench", checked=1.0)
+    for _, value in generated(1_000, options):
+        frame = Frame.FromString(value)
+        rpc = RPC.FromString(frame.payload)
+        if len(rpc.publish) == 1 and json.loads(rpc.publish[0].data).get("typ") == UPDATE:
+            break
+    else:
+        raise BenchError("no frame of the made-up traffic brings one update alone")
+    message = rpc.publish[0]
+    stream = json.loads(message.data)["stream"]
+    for number in count():
+        frame.sequence = number
+        message.seqno = number.to_bytes(8)
+        message.data = write_update(stream, cid_text(block_cid(b"tip %d" % number)))
+        frame.payload = rpc.SerializeToString()
+        yield frame.connection, frame.SerializeToString()
+
+
+def _at_once(settings: Settings, records: int) -> Settings:
+    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"updates": job})})
