@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
@@ -12,7 +13,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from bench.ground import Ends
 from bench.runs import BenchError
-from conf.settings.model import JobName, Settings
+from conf.settings.model import Job, JobName, Settings
 from pipelines.launch import launch
 from pipelines.spark.progress import ProgressListener
 from pipelines.supervisor import failure_text
@@ -26,6 +27,12 @@ class MicroBatch(NamedTuple):
 
     records: int
     seconds: float
+
+
+def in_micro_batches(settings: Settings, records: int, *names: JobName) -> Settings:
+    """The settings with queries whose micro-batches follow at once, of at most so many records; 0: no bound."""
+    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
+    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=dict.fromkeys(names, job))})
 
 
 class CaughtUp(ProgressListener):

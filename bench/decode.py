@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 from pyspark.sql import DataFrame
 
-from bench.catch_up import catch_up
+from bench.catch_up import catch_up, in_micro_batches
 from bench.frames import GENERATED, append, generated, live_options, stamped_anew
 from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, in_turn
-from conf.settings.model import Job
 from pipelines.spark.kafka import read_topics
 
 FRAMES = 300_000
@@ -22,10 +20,8 @@ AIM = Aim(least=0.4)
 def measure(ground: Ground, extent: Extent) -> Finding:
     """The query has a fresh checkpoint and fresh tables in each run. Its time is that of its one micro-batch; the copy
     is a batch job, so that neither pays for a start."""
-    settings = ground.plot("decode")
+    settings = in_micro_batches(ground.plot("decode"), 0, "archive")
     count = extent.of(FRAMES)
-    job = Job(trigger=timedelta(), max_offsets_per_trigger=0)
-    settings = settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"archive": job})})
     ground.say(f"writing {count:,} frames")
     ends = append(ground, settings, stamped_anew(generated(extent.of(GENERATED), live_options()), count))
     broker = ground.broker(settings)

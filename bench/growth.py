@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from statistics import median
 
-from bench.catch_up import MicroBatch, catch_up
+from bench.catch_up import MicroBatch, catch_up, in_micro_batches
 from bench.frames import GENERATED, append, generated, live_options, stamped_anew
 from bench.ground import Ends, Ground
 from bench.report import Aim, Finding, Ratio, Series, number
 from bench.runs import Extent
-from conf.settings.model import Job, JobName, Settings
+from conf.settings.model import JobName, Settings
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 MICRO_BATCH = 100_000
@@ -31,7 +30,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     frames = generated(extent.of(GENERATED), live_options())
     plots: dict[int, tuple[Settings, Ends]] = {}
     for size in (extent.of(size) for size in SIZES):
-        settings = _with_micro_batches(ground.plot(f"growth-{size}"), micro_batch)
+        settings = in_micro_batches(ground.plot(f"growth-{size}"), micro_batch, *QUERIES)
         ground.say(f"writing {size:,} frames, and {micro_batch:,} to begin with")
         plots[size] = settings, append(ground, settings, stamped_anew(frames, size + micro_batch))
     ground.say("warming up")
@@ -50,11 +49,6 @@ def cost(micro_batches: list[MicroBatch]) -> float:
     """µs a frame of all micro-batches but the first."""
     counted = micro_batches[1:]
     return 1e6 * sum(each.seconds for each in counted) / sum(each.records for each in counted)
-
-
-def _with_micro_batches(settings: Settings, records: int) -> Settings:
-    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
-    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=dict.fromkeys(QUERIES, job))})
 
 
 def _catch_up(ground: Ground, settings: Settings, ends: Ends) -> _Ran:

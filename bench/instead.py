@@ -11,17 +11,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
 
-from bench.catch_up import catch_up
+from bench.catch_up import catch_up, in_micro_batches
 from bench.frames import GENERATED, append, generated, live_options, stamped_anew
 from bench.ground import Ends, Ground
 from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
-from conf.settings.model import Job
 from deploy.children.spawn import dies_with_parent
 from deploy.embedded.jars import spark_jars
 from pipelines.lake.lake import Lake
@@ -45,12 +43,10 @@ class _Field:
     """A topic with frames, and where it ends."""
 
     def __init__(self, ground: Ground, name: str, count: int, generated_frames: int) -> None:
-        job = Job(trigger=timedelta(), max_offsets_per_trigger=0)
-        settings = ground.plot(name)
-        self.settings = settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"archive": job})})
+        self.settings = in_micro_batches(ground.plot(name), 0, "archive")
         self.count = count
         self.ends: Ends = append(
-            ground, settings, stamped_anew(generated(min(count, generated_frames), live_options()), count)
+            ground, self.settings, stamped_anew(generated(min(count, generated_frames), live_options()), count)
         )
 
     @property

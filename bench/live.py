@@ -137,10 +137,10 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
         notes["late p50, s, last minute"] = round(batches.percentile(50), 2)
         notes["late p99, s, last minute"] = round(batches.percentile(99), 2)
         half = len(run.taken) // 2
-        for kind, spent in run.taken[-1].items():
-            notes[f"{kind}: cores, second half"] = round(
-                (spent - run.taken[half].get(kind, 0.0)) / 60 / max(1, len(run.taken) - 1 - half), 2
-            )
+        if minutes := len(run.taken) - 1 - half:
+            for kind, spent in run.taken[-1].items():
+                before = run.taken[half].get(kind, 0.0)
+                notes[f"{kind}: cores, second half"] = round((spent - before) / 60 / minutes, 2)
         notes |= _on_disk(run.folder)
         ((copies,),) = ask(run.lake, "SELECT (SELECT count(*) FROM copies) / (SELECT count(*) FROM messages)").rows()
         notes["copies a message"] = round(float(str(copies)), 2)

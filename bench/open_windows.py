@@ -6,11 +6,10 @@ from datetime import timedelta
 from statistics import median
 
 from bench.batcher import Make, update_of, updates
-from bench.catch_up import catch_up
+from bench.catch_up import catch_up, in_micro_batches
 from bench.ground import Ground
-from bench.report import Aim, Finding, Ratio, Series
-from bench.runs import Extent
-from conf.settings.model import Job, Settings
+from bench.report import Aim, Finding, Ratio
+from bench.runs import Extent, Side, in_turn
 from pipelines.spark.kafka import write_topic
 
 OPEN = (1_000, 1_000_000)
@@ -28,17 +27,13 @@ _SPREAD = 7_919  # a prime: updates that follow each other are for windows far a
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many records more in each run."""
     few, many = (_Windows(ground, extent.of(count, least=1_000)) for count in OPEN)
-    found: dict[_Windows, list[float]] = {few: [], many: []}
-    for run in range(1, extent.runs + 1):
-        for side, taken in found.items():
-            taken.append(side.micro_batch())
-            ground.say(f"run {run} of {extent.runs}: {side.count:,} open windows: {taken[-1]:.2f} s")
-    series = {side: Series(f"{side.count:,} open windows", "s", tuple(taken)) for side, taken in found.items()}
+    sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
+    least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(
         "windows",
         f"a micro-batch of {TOUCHED:,} updates of the query batch, through Spark",
-        tuple(series.values()),
-        (Ratio("many over few", series[many], series[few], AIM),),
+        (least, most),
+        (Ratio("many over few", most, least, AIM),),
         {"micro-batches a run": _MICRO_BATCHES - 1, "master": few.settings.spark.master},
     )
 
@@ -56,7 +51,7 @@ class _Windows:
         ground.say(f"opening {count:,} windows")
         self._read(count, _AT_ONCE)
 
-    def micro_batch(self) -> float:
+    def micro_batch(self, run: int) -> float:
         """s, from trigger to commit: the median of a run."""
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
@@ -64,7 +59,7 @@ class _Windows:
         """Writes so many updates more and reads them; the s of each micro-batch."""
         first, self._written = self._written, self._written + updates_more
         numbers = range(first, self._written)
-        ground, settings = self._ground, _at_once(self.settings, at_once)
+        ground, settings = self._ground, in_micro_batches(self.settings, at_once, "batch")
         write_topic(updates(ground.spark, _of(self.count), numbers), ground.broker(settings), "updates")
         ends = ground.ends(settings, "updates")
         return [each.seconds for each in catch_up(ground.spark, settings, "batch", {"updates": ends})]
@@ -76,8 +71,3 @@ def _of(count: int) -> Make:
         return update_of(number, number // TOUCHED, separator, separator)
 
     return make
-
-
-def _at_once(settings: Settings, records: int) -> Settings:
-    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
-    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"batch": job})})

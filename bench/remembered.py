@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import count, islice
 from statistics import median
 
-from bench.catch_up import catch_up
+from bench.catch_up import catch_up, in_micro_batches
 from bench.frames import Keyed, append, generated
 from bench.ground import Ground
-from bench.report import Aim, Finding, Ratio, Series
-from bench.runs import BenchError, Extent
-from conf.settings.model import Job, Settings
+from bench.report import Aim, Finding, Ratio
+from bench.runs import BenchError, Extent, Side, in_turn
 from deploy.traffic import TrafficOptions
 from schemas.cid import block_cid, cid_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
@@ -24,7 +22,7 @@ from schemas.pubsub import UPDATE, write_update
 REMEMBERED = (10_000, 1_000_000)
 """updates"""
 TOUCHED = 25
-"""updates of a micro-batch: those of half a second at 50 messages a second"""
+"""updates of a micro-batch: few beside what is remembered"""
 AIM = Aim(most=2.0)
 
 _AT_ONCE = 200_000  # updates of a micro-batch that has many to remember
@@ -34,17 +32,13 @@ _MICRO_BATCHES = 12  # of a run; the first of them also pays for the start of th
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many updates more in each run. No update comes twice."""
     few, many = (_Remembering(ground, extent.of(size, least=1_000)) for size in REMEMBERED)
-    found: dict[_Remembering, list[float]] = {few: [], many: []}
-    for run in range(1, extent.runs + 1):
-        for side, taken in found.items():
-            taken.append(side.micro_batch())
-            ground.say(f"run {run} of {extent.runs}: {side.size:,} updates remembered: {taken[-1]:.2f} s")
-    series = {side: Series(f"{side.size:,} updates remembered", "s", tuple(taken)) for side, taken in found.items()}
+    sides: dict[str, Side] = {f"{side.size:,} updates remembered": side.micro_batch for side in (few, many)}
+    least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(
         "remembered",
         f"a micro-batch of {TOUCHED} updates of the query updates",
-        tuple(series.values()),
-        (Ratio("many over few", series[many], series[few], AIM),),
+        (least, most),
+        (Ratio("many over few", most, least, AIM),),
         {"micro-batches a run": _MICRO_BATCHES - 1, "master": few.settings.spark.master},
     )
 
@@ -60,13 +54,13 @@ class _Remembering:
         ground.say(f"reading {size:,} updates")
         self._read(size, _AT_ONCE)
 
-    def micro_batch(self) -> float:
+    def micro_batch(self, run: int) -> float:
         """s, from trigger to commit: the median of a run."""
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
         """Writes so many updates more and reads them; the s of each micro-batch."""
-        ground, settings = self._ground, _at_once(self.settings, at_once)
+        ground, settings = self._ground, in_micro_batches(self.settings, at_once, "updates")
         ends = append(ground, settings, islice(self._frames, updates_more))
         return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]
 
@@ -89,8 +83,3 @@ def _frames() -> Iterator[Keyed]:
         message.data = write_update(stream, cid_text(block_cid(b"tip %d" % number)))
         frame.payload = rpc.SerializeToString()
         yield frame.connection, frame.SerializeToString()
-
-
-def _at_once(settings: Settings, records: int) -> Settings:
-    job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
-    return settings.model_copy(update={"jobs": settings.jobs.model_copy(update={"updates": job})})

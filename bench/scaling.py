@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -22,13 +21,14 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from bench import held_state
 from bench.batcher import write_log
 from bench.capacity import FRAME_IN, MICRO_BATCH, TASK, WINDOWS, cost_name, read_name
+from bench.catch_up import in_micro_batches
 from bench.fitting import Counts, Point, fit
 from bench.frames import GENERATED, Keyed, append, generated, live_options, stamped_anew
 from bench.ground import Ground
 from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
-from conf.settings.model import Job, JobName, Kafka, Settings
+from conf.settings.model import JobName, Kafka, Settings
 from pipelines.lake.lake import Lake
 from pipelines.launch import launch
 from pipelines.spark.progress import ProgressListener
@@ -338,8 +338,7 @@ def _rows_and_bytes(lake: Lake, table: str) -> tuple[int, int]:
 
 def _run(ground: Ground, settings: Settings, name: JobName, size: int, count: int) -> list[Ran]:
     """`count` micro-batches of a query, after a first one. BenchError."""
-    job = Job(trigger=timedelta(), max_offsets_per_trigger=size)
-    settings = settings.model_copy(update={"jobs": settings.jobs.model_copy(update={name: job})})
+    settings = in_micro_batches(settings, size, name)
     watch = _Watch(settings.kafka, count + 1)
     query = launch(name, ground.spark, settings, watch)
     try:
