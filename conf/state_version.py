@@ -11,7 +11,7 @@ from typing import Final
 from conf.disk import to_disk
 from conf.errors import KilnError
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 """To be raised with a change after which an earlier Kiln would do harm in the folder. Folders of 0.1.0 name none."""
 
 _FILE = "version"

@@ -33,6 +33,7 @@ from pipelines.spark.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
+from pipelines.spark.remembered import NAME, remembers
 from pipelines.spark.told_place import Told
 from schemas import log
 from schemas.queries import QUERIES
@@ -82,7 +83,7 @@ def examine(place: Place, names: Iterable[str], told: Told | None = None) -> lis
 
     `told`: how far `updates` got, as Kafka has it; None: Kafka does not know, or was not asked.
     """
-    found = [_examine(place, name) or (_behind(place, name, told) if name == "updates" else None) for name in names]
+    found = [_examine(place, name) or _not_as_told(place, name, told if name == "updates" else None) for name in names]
     found += (_of_no_query(place.lake, table) for table in _OF_NO_QUERY)
     return [damage for damage in found if damage is not None]
 
@@ -169,26 +170,43 @@ _SOURCE_HEAD = "\0v1\n"
 """What Spark writes before the offsets where a query begins (KafkaSourceInitialOffsetWriter)."""
 
 
-def _behind(place: Place, name: str, told: Told | None) -> Damage | None:
-    """Whether a query had got further than its checkpoint says."""
+def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
+    """Whether a query had got further than its checkpoint says, or has lost what it had let through."""
     checkpoint = Checkpoint(place.checkpoints / name)
-    if told is None or not checkpoint.exists or told.query_id != checkpoint.query_id:
+    if not checkpoint.exists:
         return None
-    if told.batch <= checkpoint.planned:
+    if told is not None and told.query_id != checkpoint.query_id:
+        told = None
+    if told is not None and told.batch > checkpoint.planned:
+        found = (
+            f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
+            f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
+            "announce once more what it announced in between"
+        )
+    elif _has_forgotten(place, name, checkpoint):
+        found = (
+            f"{checkpoint.path / NAME} is gone, in which {name} remembers what it has let through. The query would "
+            "take for new what comes again"
+        )
+    else:
         return None
-    can = checkpoint.path.folder is not None and checkpoint.planned >= 0
+    if told is None or checkpoint.path.folder is None or checkpoint.planned < 0:
+        return Damage(name, found, _ELSE)
     remedy = (
-        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. First {name} reads again, "
-        "in one micro-batch, the frames whose updates it is to remember"
+        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. First {name} reads again, in "
+        "one micro-batch, the frames whose updates it is to remember"
     )
-    return Damage(
-        name,
-        f"the checkpoint of {name} in {checkpoint.path} is older than what {name} wrote to Kafka: it ends with the "
-        f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
-        "announce once more what it announced in between",
-        remedy if can else _ELSE,
-        on_from=told if can else None,
-    )
+    return Damage(name, found, remedy, on_from=told)
+
+
+def _has_forgotten(place: Place, name: str, checkpoint: Checkpoint) -> bool:
+    folder = checkpoint.path.folder
+    if name == "batch" or folder is None or checkpoint.committed < 0 or remembers(folder):
+        return False
+    if name != "archive":
+        return True
+    log = _logs(place.lake, name).get("messages")  # the query of 0.1 wrote none, and remembered nothing
+    return log is not None and newest_write(place.lake, "messages", checkpoint.query_id, log) >= 0
 
 
 def _examine(place: Place, name: str) -> Damage | None:

@@ -4,7 +4,7 @@ names it (decision 18)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -48,7 +48,7 @@ class TableFiles:
         self._file: _OpenFile | None = None
         self._closed: list[DataFile] = []
 
-    def add(self, row: tuple[object, ...] | list[object], size: int = 0) -> None:
+    def add(self, row: Sequence[object], size: int = 0) -> None:
         """Takes a row in the table's columns that holds about `size` bytes."""
         if self._buffer.add(row, size):
             self._drain()

@@ -49,6 +49,12 @@ class Place(NamedTuple):
     offset: int
     position: int | None
 
+    @property
+    def text(self) -> str:
+        """Of this place, and of no other."""
+        whole = f"{self.partition}/{self.offset}"
+        return whole if self.position is None else f"{whole}/{self.position}"
+
 
 class Copy(NamedTuple):
     """A copy of a gossip message, good or not. `verdict`: the bridge's, as the frame has it."""

@@ -15,10 +15,22 @@ from pipelines.lake.commits import Write
 from pipelines.lake.files import DataFile, discard
 from pipelines.logic.breaker import check_samples
 from pipelines.queries.new_frames import NewFrames
-from pipelines.queries.plan import Plan, Width, each_batch, start_query
-from pipelines.queries.taking_over import take_over
+from pipelines.queries.plan import Plan, each_batch, fitted, start_query
+from pipelines.queries.taking_over import remembered_by, take_over
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import stream_topics, write_topic
-from pipelines.transforms.archive import FAULT, PASSED, WROTE, Passed, Wrote, decoded, first_copies, written
+from pipelines.spark.remembered import Remembered
+from pipelines.transforms.archive import (
+    FAULT,
+    PASSED,
+    WROTE,
+    Passed,
+    Wrote,
+    archived,
+    decoded,
+    first_copies,
+    written,
+)
 from schemas.queries import QUERIES
 
 
@@ -29,24 +41,35 @@ def start(plan: Plan) -> StreamingQuery:
     plan.lake.create(QUERIES["archive"].tables)
     take_over(plan, session)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
-    rows = first_copies(decoded(records, plan.decoding, plan.lake), plan.remembered)
-    return start_query("archive", plan, each_batch(rows, _Archive(plan).write, plan.kept("archive")))
+    archive = _Archive(plan, remembered_by(plan, session, "archive"))
+    return start_query("archive", plan, each_batch(archive.begun(records), archive.write, plan.kept("archive")))
 
 
 class _Archive:
     """Writes the micro-batches."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, remembered: Remembered | None) -> None:
         self._plan = plan
         self._clock = plan.batch_clock("archive")
-        self._width = Width()
+        self._checkpoint = Checkpoint(plan.checkpoints / "archive")
+        self._remembered = remembered
         self._new = NewFrames(plan.lake)
+
+    def begun(self, records: DataFrame) -> DataFrame:
+        """What stands before the micro-batch: the operators of Spark, if they remember."""
+        if self._remembered is not None:
+            return records
+        return first_copies(decoded(records, self._plan.decoding, self._plan.lake), self._plan.remembered)
+
+    def _written(self, rows: DataFrame) -> DataFrame:
+        lake, remembered = self._plan.lake, self._remembered
+        return written(rows, lake) if remembered is None else archived(rows, self._plan.decoding, lake, remembered)
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
         plan, write = self._plan, Write(query_id, batch_id)
         self._clock.tell(rows.sparkSession.sparkContext)
-        out = written(self._width.fit(rows), plan.lake)
+        out = self._written(fitted(rows, self._checkpoint.records(batch_id)))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != FAULT).collect()
@@ -61,7 +84,6 @@ class _Archive:
         self._commit("messages", [file for each in wrote for file in each.messages], write)
         self._commit("frames", frames, write)
         self._commit("copies", copies, write)
-        self._width.saw(sum(high - low + 1 for each in passed for low, high in each.spans.values()))
         counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
         plan.report("archive", {**counts, "copies": sum(each.good for each in passed)})
 

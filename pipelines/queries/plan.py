@@ -10,6 +10,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from conf.errors import KilnError
 from conf.location import Location
 from pipelines.lake.commits import Commits
 from pipelines.lake.lake import Lake
@@ -20,6 +21,7 @@ from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import Broker
 from pipelines.spark.kept_checkpoint import KeptCheckpoint
+from pipelines.spark.remembered import NAME, Remembered
 from pipelines.transforms.updates import Separating
 
 Report = Callable[[str, Mapping[str, int]], None]
@@ -67,6 +69,22 @@ class Plan:
         checkpoint = Checkpoint(self.checkpoints / query)
         return BatchClock(self.now, self.uptime, checkpoint.watermark + self.remembered)
 
+    def remembers(self, query: str) -> Remembered | None:
+        """The file of what the query has let through. None: that is in Spark's state, as the query's tasks may run on
+        machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere."""
+        folder = (self.checkpoints / query).folder
+        if folder is None:
+            return None
+        path, master = folder / NAME, self.spark.sparkContext.master or ""
+        if master.startswith("local"):
+            return Remembered(str(path), self.remembered, self.durable)
+        if path.exists():
+            raise KilnError(
+                f"{query} remembers in {path} what it has let through, which executors of {master} do not have. Run "
+                f"{query} with spark.master = local[*], or begin the query anew (RUNBOOK, State)"
+            )
+        return None
+
     def kept(self, query: str) -> KeptCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""
         folder = (self.checkpoints / query).folder
@@ -81,22 +99,15 @@ class Plan:
         return session
 
 
-class Width:
-    """How many tasks a micro-batch ends in: one where the micro-batch before was small, as each costs its start and
-    makes a file."""
+def fitted(rows: DataFrame, records: int | None) -> DataFrame:
+    """The rows of a micro-batch in as many partitions as there are to be tasks: one where the micro-batch is small, as
+    each task costs its start and makes a file. `records`: that the micro-batch reads; None: it is not known."""
+    return rows.coalesce(1) if is_small(records, 20_000) else rows
 
-    _SMALL = 20_000  # records
 
-    def __init__(self) -> None:
-        self._records = self._SMALL  # the first micro-batch may be all that came while Kiln stood still
-
-    def fit(self, rows: DataFrame) -> DataFrame:
-        """The rows in as many partitions as there are to be tasks."""
-        return rows.coalesce(1) if self._records < self._SMALL else rows
-
-    def saw(self, records: int) -> None:
-        """To be told how many records a micro-batch had."""
-        self._records = records
+def is_small(records: int | None, small: int) -> bool:
+    """Whether a micro-batch is known to read fewer than `small` records."""
+    return records is not None and records < small
 
 
 def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQuery:

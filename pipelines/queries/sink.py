@@ -11,7 +11,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines.lake.commits import Write
 from pipelines.lake.files import DataFile, discard
 from pipelines.lake.tables import read_table, write_files
-from pipelines.queries.plan import Plan, Width, each_batch, start_query
+from pipelines.queries.plan import Plan, each_batch, fitted, start_query
+from pipelines.queries.taking_over import remembered_by
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import stream_topics
 from pipelines.spark.log_clock import LogClock
 from pipelines.transforms.sink import (
@@ -28,6 +30,7 @@ from pipelines.transforms.sink import (
     table_rows,
     weighed,
     written,
+    written_once,
 )
 
 _HELD_AGAINST = ("publications", "streams")
@@ -38,13 +41,18 @@ def start(plan: Plan) -> StreamingQuery:
     session = plan.new_session()
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
-    rows = once_each(table_rows(records), plan.remembered)
+    remembered = remembered_by(plan, session, "sink")
+    rows = once_each(table_rows(records), plan.remembered) if remembered is None else records
     log_clock = LogClock(plan.checkpoints / "sink" / "clock.json")
-    batch_clock, width = plan.batch_clock("sink"), Width()
+    batch_clock, checkpoint = plan.batch_clock("sink"), Checkpoint(plan.checkpoints / "sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         batch_clock.tell(rows.sparkSession.sparkContext)
-        out = written(width.fit(rows), plan.lake, log_clock.before(batch_id))
+        rows, stood = fitted(rows, checkpoint.records(batch_id)), log_clock.before(batch_id)
+        if remembered is None:
+            out = written(rows, plan.lake, stood)
+        else:
+            out = written_once(rows, plan.lake, stood, remembered)
         out.persist(StorageLevel.DISK_ONLY)  # what was received is read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != RECEIVED_ROWS).collect()
@@ -70,7 +78,6 @@ def start(plan: Plan) -> StreamingQuery:
             log_clock.move(batch_id, clocks)
         finally:
             out.unpersist()
-        width.saw(sum(seen.values()))
         plan.report("sink", seen)
 
     def commit(table: str, files: list[DataFile], write: Write) -> None:

@@ -1,13 +1,25 @@
-"""Takes over the checkpoints of Kiln 0.1, where two queries read `kiln.frames`: `archive` wrote the tables `frames`
-and `copies`, `messages` the table `messages`. The query `archive` does both now, and goes on from the checkpoint of
-`messages`, which has the state."""
+"""Takes over the checkpoints of earlier versions.
+
+In Kiln 0.1 two queries read `kiln.frames`: `archive` wrote the tables `frames` and `copies`, `messages` the table
+`messages`. The query `archive` does both now, and goes on from the checkpoint of `messages`, which has the state.
+
+What a query has let through was in Spark's state, as it is on a cluster. On one machine it is in a file now
+(decision 10).
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from conf.disk import to_disk
 from pipelines.lake.commits import Write
 from pipelines.lake.files import discard
 from pipelines.queries.new_frames import NewFrames
@@ -15,6 +27,7 @@ from pipelines.queries.plan import Plan
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import read_range
+from pipelines.spark.remembered import Remembered, RememberedFile, remembers
 from pipelines.transforms.archive import PASSED, Passed, decoded
 from schemas import log
 
@@ -38,7 +51,7 @@ def take_over(plan: Plan, session: SparkSession) -> None:
             _catch_up(plan, session, archive, messages)
             (folder / "archive").rename(folder / _KEPT)
         (folder / "messages").rename(folder / "archive")
-    elif archive.exists and archive.committed >= 0 and not (archive.path / "state").exists():
+    elif archive.exists and archive.committed >= 0 and not remembers(folder / "archive"):
         (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
 
 
@@ -70,3 +83,45 @@ def _write(
     for table, files in zip(("frames", "copies"), new.of(passed), strict=True):
         if files and not plan.commits.commit(table, files, write):
             discard(plan.lake, files)
+
+
+def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered | None:
+    """The file of what a query has let through, with what Spark's operators remember of it, whose state is removed. May
+    be cut short, and then be done again. None, KilnError: as `Plan.remembers`."""
+    remembered = plan.remembers(query)
+    if remembered is None:
+        return None
+    checkpoint, path = Checkpoint(plan.checkpoints / query), Path(remembered.path)
+    folder = path.parent
+    state = folder / "state"
+    if not state.exists():
+        return remembered
+    if not path.exists():
+        fresh = path.with_suffix(".new")
+        for left in folder.glob(f"{fresh.name}*"):
+            left.unlink()
+        to_fill = replace(remembered, path=str(fresh))
+        with RememberedFile(to_fill):  # also where there is nothing to remember
+            pass
+        if checkpoint.committed >= 0:
+            for operator in sorted(path.name for path in state.iterdir() if path.name.isdigit()):
+                _fill(to_fill, session.read.format("statestore").option("operatorId", operator).load(str(folder)))
+        to_disk(fresh)
+        fresh.rename(path)
+        to_disk(folder)
+    shutil.rmtree(state)
+    return remembered
+
+
+def _fill(remembered: Remembered, state: DataFrame) -> None:
+    """Columns key, value of Spark's operator in."""
+
+    def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with RememberedFile(remembered) as file:
+            for batch in batches:
+                digests, expire = (column.to_pylist() for column in batch.columns)
+                file.know((digest, at - remembered.span) for digest, at in zip(digests, expire, strict=True))
+        yield from ()
+
+    digests = state.select("key.*", F.col("value.expiresAtMicros"))
+    digests.mapInArrow(know, "none int").collect()

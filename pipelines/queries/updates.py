@@ -6,12 +6,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.logic.breaker import check_samples
-from pipelines.queries.plan import Plan, each_batch, start_query
+from pipelines.queries.plan import Plan, each_batch, is_small, start_query
+from pipelines.queries.taking_over import remembered_by
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import stream_topics, write_records
 from pipelines.spark.told_place import ToldPlace
-from pipelines.transforms.updates import in_order_of_hearing, new_updates, updates
+from pipelines.transforms.updates import first_updates, in_order_of_hearing, new_updates, updates
 from schemas.queries import QUERIES
+
+_SMALL = 2_000  # records that one task decodes no later than several would
 
 
 def start(plan: Plan) -> StreamingQuery:
@@ -21,20 +24,29 @@ def start(plan: Plan) -> StreamingQuery:
     first micro-batch only remembers (decision 19).
     """
     check_samples()
-    records = stream_topics(plan.new_session(), plan.broker, QUERIES["updates"].reads, plan.at_most)
+    session = plan.new_session()
+    records = stream_topics(session, plan.broker, QUERIES["updates"].reads, plan.at_most)
     checkpoint = Checkpoint(plan.checkpoints / "updates")
     stands_for = checkpoint.stands_for
-    rows = new_updates(updates(records, plan.decoding, plan.separating, stands_for), plan.remembered)
+    remembered = remembered_by(plan, session, "updates")
+    begun = records
+    if remembered is None:
+        begun = new_updates(updates(records, plan.decoding, plan.separating, stands_for), plan.remembered)
 
     clock = plan.batch_clock("updates")
     place = ToldPlace(plan.client, plan.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.tell(rows.sparkSession.sparkContext)
+        if remembered is not None:
+            small = is_small(checkpoint.records(batch_id), _SMALL)
+            records = rows.coalesce(1) if small else rows
+            rows = first_updates(records, plan.decoding, plan.separating, remembered, stands_for)
+            rows = rows if small else rows.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and stands_for is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which keep the state
         else:
             write_records(in_order_of_hearing(rows), plan.broker)
         place.tell(query_id, batch_id, checkpoint.ends(batch_id))
 
-    return start_query("updates", plan, each_batch(rows, write, plan.kept("updates")))
+    return start_query("updates", plan, each_batch(begun, write, plan.kept("updates")))

@@ -83,6 +83,12 @@ class Checkpoint:
             for topic, ends in json.loads(source).items()
         }
 
+    def records(self, batch: int) -> int | None:
+        """How many records a micro-batch reads; None: nothing says where it begins."""
+        starts = {(topic, part): at for topic, parts in self.ends(batch - 1).items() for part, at in parts.items()}
+        ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}
+        return sum(ends.values()) - sum(starts.values()) if ends.keys() == starts.keys() else None
+
     def _metadata(self, batch: int) -> dict[str, int]:
         found: dict[str, int] = json.loads(self._lines(batch)[1])
         return found

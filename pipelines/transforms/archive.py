@@ -1,14 +1,16 @@
 """`kiln.frames` to the tables `frames`, `copies` and `messages`, and to what goes to quarantine: one decode for all.
 
-Two stages stand around the operators that let the first copy of each message through (decisions 5 and 18). The first
-decodes, and writes `frames` and `copies` into files where it stands. The second writes `messages`.
+Two stages stand around what lets the first copy of each message through (decisions 5, 10 and 18). The first decodes,
+and writes `frames` and `copies` into files where it stands. The second writes `messages`. Where the digests are in a
+file, one task does it all; where they are in Spark's state, its operators stand between the stages.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -21,8 +23,9 @@ from pipelines.logic.breaker import Tally
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities, own_identity, unreadable
 from pipelines.logic.held_frames import Sieve
 from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, columns_of
-from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
+from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpacked
 from schemas.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
 from schemas.identity import Verdict, peer_text, raw_peer
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -75,14 +78,28 @@ class Wrote(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[Tally]
 
 
-def decoded(records: DataFrame, how: Decoding, lake: Lake) -> DataFrame:
-    """Columns partition, offset, stamp, value in; packed rows out: each copy of a message and each fault, and one
-    `Passed` a task, which names the files with the rows of `frames` and `copies`.
+def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remembered) -> DataFrame:
+    """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `Passed` and a `Wrote` a task,
+    which name the files with the rows of `frames` and `copies`, and of `messages`.
 
     The same frame twice in one task is written once. What an earlier micro-batch wrote, the driver takes out again.
     """
-    source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_decoded(how, lake), packed_ddl(IDENTITIES))
+
+    def rows(batches: _Batches) -> _Batches:
+        items = items_of(batches, how, lake, _task_digest())
+        return written_rows(loose(new_copies(items, remembered, seen_at())), lake)
+
+    return _source(records).mapInArrow(rows, WRITTEN)
+
+
+def decoded(records: DataFrame, how: Decoding, lake: Lake) -> DataFrame:
+    """The first stage of `archived`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
+    message and each fault, and one `Passed` a task."""
+
+    def rows(batches: _Batches) -> _Batches:
+        return packed(items_of(batches, how, lake, _task_digest()), IDENTITIES, seen_at())
+
+    return _source(records).mapInArrow(rows, packed_ddl(IDENTITIES))
 
 
 def first_copies(rows: DataFrame, remembered: int) -> DataFrame:
@@ -97,29 +114,28 @@ def first_copies(rows: DataFrame, remembered: int) -> DataFrame:
 
 
 def written(rows: DataFrame, lake: Lake) -> DataFrame:
-    """kind, data in; WRITTEN out: records for quarantine, each `Passed`, and one `Wrote` a task, which names the files
-    with the rows of `messages`."""
-    return rows.select("kind", "data").mapInArrow(_written(lake), WRITTEN)
+    """The second stage of `archived`: kind, data in; WRITTEN out."""
+
+    def made(batches: _Batches) -> _Batches:
+        return written_rows(unpacked(batches), lake)
+
+    return rows.select("kind", "data").mapInArrow(made, WRITTEN)
+
+
+def _source(records: DataFrame) -> DataFrame:
+    return records.select("partition", "offset", "stamp", "value")
 
 
 # ---------------------------------------------------------------- the first stage
 
 
-def _decoded(how: Decoding, lake: Lake) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        return packed(batches, how, lake, seen_at(), _task_digest())
-
-    return rows
-
-
-def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) -> _Batches:
-    """Records of a task in, packed rows out; the rows of `frames` and `copies` go into files. `now`: the time of the
-    micro-batch, µs. `task`: the same for each attempt of the task, and for no other task."""
+def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes) -> Iterator[Item]:
+    """Records of a task in; the copies of messages, faults, and the task's `Passed` out. The rows of `frames` and
+    `copies` go into files. `task`: the same for each attempt of the task, and for no other task."""
     sieve = Sieve({})
     frames, copies = TableFiles(lake, "frames"), TableFiles(lake, "copies")
-    out = PackedRows(IDENTITIES, now)
     decoder = Decoder(how)
-    passing: set[tuple[object, ...]] = set()  # what this task let through: the operators would drop it anyway
+    passing: set[tuple[object, ...]] = set()  # what this task let through: the rest would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
     good = 0
     for batch in batches:
@@ -127,7 +143,7 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
             frame = read_frame(value)
             if isinstance(frame, Rejected):
-                yield from _faulty(out, unreadable(frame, value, partition, offset, stamp))
+                yield from _faulty(unreadable(frame, value, partition, offset, stamp))
                 continue
             new = sieve.passes(frame.connection, frame.direction, frame.sequence)
             if new:
@@ -136,7 +152,7 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
                 if new and item.copy is not None:
                     copies.add(copy_row(item, frame))
                 if isinstance(item, Faulty):
-                    yield from _faulty(out, item)
+                    yield from _faulty(item)
                     continue
                 good += 1
                 signed = (item.network, item.message) if item.verdict is Verdict.GOOD else None
@@ -145,19 +161,20 @@ def packed(batches: _Batches, how: Decoding, lake: Lake, now: int, task: bytes) 
                 known_by = identities(item, "", how.unsigned_horizon)
                 if known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
-                    if out.add("messages", known_by, message_row(item)):
-                        yield from out.drain()
-        yield from out.drain()
+                    size = len(item.envelope.data) + _BESIDE
+                    yield Item("messages", known_by, item.place.text, message_row(item), size)
     if spans:
-        told = Passed(spans, sieve.taken, frames.close(), copies.close(), good)
-        out.add(PASSED, (task, task), (msgspec.msgpack.encode(told),))
-        yield from out.drain()
+        told = msgspec.msgpack.encode(Passed(spans, sieve.taken, frames.close(), copies.close(), good))
+        yield Item(PASSED, (task, task), task.hex(), (told,), len(told))
 
 
-def _faulty(out: PackedRows, item: Faulty) -> _Batches:
+_BESIDE: Final = 500
+"""bytes of a message's row, about, beside its data"""
+
+
+def _faulty(item: Faulty) -> Iterator[Item]:
     for identity, row in fault_rows(item):
-        if out.add(FAULT, (identity, identity), row):
-            yield from out.drain()
+        yield Item(FAULT, (identity, identity), item.place.text, row, len(row[-1]))
 
 
 def _task_digest() -> bytes:
@@ -277,7 +294,7 @@ def message_row(item: Decoded) -> _Row:
     )
 
 
-def fault_rows(item: Faulty) -> Iterator[tuple[bytes, _Row]]:
+def fault_rows(item: Faulty) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
     """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
     one record; each then holds a part, and says which."""
     own = own_identity(item)
@@ -300,40 +317,35 @@ def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
 # ---------------------------------------------------------------- the second stage
 
 
-def _written(lake: Lake) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        files = TableFiles(lake, "messages")
-        out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
-        counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
-        for batch in batches:
-            for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                row = unpack(data)
-                if kind == "messages":
-                    files.add(with_pairs(row), len(data))
-                    counts[str(row[_TYPE])] += 1
-                    if row[_VERDICT] == Verdict.GOOD:
-                        good[str(row[_AUTHOR])] += 1
-                elif kind == FAULT:
-                    reason, by, key, value = row
-                    counts[str(reason)] += 1
-                    bad[str(by)] += 1
-                    if out.add((FAULT, key, value), len(data)):
-                        yield from out.drain()
-                else:
-                    out.add((kind, None, row[0]), len(data))
+def written_rows(rows: Iterable[Loose], lake: Lake) -> _Batches:
+    """What has passed in; WRITTEN out. The rows of `messages` go into files."""
+    files = TableFiles(lake, "messages")
+    out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
+    counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
+    for kind, row, size in rows:
+        if kind == "messages":
+            files.add(with_pairs(row), size)
+            counts[str(row[_TYPE])] += 1
+            if row[_VERDICT] == Verdict.GOOD:
+                good[str(row[_AUTHOR])] += 1
+        elif kind == FAULT:
+            reason, by, key, value = row
+            counts[str(reason)] += 1
+            bad[str(by)] += 1
+            if out.add((FAULT, key, value), size):
+                yield from out.drain()
+        elif out.add((kind, None, row[0]), size):
             yield from out.drain()
-        faults = bad.total()
-        del bad[""]  # signed by nobody
-        tallies = [Tally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-        out.add((WROTE, None, pack(Wrote(files.close(), counts, faults, tallies))))
-        yield from out.drain()
-
-    return rows
+    faults = bad.total()
+    del bad[""]  # signed by nobody
+    tallies = [Tally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
+    out.add((WROTE, None, pack(Wrote(files.close(), counts, faults, tallies))))
+    yield from out.drain()
 
 
-def with_pairs(row: list[object]) -> list[object]:
-    """A map as Arrow takes one: a list of tuples."""
+def with_pairs(row: Sequence[object]) -> Sequence[object]:
+    """A map as Arrow takes one: a list of tuples, which packing makes lists."""
     pairs = row[_TIPS]
-    if isinstance(pairs, list):
+    if isinstance(pairs, list) and isinstance(row, list):
         row[_TIPS] = [tuple(pair) for pair in pairs]
     return row

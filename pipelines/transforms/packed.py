@@ -1,9 +1,11 @@
-"""Rows on their way through a deduplicating operator: packed into one binary column, so that what the operator shuffles
-is a digest and bytes, and not the columns of a table (decision 18)."""
+"""Rows on their way to where each passes once: as they are, to a file on the disk of the task's machine; or, to Spark's
+operator, packed into one binary column, so that what the operator shuffles is a digest and bytes, and not the columns
+of a table (decisions 10 and 18)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -12,6 +14,25 @@ from pipelines.spark.rows import RowBuffer
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[object])
+
+
+class Item(NamedTuple):
+    """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
+    apart; `place`: of what the row was made of; `size`: bytes of payload, about."""
+
+    kind: str
+    identities: tuple[bytes, ...]
+    place: str
+    row: Sequence[object]
+    size: int
+
+
+class Loose(NamedTuple):
+    """What is left of an `Item` that has passed."""
+
+    kind: str
+    row: Sequence[object]
+    size: int
 
 
 def pack(row: object) -> bytes:
@@ -24,26 +45,29 @@ def unpack(data: bytes) -> list[object]:
     return _decoder.decode(data)
 
 
-class PackedRows:
-    """Rows of a task, by kind: a table's name, or a name that the stage after the operator knows."""
+def loose(items: Iterable[Item]) -> Iterator[Loose]:
+    """Items that have passed."""
+    return (Loose(item.kind, item.row, item.size) for item in items)
 
-    def __init__(self, identities: Sequence[str], seen_at: int) -> None:
-        """`identities`: names of the columns that tell rows apart, one or more. `seen_at`: µs."""
-        names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
-        self._schema = pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))])
-        self._buffer = RowBuffer(self._schema)
-        self._seen_at = seen_at
 
-    def add(self, kind: str, identities: Iterable[bytes], row: Sequence[object]) -> bool:
-        """Takes a row; True when it is time to `drain()`."""
-        data = pack(row)
-        return self._buffer.add((kind, *identities, data, self._seen_at), len(data))
+def packed(items: Iterable[Item], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
+    """Items as Spark's operator takes them. `identities`: names of the columns for the digests. `seen_at`: µs."""
+    names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
+    buffer = RowBuffer(pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))]))
+    for item in items:
+        data = pack(item.row)
+        if buffer.add((item.kind, *item.identities, data, seen_at), len(data)):
+            yield from buffer.drain()
+    yield from buffer.drain()
 
-    def drain(self) -> Iterator[pa.RecordBatch]:
-        """The rows since the last `drain`."""
-        yield from self._buffer.drain()
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Loose]:
+    """Columns kind, data in: what Spark's operator has let through."""
+    for batch in batches:
+        for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield Loose(kind, unpack(data), len(data))
 
 
 def packed_ddl(identities: Sequence[str]) -> str:
-    """The columns of `PackedRows` as Spark takes the schema of a `mapInArrow`."""
+    """The columns of `packed` as Spark takes the schema of a `mapInArrow`."""
     return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])

@@ -3,7 +3,7 @@ fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -15,8 +15,9 @@ from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.log_clock import Clock
+from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, arrow_schema, ddl
-from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
+from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpack, unpacked
 from schemas.batch import BlockError, read_block, read_foreign_block
 from schemas.queries import QUERIES
 from schemas.records import (
@@ -73,17 +74,29 @@ class Wrote(msgspec.Struct, frozen=True, array_like=True):
     files: list[DataFile]
 
 
+def written_once(records: DataFrame, lake: Lake, stood: Clock, remembered: Remembered) -> DataFrame:
+    """Columns topic, partition, offset, stamp, key, value in; WRITTEN out: what is of no table, as it came, and one
+    `Wrote` a task, which names the files of the tables' rows. Each row passes once: a topic holds a record twice when
+    its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
+
+    def rows(batches: _Batches) -> _Batches:
+        return written_rows(loose(new_copies(items_of(batches), remembered, seen_at())), lake, stood)
+
+    return _source(records).mapInArrow(rows, WRITTEN)
+
+
 def table_rows(records: DataFrame) -> DataFrame:
-    """Columns topic, partition, offset, stamp, key, value in; packed rows out: for each row its table (or another
-    kind), and a digest of what makes it one row."""
-    source = records.select("topic", "partition", "offset", "stamp", "key", "value")
-    # A task for each partition of six topics would cost more than what there is to do.
-    return source.coalesce(_TASKS).mapInArrow(_rows, packed_ddl(IDENTITY))
+    """The first stage of `written_once`. Columns topic, partition, offset, stamp, key, value in; packed rows out: for
+    each row its table (or another kind), and a digest of what makes it one row."""
+
+    def rows(batches: _Batches) -> _Batches:
+        return packed(items_of(batches), IDENTITY, seen_at())
+
+    return _source(records).mapInArrow(rows, packed_ddl(IDENTITY))
 
 
 def once_each(rows: DataFrame, remembered: int) -> DataFrame:
-    """Packed rows in; kind, data out, each row once: a topic holds a record twice when its writer was killed and began
-    again.
+    """Packed rows in; kind, data out, each row once.
 
     As in `archive`, event time is the micro-batch's, so that no row is ever late. `remembered`: µs.
     """
@@ -91,19 +104,27 @@ def once_each(rows: DataFrame, remembered: int) -> DataFrame:
 
 
 def written(rows: DataFrame, lake: Lake, stood: Clock) -> DataFrame:
-    """kind, data in; WRITTEN out: what is of no table, as it came, and one `Wrote` a task, which names the files of the
-    tables' rows. `stood`: the log's clock when the micro-batch began."""
-    return rows.select("kind", "data").mapInArrow(_written(lake, stood), WRITTEN)
+    """The second stage of `written_once`: kind, data in; WRITTEN out."""
+
+    def made(batches: _Batches) -> _Batches:
+        return written_rows(unpacked(batches), lake, stood)
+
+    return rows.select("kind", "data").mapInArrow(made, WRITTEN)
 
 
-def at_the_clock(row: list[object], stood: Clock) -> list[object]:
+def _source(records: DataFrame) -> DataFrame:
+    # A task for each partition of six topics would cost more than what there is to do.
+    return records.select("topic", "partition", "offset", "stamp", "key", "value").coalesce(_TASKS)
+
+
+def at_the_clock(row: Sequence[object], stood: Clock) -> Sequence[object]:
     """A row of the table `updates` in and out: `updated_at` is the log's clock, which stood at `stood` when the
     micro-batch began. A task knows only the stamps of its own records."""
     partition, at = row[_LOG_PARTITION], row[_UPDATED_AT]
     assert isinstance(partition, int)
     assert isinstance(at, int)
-    row[_UPDATED_AT] = max(at, stood.get(partition, 0))
-    return row
+    stands = stood.get(partition, 0)
+    return row if at >= stands else (*row[:_UPDATED_AT], stands, *row[_UPDATED_AT + 1 :])
 
 
 def received(rows: DataFrame) -> DataFrame:
@@ -171,13 +192,8 @@ def held_back(weighed: DataFrame) -> DataFrame:
     )
 
 
-def _rows(batches: _Batches) -> _Batches:
-    return packed(batches, seen_at())
-
-
-def packed(batches: _Batches, now: int) -> _Batches:
-    """Records of a task in, packed rows out; `now`: the time of the micro-batch, µs."""
-    out = PackedRows(IDENTITY, now)
+def items_of(batches: _Batches) -> Iterator[Item]:
+    """Records of a task in; all that they say out, and where the clock of each partition of `kiln.updates` stands."""
     clock: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
@@ -190,31 +206,27 @@ def packed(batches: _Batches, now: int) -> _Batches:
                 newest[partition] = offset
                 if not key and not value:
                     continue  # a tick
-            for kind, identity, row in _read(topic, partition, offset, at, key or b"", value or b""):
-                if out.add(kind, (_digest(kind, *identity),), row):
-                    yield from out.drain()
-        yield from out.drain()
+            place = f"{topic}/{partition}/{offset}"
+            for number, (kind, identity, row) in enumerate(
+                _read(topic, partition, offset, at, key or b"", value or b"")
+            ):
+                yield Item(kind, (_digest(kind, *identity),), f"{place}/{number}", row, len(value or b""))
     for partition, offset in newest.items():
-        out.add(CLOCK, (_digest(CLOCK, partition, offset),), (partition, clock["updates", partition]))
-    yield from out.drain()
+        place = f"{CLOCK}/{partition}/{offset}"
+        yield Item(CLOCK, (_digest(CLOCK, partition, offset),), place, (partition, clock["updates", partition]), 0)
 
 
-def _written(lake: Lake, stood: Clock) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        files = {table: TableFiles(lake, table) for table in FILLED}
-        out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
-        for batch in batches:
-            for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if kind in files:
-                    row = unpack(data)
-                    files[kind].add(at_the_clock(row, stood) if kind == "updates" else row, len(data))
-                else:
-                    out.add((kind, data), len(data))
+def written_rows(rows: Iterable[Loose], lake: Lake, stood: Clock) -> _Batches:
+    """What has passed in; WRITTEN out. Rows of tables go into files."""
+    files = {table: TableFiles(lake, table) for table in FILLED}
+    out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
+    for kind, row, size in rows:
+        if kind in files:
+            files[kind].add(at_the_clock(row, stood) if kind == "updates" else row, size)
+        elif out.add((kind, pack(row)), size):
             yield from out.drain()
-        out.add((WROTE, pack(Wrote([file for each in files.values() for file in each.close()]))))
-        yield from out.drain()
-
-    return rows
+    out.add((WROTE, pack(Wrote([file for each in files.values() for file in each.close()]))))
+    yield from out.drain()
 
 
 def _digest(*parts: object) -> bytes:

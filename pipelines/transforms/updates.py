@@ -7,7 +7,7 @@ separator which is only claimed (decision 20).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.known_streams import StreamsTopic, known_streams
+from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
 from schemas.claims import CONTRADICTS, Claims, contradiction
@@ -55,17 +56,10 @@ class Waited(Protocol):
 
 _UNKNOWN: Final = SeparatorRecord("-", "-")
 
-_SCHEMA = pa.schema(
-    [
-        ("identity", pa.binary()),
-        ("topic", pa.string()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("heard_at", pa.int64()),
-        ("seen_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
-_COLUMNS = "identity binary, topic string, key binary, value binary, heard_at bigint, seen_at timestamp"
+_NEW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("heard_at", pa.int64())])
+_NEW_COLUMNS = "topic string, key binary, value binary, heard_at bigint"
+_COPIES = pa.schema([("identity", pa.binary()), *_NEW, ("seen_at", pa.timestamp("us", tz="UTC"))])
+_COPIES_COLUMNS = f"identity binary, {_NEW_COLUMNS}, seen_at timestamp"
 
 
 @dataclass(frozen=True)
@@ -79,31 +73,62 @@ class Separating:
 
 
 class Row(NamedTuple):
-    """`identity`: the same for all that say the same; `topic` of Kafka, without prefix; `heard_at`: µs."""
+    """What is new once. `identity`: the same for all that say the same; `place`: of this copy; `topic` of Kafka,
+    without prefix; `heard_at`: µs."""
 
     identity: bytes
+    place: str
     topic: str
     key: bytes
     value: bytes
     heard_at: int
 
+    @property
+    def identities(self) -> tuple[bytes, ...]:
+        return (self.identity,)
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+
+def first_updates(
+    records: DataFrame, how: Decoding, separating: Separating, remembered: Remembered, first: Epoch | None = None
+) -> DataFrame:
+    """Columns partition, offset, stamp, value in; topic, key, value, heard_at out, once for each identity: what the
+    good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
+
+    def rows(batches: _Batches) -> _Batches:
+        said = rows_of(batches, how, separating, _epoch(first))
+        buffer = RowBuffer(_NEW)
+        for row in new_copies(said, remembered, seen_at()):
+            if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
+                yield from buffer.drain()
+        yield from buffer.drain()
+
+    return _source(records).mapInArrow(rows, _NEW_COLUMNS)
+
 
 def updates(records: DataFrame, how: Decoding, separating: Separating, first: Epoch | None = None) -> DataFrame:
-    """Columns partition, offset, stamp, value in; those of `Row` and seen_at out: what each good copy has to say.
+    """As `first_updates`, for each copy, with identity and seen_at."""
 
-    `first`: the epoch of the first micro-batch; None: that of its query.
-    """
-    source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_rows(how, separating, first), _COLUMNS).select(*Row._fields, "seen_at")
+    def rows(batches: _Batches) -> _Batches:
+        return copies(rows_of(batches, how, separating, _epoch(first)), seen_at())
+
+    return _source(records).mapInArrow(rows, _COPIES_COLUMNS)
 
 
-def new_updates(copies: DataFrame, remembered: int) -> DataFrame:
-    """Columns of `Row` and seen_at in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
+def new_updates(rows: DataFrame, remembered: int) -> DataFrame:
+    """What `updates` gave in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
 
     As in `archive`, no row is ever late.
     """
-    new = remembering(copies, remembered).dropDuplicatesWithinWatermark(["identity"])
+    new = remembering(rows, remembered).dropDuplicatesWithinWatermark(["identity"])
     return new.select("topic", "key", "value", "heard_at")
+
+
+def _source(records: DataFrame) -> DataFrame:
+    return records.select("partition", "offset", "stamp", "value")
 
 
 def in_order_of_hearing(rows: DataFrame) -> DataFrame:
@@ -156,38 +181,40 @@ def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_
     )
 
 
-def _rows(how: Decoding, separating: Separating, first: Epoch | None = None) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        epoch, now = _epoch(first), seen_at()
-        passing: set[bytes] = set()  # identities this task let through: the operator would drop them anyway
-        decoder = Decoder(how)
-        buffer = RowBuffer(_SCHEMA)
-        known: Known = {}
-        waited: Waited = _nothing_waited
-        if separating.streams is not None:
-            known = streams = known_streams(separating.streams)
-            waited = streams.waited
-            streams.refresh()
-        for batch in batches:
-            for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                for item in decoder.decode(value, partition, offset, stamp):
-                    if isinstance(item, Faulty):
-                        continue
-                    if item.content.type == "UPDATE":
-                        made = _of_update(item, epoch, how, known, waited, separating)
-                    elif item.content.type == "BATCH_UPDATE" and separating.fetch:
-                        made = _of_batch(item)
-                    else:
-                        continue
-                    for row in made:
-                        if row.identity in passing:
-                            continue
-                        passing.add(row.identity)
-                        if buffer.add((*row, now)):
-                            yield from buffer.drain()
+def copies(rows: Iterable[Row], seen_at: int) -> _Batches:
+    """What `updates` gives, as Arrow. `seen_at`: the time of the micro-batch, µs."""
+    buffer = RowBuffer(_COPIES)
+    for row in rows:
+        if buffer.add((row.identity, row.topic, row.key, row.value, row.heard_at, seen_at), row.size):
             yield from buffer.drain()
+    yield from buffer.drain()
 
-    return rows
+
+def rows_of(batches: _Batches, how: Decoding, separating: Separating, epoch: Epoch) -> Iterator[Row]:
+    """Records of a task in; what their good copies have to say out, each identity once."""
+    passing: set[bytes] = set()  # identities this task let through: the rest would be dropped anyway
+    decoder = Decoder(how)
+    known: Known = {}
+    waited: Waited = _nothing_waited
+    if separating.streams is not None:
+        known = streams = known_streams(separating.streams)
+        waited = streams.waited
+        streams.refresh()
+    for batch in batches:
+        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for item in decoder.decode(value, partition, offset, stamp):
+                if isinstance(item, Faulty):
+                    continue
+                if item.content.type == "UPDATE":
+                    made = _of_update(item, epoch, how, known, waited, separating)
+                elif item.content.type == "BATCH_UPDATE" and separating.fetch:
+                    made = _of_batch(item)
+                else:
+                    continue
+                for row in made:
+                    if row.identity not in passing:
+                        passing.add(row.identity)
+                        yield row
 
 
 def _epoch(first: Epoch | None) -> Epoch:
@@ -237,11 +264,12 @@ def _of_update(
         frame=Coordinates(item.place.partition, item.place.offset, item.place.position or 0),
         observed_at=item.observed_at,
     )
-    identity = _new_once(item, found.separator)
+    identity, place = _new_once(item, found.separator), item.place.text
     waits = found.source is None and separating.fetch
     again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
     if not waits and not again:
-        yield Row(identity, "updates", update_key(item.network, named, stream), encode(record), item.observed_at)
+        key = update_key(item.network, named, stream)
+        yield Row(identity, place, "updates", key, encode(record), item.observed_at)
     if found.source != "genesis" and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(
@@ -255,11 +283,11 @@ def _of_update(
             model=_record_of(claims.model),
         )
         asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
-        yield Row(asks, "wanted", genesis.encode(), encode(wanted), item.observed_at)
+        yield Row(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
         fault = false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
         message, _ = identities(item, item.origin, how.unsigned_horizon)
-        yield Row(message + b"!", "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
+        yield Row(message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
 
 
 def _record_of(separator: Separator | None) -> SeparatorRecord | None:
@@ -278,4 +306,5 @@ def _of_batch(item: Decoded) -> Iterator[Row]:
         announced = item.message if cid == content.batch else ""
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
         wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
-        yield Row(blake2b(named, digest_size=16).digest(), "wanted", cid.encode(), encode(wanted), item.observed_at)
+        identity = blake2b(named, digest_size=16).digest()
+        yield Row(identity, item.place.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

@@ -8,7 +8,7 @@ deduplicating operator: with Spark, a hundred micro-batches would take minutes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -38,7 +38,6 @@ from pipelines.logic.stretch import ALL, Selection, read_stretch
 from pipelines.logic.windows import PartitionWindows
 from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms import sink, updates
-from pipelines.transforms.packed import unpack
 from pipelines.transforms.updates import Separating
 from schemas.batch import read_block
 from schemas.cid import block_cid, cid_text
@@ -137,8 +136,9 @@ class Kiln:
         self.address, self.prefix, self.folder = address, prefix, folder
         self.ipfs = Ipfs()
         self._fetch = fetch
-        self._passed: set[bytes] = set()  # Spark's operator remembers for 24 h
+        self._passed: set[bytes] = set()  # as the query remembers for 24 h
         self._heard = count()
+        self._micro_batches = count()
         parts = {"updates": 2}
         ensure_topics(
             address, prefix, parts, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
@@ -166,12 +166,16 @@ class Kiln:
             "value": pa.array(frames, pa.binary()),
         }
         streams = StreamsTopic(f"{self.prefix}streams", (self.address,), tuple(security(self.address).items()))
-        made = updates._rows(Decoding(), Separating(streams, self._fetch))(iter([pa.RecordBatch.from_pydict(columns)]))
-        rows = [row for batch in made for row in batch.to_pylist() if row["identity"] not in self._passed]
-        self._passed |= {row["identity"] for row in rows}
-        for row in sorted(rows, key=lambda row: (row["heard_at"], row["value"])):
-            self._producer.send(f"{self.prefix}{row['topic']}", key=row["key"], value=row["value"])
+        batches = iter([pa.RecordBatch.from_pydict(columns)])
+        made = updates.rows_of(batches, Decoding(), Separating(streams, self._fetch), self._epoch())
+        rows = [row for row in made if row.identity not in self._passed]
+        self._passed |= {row.identity for row in rows}
+        for row in sorted(rows, key=lambda row: (row.heard_at, row.value)):
+            self._producer.send(f"{self.prefix}{row.topic}", key=row.key, value=row.value)
         self._producer.flush()
+
+    def _epoch(self) -> Epoch:
+        return Epoch("updates", next(self._micro_batches))
 
     def read(self, topic: str) -> list[Record]:
         consumer = KafkaConsumer(**client(self.address))
@@ -214,10 +218,9 @@ class Kiln:
         topics = {"batches": made} | {name: self.read(name) for name in ("updates", "streams", "quarantine")}
         read = [{"topic": name, **record._asdict()} for name, records in topics.items() for record in records]
         batch = pa.RecordBatch.from_pylist(read)
-        rows: dict[str, dict[bytes, list[object]]] = {}
-        for out in sink.packed(iter([batch]), 0):
-            for row in out.to_pylist():
-                rows.setdefault(row["kind"], {}).setdefault(row["identity"], unpack(row["data"]))
+        rows: dict[str, dict[tuple[bytes, ...], Sequence[object]]] = {}
+        for item in sink.items_of(iter([batch])):
+            rows.setdefault(item.kind, {}).setdefault(item.identities, item.row)
         for name in set(rows) & set(TABLES):
             lake.create((name,))
             schema = DeltaTable(lake.table(name)).to_pyarrow_dataset().schema
@@ -248,10 +251,7 @@ def named(separator: object) -> str:
 
 @pytest.fixture
 def a_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """There is no Spark here to ask for epoch, time and folder."""
-    numbers = count()
-    monkeypatch.setattr(updates, "_epoch", lambda _: Epoch("updates", next(numbers)))
-    monkeypatch.setattr(updates, "seen_at", lambda: 0)
+    """There is no Spark here to ask for a folder."""
     monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: str(tmp_path))
 
 

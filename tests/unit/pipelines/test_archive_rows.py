@@ -30,19 +30,20 @@ from pipelines.transforms.archive import (
     COPIES,
     FAULT,
     FRAMES,
+    IDENTITIES,
     MESSAGES,
     PASSED,
     WROTE,
     Passed,
     Wrote,
-    _written,
     copy_row,
     fault_rows,
     frame_row,
+    items_of,
     message_row,
-    packed,
+    written_rows,
 )
-from pipelines.transforms.packed import pack, unpack
+from pipelines.transforms.packed import pack, packed, unpack, unpacked
 from schemas.frames import MAX_MESSAGES, read_frame
 from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -227,7 +228,7 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
 def make(lake: Lake, *records: tuple[int, int, Record], how: Decoding | None = None) -> Made:
     rows: list[PackedRow] = []
     told: list[Passed] = []
-    for batch in packed(batches_of(*records), how or Decoding("either"), lake, NOW, TASK):
+    for batch in packed(items_of(batches_of(*records), how or Decoding("either"), lake, TASK), IDENTITIES, NOW):
         assert batch.schema.names == ["kind", "early", "late", "data", "seen_at"]
         assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
         for each in batch.to_pylist():
@@ -415,7 +416,7 @@ def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:
 
 
 def test_a_task_without_records_says_and_writes_nothing(lake: Lake) -> None:
-    assert list(packed(batches_of(), Decoding(), lake, NOW, TASK)) == []
+    assert list(items_of(batches_of(), Decoding(), lake, TASK)) == []
 
 
 def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
@@ -428,7 +429,8 @@ def test_frames_of_many_messages_make_batches_of_bounded_length(lake: Lake) -> N
         (0, number, heard(*(Message(data=write_keepalive(number * 4_000 + n, "1"), topic=CLAY) for n in range(4_000))))
         for number in range(3)
     )
-    lengths = [batch.num_rows for batch in packed(batches_of(*sent), Decoding("none"), lake, NOW, TASK)]
+    items = items_of(batches_of(*sent), Decoding("none"), lake, TASK)
+    lengths = [batch.num_rows for batch in packed(items, IDENTITIES, NOW)]
     assert max(lengths) == 5_000
     assert sum(lengths) == 12_001
 
@@ -461,7 +463,7 @@ class Second(NamedTuple):
 def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
     schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
     batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
-    found = [tuple(row.values()) for batch in _written(lake)(batches) for row in batch.to_pylist()]
+    found = [tuple(row.values()) for batch in written_rows(unpacked(batches), lake) for row in batch.to_pylist()]
     kind, _, value = found.pop()
     assert kind == WROTE
     told = msgspec.msgpack.decode(value, type=Wrote)
@@ -469,7 +471,7 @@ def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
 
 
 def first_stage(lake: Lake, *values: Record) -> list[tuple[str, bytes]]:
-    made = packed(batches_of(*in_turn(*values)), Decoding("either"), lake, NOW, TASK)
+    made = packed(items_of(batches_of(*in_turn(*values)), Decoding("either"), lake, TASK), IDENTITIES, NOW)
     return [(row["kind"], row["data"]) for batch in made for row in batch.to_pylist()]
 
 

@@ -14,8 +14,7 @@ from kit.history import items, kubo_line
 
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
-from pipelines.transforms.archive import FAULT, MESSAGES, PASSED, packed
-from pipelines.transforms.packed import unpack
+from pipelines.transforms.archive import FAULT, MESSAGES, PASSED, items_of
 from schemas.frames import METADATA_ONLY
 from schemas.history.items import Item, Unread
 from schemas.identity import peer_bytes
@@ -50,13 +49,11 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    for batch in packed(records(), Decoding("strict"), lake, 0, b"task"):
-        for row in batch.to_pylist():
-            told = unpack(row["data"])
-            if row["kind"] == FAULT:
-                faults[str(told[0])] += 1
-            elif row["kind"] != PASSED:
-                messages.append(dict(zip((column.name for column in MESSAGES), told, strict=True)))
+    for item in items_of(records(), Decoding("strict"), lake, b"task"):
+        if item.kind == FAULT:
+            faults[str(item.row[0])] += 1
+        elif item.kind != PASSED:
+            messages.append(dict(zip((column.name for column in MESSAGES), item.row, strict=True)))
     return messages, faults
 
 

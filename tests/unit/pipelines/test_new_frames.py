@@ -15,8 +15,7 @@ from pipelines.lake.files import discard
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
 from pipelines.queries.new_frames import NewFrames
-from pipelines.transforms.archive import PASSED, Passed, packed
-from pipelines.transforms.packed import unpack
+from pipelines.transforms.archive import PASSED, Passed, items_of
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 
@@ -60,8 +59,8 @@ class Driver:
             "value": pa.array(values, pa.binary()),
         }
         digest = b"%d/%d" % (partition, first)
-        made = packed(iter([pa.RecordBatch.from_pydict(columns)]), Decoding("none"), self._lake, 0, digest)
-        ((told,),) = (unpack(row["data"]) for batch in made for row in batch.to_pylist() if row["kind"] == PASSED)
+        made = items_of(iter([pa.RecordBatch.from_pydict(columns)]), Decoding("none"), self._lake, digest)
+        ((told,),) = (item.row for item in made if item.kind == PASSED)
         assert isinstance(told, bytes)
         return msgspec.msgpack.decode(told, type=Passed)
 

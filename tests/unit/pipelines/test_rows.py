@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
 from pipelines.transforms import archive, sink
-from pipelines.transforms.packed import PackedRows, pack, packed_ddl, unpack
+from pipelines.transforms.packed import Item, pack, packed, packed_ddl, unpack
 from schemas.tables import TABLES, Column
 
 PAIR = arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
@@ -51,9 +51,8 @@ def test_columns_by_name_come_in_the_order_named() -> None:
 @pytest.mark.parametrize("identities", [archive.IDENTITIES, sink.IDENTITY])
 def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
     """Names and types in one order, and no name twice."""
-    rows = PackedRows(identities, 1_700_000_000_123_456)
-    rows.add("kind", [b"digest of 16 byt"] * len(identities), (1, "a", None, b"\xff"))
-    (batch,) = rows.drain()
+    item = Item("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
+    (batch,) = packed([item], identities, 1_700_000_000_123_456)
     types = {"string": pa.string(), "binary": pa.binary(), "timestamp": pa.timestamp("us", tz="UTC")}
     told = [pair.split(" ") for pair in packed_ddl(identities).split(", ")]
     assert [(field.name, field.type) for field in batch.schema] == [(name, types[kind]) for name, kind in told]
@@ -75,11 +74,9 @@ def test_a_packed_row_comes_out_as_it_went_in_but_for_tuples(row: list[object]) 
     ]
 
 
-def test_packed_rows_are_asked_for_after_as_many_bytes_as_rows_of_a_table() -> None:
-    rows = PackedRows(sink.IDENTITY, 0)
-    asked = [rows.add("kind", (b"",), (bytes(5 << 20),)) for _ in range(4)]
-    assert asked == [False, False, False, True]
-    assert [batch.num_rows for batch in rows.drain()] == [4]
+def test_packed_rows_come_after_as_many_bytes_as_rows_of_a_table() -> None:
+    items = (Item("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
+    assert [batch.num_rows for batch in packed(items, sink.IDENTITY, 0)] == [4, 1]
 
 
 def test_the_schema_of_a_table_s_file_says_what_must_be_there() -> None:

@@ -18,18 +18,19 @@ from msgspec import structs
 
 from pipelines.lake.lake import Lake
 from pipelines.spark.rows import RowBuffer, arrow_schema
-from pipelines.transforms.packed import pack, unpack
+from pipelines.transforms.packed import pack, packed, unpack, unpacked
 from pipelines.transforms.sink import (
     CLOCK,
     FILLED,
+    IDENTITY,
     RECEIVED,
     TOPICS,
     WROTE,
     Wrote,
     _read,
-    _written,
     at_the_clock,
-    packed,
+    items_of,
+    written_rows,
 )
 from schemas.batch import write_blocks
 from schemas.cid import block_cid, cid_text
@@ -487,7 +488,7 @@ def batches_of(records: Sequence[Record6]) -> Iterator[pa.RecordBatch]:
 
 def every_row(records: Sequence[Record6]) -> list[PackedRow]:
     found = []
-    for batch in packed(batches_of(records), NOW):
+    for batch in packed(items_of(batches_of(records)), IDENTITY, NOW):
         assert batch.schema.names == ["kind", "identity", "data", "seen_at"]
         for row in batch.to_pylist():
             assert row["seen_at"] == datetime.fromtimestamp(NOW // 1_000_000, UTC)
@@ -570,8 +571,8 @@ def test_the_clock_of_another_micro_batch_is_another_row() -> None:
 @pytest.mark.parametrize(("partition", "at", "found"), [(0, 10, 30), (0, 30, 30), (0, 40, 40), (1, 10, 10)])
 def test_updated_at_is_the_clock_over_micro_batches_and_never_before_it(partition: int, at: int, found: int) -> None:
     ((_, _, row), _) = _read("updates", partition, 77, at, b"", GOOD["updates"])
-    moved = at_the_clock(list(row), {0: 30})
-    assert moved == [*row[:UPDATED_AT], found, *row[UPDATED_AT + 1 :]]
+    moved = at_the_clock(row, {0: 30})
+    assert moved == (*row[:UPDATED_AT], found, *row[UPDATED_AT + 1 :])
 
 
 # ---------------------------------------------------------------- packed rows in, files out
@@ -586,7 +587,7 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         [{"kind": row.table, "data": pack(row.row)} for row in rows],
         pa.schema([("kind", pa.string()), ("data", pa.binary())]),
     )
-    *others, last = (row for made in _written(lake, {3: 900})(iter([batch])) for row in made.to_pylist())
+    *others, last = (row for made in written_rows(unpacked([batch]), lake, {3: 900}) for row in made.to_pylist())
     assert [(row["kind"], unpack(row["data"])) for row in others] == [
         (row.table, row.row) for row in rows if row.table not in FILLED
     ]
@@ -598,7 +599,7 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         found = pq.read_table(tmp_path / file.table / file.name).cast(arrow)
         expected = [row.row for row in rows if row.table == file.table]
         if file.table == "updates":  # the log's clock stood later than the stamps of these records
-            expected = [at_the_clock(list(row), {3: 900}) for row in expected]
+            expected = [list(at_the_clock(row, {3: 900})) for row in expected]
             assert [row[UPDATED_AT] for row in expected] == [900]
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*expected, strict=True), arrow, strict=True)
@@ -609,5 +610,5 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
 def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     lake.create(FILLED)
-    (batch,) = _written(lake, {})(iter([]))
+    (batch,) = written_rows((), lake, {})
     assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(WROTE, [[]])]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
 
 import pyarrow as pa
 import pytest
@@ -20,7 +18,7 @@ from pipelines.logic.decode import Decoding
 from pipelines.logic.windows import PartitionWindows
 from pipelines.spark.known_streams import StreamsTopic
 from pipelines.transforms import updates as module
-from pipelines.transforms.updates import Known, Separated, Separating, separate
+from pipelines.transforms.updates import Known, Row, Separated, Separating, copies, rows_of, separate
 from schemas.cid import block_cid, cid_text
 from schemas.claims import Claims
 from schemas.dht.announcement import Announcement, topic_salt, write_announcement
@@ -62,13 +60,6 @@ EPOCH = Epoch("7d8e", 12)
 SEEN_AT = 1_800_000_000_000_001
 
 
-@pytest.fixture(autouse=True)
-def task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no task here to ask for epoch and time."""
-    monkeypatch.setattr(module, "_epoch", lambda _: EPOCH)
-    monkeypatch.setattr(module, "seen_at", lambda: SEEN_AT)
-
-
 def frame(*messages: Message, network: str = "mainnet", origin: str = "LIVE", at: int = 1_700_000_000_123_456) -> bytes:
     return Frame(
         network=network,
@@ -90,13 +81,6 @@ def signed(data: bytes, topic: str = CLAY, seqno: bytes = b"\0\1") -> Message:
     return message
 
 
-class Made(TypedDict):
-    identity: bytes
-    topic: str
-    key: bytes
-    value: bytes
-
-
 def columns(*values: bytes | None) -> dict[str, pa.Array]:
     return {
         "partition": pa.array([3] * len(values), type=pa.int32()),
@@ -106,18 +90,21 @@ def columns(*values: bytes | None) -> dict[str, pa.Array]:
     }
 
 
-def rows(*values: bytes | None, how: Decoding | None = None, fetch: bool = False) -> list[Made]:
-    """identity, topic, key, value of the copies in records 77, 78 … of partition 3."""
-    batches: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict(columns(*values))])
-    made = module._rows(how or Decoding(default_policy="either"), Separating(fetch=fetch))
-    return [row for batch in made(batches) for row in batch.to_pylist()]
+def rows(*values: bytes | None, how: Decoding | None = None, fetch: bool = False) -> list[Row]:
+    """Of the copies in records 77, 78 … of partition 3."""
+    return rows_with(Separating(fetch=fetch), *values, how=how)
+
+
+def rows_with(separating: Separating, *values: bytes | None, how: Decoding | None = None) -> list[Row]:
+    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
+    return list(rows_of(batches, how or Decoding(default_policy="either"), separating, EPOCH))
 
 
 def records(*values: bytes | None) -> list[UpdateRecord]:
     found = rows(*values)
     for row in found:
-        VALID.validate(json.loads(row["value"]))
-    return [decode_update(row["value"]) for row in found]
+        VALID.validate(json.loads(row.value))
+    return [decode_update(row.value) for row in found]
 
 
 # ---------------------------------------------------------------- separators
@@ -209,17 +196,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("known")
 def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_genesis_wins() -> None:
     data = write_update(STREAM, TIP, OTHER.text)
-    batches = iter([pa.RecordBatch.from_pydict(columns(frame(unsigned(data))))])
-    separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)))
-    made = module._rows(Decoding(default_policy="either"), separating)
-    update, fault = (row for batch in made(batches) for row in batch.to_pylist())
-    assert [update["topic"], fault["topic"]] == ["updates", "quarantine"]
-    record = decode_update(update["value"])
+    update, fault = rows_with(Separating(StreamsTopic("kiln.streams", ("nowhere:1",))), frame(unsigned(data)))
+    assert [update.topic, fault.topic] == ["updates", "quarantine"]
+    record = decode_update(update.value)
     assert (record.separator, record.separator_source) == (SeparatorRecord(*BY_MODEL), "genesis")
-    assert update["identity"] != fault["identity"]
-    said = decode_quarantine(fault["value"])
+    assert update.identity != fault.identity
+    said = decode_quarantine(fault.value)
     assert (said.stage, said.reason, said.data) == ("separator", "contradicts_genesis", data)
-    assert fault["key"] == b"3/77/0"
+    assert fault.key == b"3/77/0"
     assert OTHER.text in said.detail
     assert MODEL.text in said.detail
 
@@ -231,10 +215,8 @@ def test_an_update_that_waited_is_no_new_update_when_it_is_announced_again() -> 
         frame(unsigned(write_update(STREAM, TIP))),
         frame(unsigned(write_update(STREAM, WAITED)), origin="REPLAY"),
     ]
-    batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
     separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
-    made = module._rows(Decoding(default_policy="either"), separating)
-    found = [decode_update(row["value"]) for batch in made(batches) for row in batch.to_pylist()]
+    found = [decode_update(row.value) for row in rows_with(separating, *values)]
     assert [(update.origin, update.tip) for update in found] == [("LIVE", TIP), ("REPLAY", WAITED)]
 
 
@@ -242,7 +224,7 @@ def test_an_update_that_waited_is_no_new_update_when_it_is_announced_again() -> 
 
 
 def identities_of(*values: bytes, fetch: bool = False) -> list[bytes]:
-    return [row["identity"] for row in rows(*values, fetch=fetch)]
+    return [row.identity for row in rows(*values, fetch=fetch)]
 
 
 def test_an_update_announced_again_is_no_new_update() -> None:
@@ -266,8 +248,7 @@ def test_an_update_announced_again_is_no_new_update() -> None:
 
 def test_rows_bear_the_time_of_the_micro_batch() -> None:
     """And not a time of the frame: with that, copies heard late would be dropped."""
-    batches = iter([pa.RecordBatch.from_pydict(columns(frame(signed(write_update(STREAM, TIP, MODEL.text)))))])
-    (batch,) = module._rows(Decoding(), Separating())(batches)
+    (batch,) = copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), SEEN_AT)
     assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
 
 
@@ -285,9 +266,7 @@ def test_another_tip_another_origin_and_another_separator_are_another_update() -
 
 
 def test_rows_say_when_they_were_heard() -> None:
-    batches = iter([pa.RecordBatch.from_pydict(columns(frame(signed(write_update(STREAM, TIP)), at=17)))])
-    made = module._rows(Decoding(default_policy="either"), Separating())
-    assert [row["heard_at"] for batch in made(batches) for row in batch.to_pylist()] == [17]
+    assert [row.heard_at for row in rows(frame(signed(write_update(STREAM, TIP)), at=17))] == [17]
 
 
 # ---------------------------------------------------------------- what must be fetched
@@ -295,31 +274,31 @@ def test_rows_say_when_they_were_heard() -> None:
 
 def test_an_update_whose_separator_nobody_names_waits_for_its_genesis() -> None:
     (row,) = rows(frame(unsigned(write_update(STREAM, TIP))), fetch=True)
-    wanted = decode_wanted(row["value"])
-    assert row["topic"] == "wanted"
+    wanted = decode_wanted(row.value)
+    assert row.topic == "wanted"
     assert wanted.reason == "genesis"
-    assert [wanted.cid, row["key"].decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
-    assert wanted.update == decode_update(rows(frame(unsigned(write_update(STREAM, TIP))))[0]["value"])
+    assert [wanted.cid, row.key.decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
+    assert wanted.update == decode_update(rows(frame(unsigned(write_update(STREAM, TIP))))[0].value)
 
 
 def test_an_update_that_claims_its_separator_goes_on_and_its_genesis_is_wanted_beside_it() -> None:
     data = write_update(STREAM, TIP, MODEL.text)
     update, claim = rows(frame(unsigned(data)), fetch=True)
-    assert [update["topic"], claim["topic"]] == ["updates", "wanted"]
-    assert update["identity"] != claim["identity"]
-    wanted = decode_wanted(claim["value"])
+    assert [update.topic, claim.topic] == ["updates", "wanted"]
+    assert update.identity != claim.identity
+    wanted = decode_wanted(claim.value)
     assert (wanted.reason, wanted.topic, wanted.model) == ("claim", None, SeparatorRecord(*BY_MODEL))
-    assert [wanted.cid, claim["key"].decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
-    assert wanted.update == decode_update(update["value"])
+    assert [wanted.cid, claim.key.decode()] == 2 * [cid_text(StreamID.parse(STREAM).genesis)]
+    assert wanted.update == decode_update(update.value)
     (alone,) = rows(frame(unsigned(data)))
-    assert alone["value"] == update["value"]
+    assert alone.value == update.value
 
 
 def test_an_update_whose_claims_disagree_waits_with_both() -> None:
     data = write_update(STREAM, TIP, MODEL.text)
     (row,) = rows(frame(unsigned(data, topic_name("testnet-clay", BY_OTHER))), fetch=True)
-    wanted = decode_wanted(row["value"])
-    assert (row["topic"], wanted.reason) == ("wanted", "genesis")
+    wanted = decode_wanted(row.value)
+    assert (row.topic, wanted.reason) == ("wanted", "genesis")
     assert (wanted.topic, wanted.model) == (SeparatorRecord(*BY_OTHER), SeparatorRecord(*BY_MODEL))
     assert wanted.update is not None
     assert (wanted.update.separator, wanted.update.separator_source) == (None, None)
@@ -332,14 +311,15 @@ def batch_update(separator: Separator = CONTROLLER, cid: str = TIP) -> bytes:
 def test_a_batch_is_wanted_at_each_announcement() -> None:
     announced = (frame(signed(batch_update())), frame(signed(batch_update(), seqno=b"\0\2")))
     (first,), (again,) = (rows(each, fetch=True) for each in announced)
-    assert rows(*announced, *announced, fetch=True) == [first, again]
-    wanted = decode_wanted(first["value"])
-    assert first["topic"] == "wanted"
-    assert first["key"] == TIP.encode()
+    found = rows(*announced, *announced, fetch=True)
+    assert [(row.identity, row.value) for row in found] == [(row.identity, row.value) for row in (first, again)]
+    wanted = decode_wanted(first.value)
+    assert first.topic == "wanted"
+    assert first.key == TIP.encode()
     assert (wanted.reason, wanted.cid, wanted.separator) == ("batch", TIP, SeparatorRecord(*CONTROLLER))
     assert wanted.network == "testnet-clay"
     (other,) = rows(frame(signed(batch_update(BY_MODEL))), fetch=True)
-    assert other["identity"] != first["identity"]
+    assert other.identity != first.identity
 
 
 def test_where_nothing_can_be_fetched_nothing_is_wanted() -> None:
@@ -363,8 +343,8 @@ def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
     query = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
     datagram.payload = write_message(query)
     found = rows(datagram.SerializeToString(), fetch=True)
-    assert [row["key"].decode() for row in found] == [cid_text(newest), cid_text(before)]
-    assert (decode_wanted(found[0]["value"]).message or "").startswith("bep50/")
+    assert [row.key.decode() for row in found] == [cid_text(newest), cid_text(before)]
+    assert (decode_wanted(found[0].value).message or "").startswith("bep50/")
 
 
 def test_a_model_in_the_message_and_in_the_topic_is_one_separator() -> None:
@@ -388,8 +368,8 @@ def test_a_claim_does_not_override_the_topic() -> None:
 
 def test_an_update() -> None:
     (row,) = rows(frame(signed(write_update(STREAM, TIP, MODEL.text))))
-    assert row["key"] == f"testnet-clay/model/{MODEL.text}".encode()
-    assert json.loads(row["value"]) == {
+    assert row.key == f"testnet-clay/model/{MODEL.text}".encode()
+    assert json.loads(row.value) == {
         "network": "testnet-clay",
         "origin": "LIVE",
         "separator": {"key": "model", "value": MODEL.text},
@@ -406,9 +386,9 @@ def test_an_update() -> None:
 
 def test_an_update_without_separator_is_keyed_by_its_stream() -> None:
     (row,) = rows(frame(unsigned(write_update(STREAM, TIP))))
-    record = decode_update(row["value"])
+    record = decode_update(row.value)
     assert (record.separator, record.separator_source, record.from_) == (None, None, None)
-    assert row["key"] == STREAM.encode()
+    assert row.key == STREAM.encode()
 
 
 def test_only_good_updates_have_rows() -> None:
@@ -438,12 +418,12 @@ def test_only_good_updates_have_rows() -> None:
 def test_a_message_is_announced_by_each_of_its_networks() -> None:
     data = write_update(STREAM, TIP)
     first, other = rows(frame(unsigned(data)), frame(unsigned(data, "/ceramic/mainnet")))
-    assert first["identity"] != other["identity"]
+    assert first.identity != other.identity
 
 
 def test_the_batch_query_reads_what_is_written() -> None:
     topic = topic_name("testnet-clay", CONTROLLER)
-    values = [row["value"] for row in rows(frame(unsigned(write_update(STREAM, TIP), topic)))]
+    values = [row.value for row in rows(frame(unsigned(write_update(STREAM, TIP), topic)))]
     log = [LogRecord(0, n, n * 1_000_000, value) for n, value in enumerate((*values, b""))]
     (batch,) = batch_partition(PartitionWindows(1_000_000), iter(log), 256_000)
     assert decode_batch(batch.value).separator.key == "controller"
@@ -477,4 +457,4 @@ def test_a_frame_without_a_network_gives_no_record_that_nobody_can_read() -> Non
 def test_what_one_rpc_holds_makes_no_record_that_kafka_refuses(letter: str, length: int) -> None:
     data = write_update(STREAM, TIP, MODEL.text)
     value = frame(unsigned(data, "/ceramic/" + letter * length))
-    assert all(len(row["key"]) + len(row["value"]) < MAX_RECORD for row in rows(value))
+    assert all(len(row.key) + len(row.value) < MAX_RECORD for row in rows(value))

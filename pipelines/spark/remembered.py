@@ -1,0 +1,170 @@
+"""What a query has let through, on the disk beside the query's checkpoint, so that the query lets it through once
+(decision 10).
+
+Each digest stands there with the one copy that passed, by its place in Kafka. Whoever reads that copy again lets it
+through again: a micro-batch that a crash repeats has the same rows, however it is cut into tasks then. So the file may
+be ahead of the checkpoint, and must never be behind it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Protocol, Self, TypeVar
+
+NAME: Final = "remembered.sqlite"
+
+_PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
+_SWEPT: Final = 8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
+_SWEPT_LEAST: Final = 64
+_CHUNK: Final = 1_000  # rows asked for together
+_CHUNK_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Which file, as a task is told of it. `span`: for how long a digest is known, µs. `durable`: whether the file must
+    outlive a power cut."""
+
+    path: str
+    span: int
+    durable: bool = False
+
+
+class RememberedError(Exception):
+    """The file cannot be read or written: the disk is full, or the file is none."""
+
+
+class Copy(Protocol):
+    """What is to pass once. `identities`: its digests; `place`: of this copy, and of no other; `size`: bytes."""
+
+    @property
+    def identities(self) -> tuple[bytes, ...]: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+_Copy = TypeVar("_Copy", bound=Copy)
+
+
+class RememberedFile:
+    """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
+
+    A digest takes some 60 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
+    RememberedError, of each method.
+    """
+
+    def __init__(self, remembered: Remembered) -> None:
+        """Makes the file where there is none."""
+        self._span = remembered.span
+        self._path = remembered.path
+        with self._said():
+            self._file = sqlite3.connect(
+                remembered.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False
+            )
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
+            self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+            self._file.executescript(_TABLES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
+        """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
+        with self._transaction():
+            before = self._file.total_changes
+            found = [copy for copy in copies if self._passes(copy, now)]
+            self._forget(self._file.total_changes - before, now)
+        return found
+
+    def know(self, digests: Iterable[tuple[bytes, int]]) -> None:
+        """Takes digests that passed at some time (µs), by a copy that nobody knows any more."""
+        with self._transaction():
+            self._file.executemany(_KNOW, digests)
+
+    def _passes(self, copy: Copy, now: int) -> bool:
+        """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
+        first."""
+        for digest in dict.fromkeys(copy.identities):
+            holder = self._file.execute(_HOLDER, (digest,)).fetchone()
+            if holder is None or holder[1] <= now - self._span:
+                self._file.execute(_TAKE, (digest, copy.place, now))
+            elif holder[0] != copy.place:
+                return False
+        return True
+
+    def _forget(self, new: int, now: int) -> None:
+        """Looks at some of the digests, in turn, and forgets those that are old."""
+        (cursor,) = self._file.execute(_CURSOR).fetchone()
+        most = _SWEPT * new + _SWEPT_LEAST
+        stretch = self._file.execute(_STRETCH, (cursor, most)).fetchall()
+        self._file.executemany(_FORGET, [(digest,) for digest, at in stretch if at <= now - self._span])
+        self._file.execute(_MOVE, (stretch[-1][0] if len(stretch) == most else b"",))  # after the last, the first
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._said():
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:  # whatever it is: raised again
+                self._file.execute("ROLLBACK")
+                raise
+            self._file.execute("COMMIT")
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RememberedError(f"{self._path}: {error}") from error
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS swept (one INTEGER PRIMARY KEY, digest BLOB);
+INSERT OR IGNORE INTO swept VALUES (1, x'');
+"""
+_HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
+_TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
+_KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
+_CURSOR = "SELECT digest FROM swept"
+_MOVE = "UPDATE swept SET digest = ?"
+_STRETCH = "SELECT digest, at FROM remembered WHERE digest > ? ORDER BY digest LIMIT ?"
+_FORGET = "DELETE FROM remembered WHERE digest = ?"
+
+
+def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int) -> Iterator[_Copy]:
+    """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
+    file = _file(remembered)
+    chunk: list[_Copy] = []
+    size = 0
+    for copy in copies:
+        chunk.append(copy)
+        size += copy.size
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield from file.new(chunk, now)
+            chunk, size = [], 0
+    if chunk:
+        yield from file.new(chunk, now)
+
+
+@lru_cache(maxsize=4)
+def _file(remembered: Remembered) -> RememberedFile:
+    """The one of this process: a worker serves many tasks."""
+    return RememberedFile(remembered)
+
+
+def remembers(checkpoint: Path) -> bool:
+    """Whether a query with this checkpoint remembers what it let through, in such a file or in Spark's state."""
+    return (checkpoint / NAME).exists() or (checkpoint / "state").exists()

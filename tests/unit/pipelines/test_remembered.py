@@ -1,0 +1,196 @@
+"""pipelines.spark.remembered: each digest passes once, however micro-batches are cut and repeated, and is forgotten."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.spark.remembered import Remembered, RememberedError, RememberedFile, new_copies
+
+SPAN = 1_000
+
+
+class Copy(NamedTuple):
+    place: str
+    identities: tuple[bytes, ...]
+    size: int = 1
+
+
+def copy(at: int, *digests: int) -> Copy:
+    return Copy(f"0/{at}", tuple(digest.to_bytes(16) for digest in digests))
+
+
+def digests(copies: Sequence[Copy]) -> list[bytes]:
+    return [copy.identities[0] for copy in copies]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[RememberedFile]:
+    with RememberedFile(Remembered(str(tmp_path / "file"), SPAN)) as opened:
+        yield opened
+
+
+def test_one_copy_of_each_digest_passes(file: RememberedFile) -> None:
+    assert file.new([copy(0, 1), copy(1, 2), copy(2, 1)], 0) == [copy(0, 1), copy(1, 2)]
+    assert file.new([copy(3, 2), copy(4, 3), copy(5, 1)], 1) == [copy(4, 3)]
+
+
+def test_the_copy_that_passed_passes_again_and_no_other(file: RememberedFile) -> None:
+    """As when a crash repeats a micro-batch."""
+    file.new([copy(0, 1), copy(1, 2)], 0)
+    assert file.new([copy(2, 2), copy(1, 2), copy(0, 1)], 5) == [copy(1, 2), copy(0, 1)]
+
+
+def test_a_copy_that_the_second_digest_stops_is_known_by_its_first(file: RememberedFile) -> None:
+    """As with one operator after the other (decision 10)."""
+    assert file.new([copy(0, 1, 10), copy(1, 2, 10), copy(2, 2, 11), copy(3, 3, 12)], 0) == [
+        copy(0, 1, 10),
+        copy(3, 3, 12),
+    ]
+
+
+@pytest.mark.parametrize(("later", "known"), [(SPAN - 1, True), (SPAN, False), (-50 * SPAN, True)])
+def test_a_digest_is_known_for_the_span_and_no_longer(file: RememberedFile, later: int, known: bool) -> None:
+    file.new([copy(0, 1)], 100 * SPAN)
+    assert file.new([copy(1, 1)], 100 * SPAN + later) == ([] if known else [copy(1, 1)])
+
+
+class Read(NamedTuple):
+    """A part of the log, as a task reads it."""
+
+    first: int
+    end: int
+    done: bool
+    """whether the micro-batch ended with it; else Kiln was killed, and the micro-batch comes again"""
+
+
+@st.composite
+def readings(draw: st.DrawFn, length: int) -> list[list[Read]]:
+    """For each micro-batch, what its attempts read: parts in any order, of which those that were killed miss some."""
+    cuts = sorted(draw(st.sets(st.integers(1, length - 1), max_size=4)))
+    found = []
+    for first, end in zip([0, *cuts], [*cuts, length], strict=True):
+        attempts: list[Read] = []
+        for done in [*draw(st.lists(st.just(False), max_size=2)), True]:
+            inner = sorted(draw(st.sets(st.integers(first, end), max_size=3)))
+            parts = [Read(a, b, done) for a, b in zip([first, *inner], [*inner, end], strict=True)]
+            attempts += draw(st.permutations(parts))[: None if done else draw(st.integers(0, len(parts)))]
+        found.append(attempts)
+    return found
+
+
+@given(st.data())
+def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data: st.DataObject) -> None:
+    """Of the attempts that ended; and the killed ones let through no copy that these do not."""
+    log = [copy(at, digest) for at, digest in enumerate(data.draw(st.lists(st.integers(0, 5), min_size=2)))]
+    with TemporaryDirectory() as folder:
+        remembered = Remembered(f"{folder}/file", SPAN)
+        killed: set[Copy] = set()
+        passed: list[Copy] = []
+        for attempts in data.draw(readings(len(log))):
+            for read in attempts:
+                with RememberedFile(remembered) as file:  # another process each time
+                    found = file.new(log[read.first : read.end], data.draw(st.integers(0, SPAN - 1)))
+                if read.done:
+                    passed += found
+                else:
+                    killed |= set(found)
+        assert Counter(digests(passed)) == Counter(set(digests(log)))
+        assert killed <= set(passed)
+
+
+def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
+    """The file holds what it must, and an eighth more, however much has gone through it."""
+    remembered = Remembered(str(tmp_path / "file"), 1_000)
+    a_time, held = 100, []
+    with RememberedFile(remembered) as file:
+        for time in range(100):
+            now = time * a_time
+            file.new([copy(number, number) for number in range(time * 200, time * 200 + 200)], now)
+            with sqlite3.connect(remembered.path) as reader:
+                held.append(reader.execute("SELECT count(*) FROM remembered").fetchone()[0])
+    most = 200 * 1_000 // a_time
+    assert max(held) <= 1.25 * most
+    assert min(held[-50:]) >= most
+
+
+def test_what_others_remembered_is_known_for_the_rest_of_its_time(file: RememberedFile) -> None:
+    file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
+    assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
+
+
+def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
+    remembered = Remembered(str(tmp_path / "file"), SPAN)
+    copies = [copy(at, at // 2) for at in range(5_000)]
+    assert list(new_copies(copies, remembered, 0)) == copies[::2]
+    large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
+    found = new_copies(large, remembered, 0)
+    assert next(found).place == "1/10000"
+    assert next(large).place == "1/10002", "of large copies a task holds few at a time"
+
+
+TASK = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+from pipelines.spark.remembered import Remembered, new_copies
+from tests.unit.pipelines.test_remembered import copy
+
+print("ready", flush=True)
+sys.stdin.readline()
+copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
+for each in new_copies(copies, Remembered({path!r}, 1_000), 0):
+    print(each.place, int.from_bytes(each.identities[0]))
+"""
+
+
+def test_tasks_beside_each_other_let_each_digest_through_once(tmp_path: Path) -> None:
+    """Four processes ask for the same digests at the same time."""
+    path = str(tmp_path / "file")
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TASK.format(root=str(ROOT), number=number, path=path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        )
+        for number in range(4)
+    ]
+    for task in tasks:
+        assert task.stdout is not None
+        assert task.stdout.readline() == "ready\n"
+    for task in tasks:
+        assert task.stdin is not None
+        task.stdin.write("\n")
+        task.stdin.flush()
+    passed = [line.split()[1] for task in tasks for line in task.communicate()[0].splitlines()]
+    assert all(task.returncode == 0 for task in tasks)
+    assert Counter(map(int, passed)) == Counter(range(20_000))
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"no database " * 1_000)
+    with pytest.raises(RememberedError, match=str(path)):
+        RememberedFile(Remembered(str(path), SPAN))
+
+
+def test_a_full_disk_is_said_and_nothing_half_done_stays(file: RememberedFile) -> None:
+    file._file.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(RememberedError, match="full"):
+        file.new([copy(at, at) for at in range(10_000)], 0)
+    file._file.execute("PRAGMA max_page_count = 1000")
+    assert file.new([copy(20_000, 1)], 0) == [copy(20_000, 1)]
