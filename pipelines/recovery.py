@@ -193,8 +193,8 @@ def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
     if told is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, found, _ELSE)
     remedy = (
-        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. First {name} reads again, in "
-        "one micro-batch, the frames whose updates it is to remember"
+        f"{name} goes on behind the micro-batch {told.batch}, with a checkpoint of its own. First {name} reads again, "
+        "in one micro-batch, the frames whose updates it is to remember"
     )
     return Damage(name, found, remedy, on_from=told)
 

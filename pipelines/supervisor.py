@@ -26,6 +26,7 @@ from pipelines.recovery import DamageError, Place, mend
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kept_checkpoint import KeptCheckpoint
 from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.spark.remembered import held
 from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
 from pipelines.spark.ticks import Ticker
 from pipelines.spark.told_place import Told, ToldPlace
@@ -122,7 +123,7 @@ class Supervisor:
         self._kept = KeptCheckpoint(folder) if settings.durability == "power" and folder is not None else None
         self._kept_at = 0.0
         self._runs: dict[JobName, _Run] = {}
-        self._listener = ProgressListener()
+        self._listener = ProgressListener(lambda name: held((settings.checkpoints_root / name).folder))
         kafka = settings.broker
         # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
         self._sole = [

@@ -114,13 +114,13 @@ def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered |
 
 
 def _fill(remembered: Remembered, state: DataFrame) -> None:
-    """Columns key, value of Spark's operator in."""
+    """Columns key, value of Spark's operator in. The operator would have forgotten a digest one span after its row
+    expired."""
 
     def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with RememberedFile(remembered) as file:
             for batch in batches:
-                digests, expire = (column.to_pylist() for column in batch.columns)
-                file.know((digest, at - remembered.span) for digest, at in zip(digests, expire, strict=True))
+                file.know(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         yield from ()
 
     digests = state.select("key.*", F.col("value.expiresAtMicros"))

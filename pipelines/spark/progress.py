@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import cast
@@ -71,7 +71,9 @@ class _ByOneCall(JStreamingQueryListener):
 class ProgressListener(StreamingQueryListener):
     """Keeps the newest progress of every named query; `snapshot()` may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: Callable[[str], tuple[int, int]] = lambda query: (0, 0)) -> None:
+        """`remembered`: rows and bytes that a query keeps beside Spark's state."""
+        self._remembered = remembered
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
@@ -116,6 +118,7 @@ class ProgressListener(StreamingQueryListener):
         """Takes in the report of one micro-batch, or of a look that found nothing to read."""
         if progress.name is None:
             return
+        rows, size = self._remembered(progress.name)
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             self._queries[progress.name] = replace(
@@ -126,8 +129,8 @@ class ProgressListener(StreamingQueryListener):
                 input_rate=_rate(progress.inputRowsPerSecond),
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
-                state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
-                state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+                state_rows=rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
+                state_bytes=size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
                 watermark=_micros(progress.eventTime.get("watermark")) or before.watermark,
                 idle=progress.numInputRows == 0,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,15 +63,15 @@ class RememberedFile:
     def __init__(self, remembered: Remembered) -> None:
         """Makes the file where there is none."""
         self._span = remembered.span
-        self._path = remembered.path
+        self._path = Path(remembered.path)
         with self._said():
-            self._file = sqlite3.connect(
-                remembered.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False
-            )
+            self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
             self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
             self._file.executescript(_TABLES)
+        self._inode = self._path.stat().st_ino
+        self._new = 0  # digests in this `new`
 
     def __enter__(self) -> Self:
         return self
@@ -79,18 +79,23 @@ class RememberedFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one of that name, and nobody has put another there."""
+        return self._path.exists() and self._path.stat().st_ino == self._inode
+
     def new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
         """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
         with self._transaction():
-            before = self._file.total_changes
+            self._new = 0
             found = [copy for copy in copies if self._passes(copy, now)]
-            self._forget(self._file.total_changes - before, now)
+            self._forget(now)
         return found
 
     def know(self, digests: Iterable[tuple[bytes, int]]) -> None:
         """Takes digests that passed at some time (µs), by a copy that nobody knows any more."""
         with self._transaction():
-            self._file.executemany(_KNOW, digests)
+            added = self._file.executemany(_KNOW, digests).rowcount
+            self._file.execute(_COUNT, (added,))
 
     def _passes(self, copy: Copy, now: int) -> bool:
         """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
@@ -99,17 +104,20 @@ class RememberedFile:
             holder = self._file.execute(_HOLDER, (digest,)).fetchone()
             if holder is None or holder[1] <= now - self._span:
                 self._file.execute(_TAKE, (digest, copy.place, now))
+                self._new += holder is None
             elif holder[0] != copy.place:
                 return False
         return True
 
-    def _forget(self, new: int, now: int) -> None:
+    def _forget(self, now: int) -> None:
         """Looks at some of the digests, in turn, and forgets those that are old."""
         (cursor,) = self._file.execute(_CURSOR).fetchone()
-        most = _SWEPT * new + _SWEPT_LEAST
+        most = _SWEPT * self._new + _SWEPT_LEAST
         stretch = self._file.execute(_STRETCH, (cursor, most)).fetchall()
-        self._file.executemany(_FORGET, [(digest,) for digest, at in stretch if at <= now - self._span])
-        self._file.execute(_MOVE, (stretch[-1][0] if len(stretch) == most else b"",))  # after the last, the first
+        old = [(digest,) for digest, at in stretch if at <= now - self._span]
+        self._file.executemany(_FORGET, old)
+        after = stretch[-1][0] if len(stretch) == most else b""  # after the last comes the first
+        self._file.execute(_MOVE, (after, self._new - len(old)))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -118,7 +126,8 @@ class RememberedFile:
             try:
                 yield
             except BaseException:  # whatever it is: raised again
-                self._file.execute("ROLLBACK")
+                if self._file.in_transaction:  # SQLite may have ended it, as where the disk is full
+                    self._file.execute("ROLLBACK")
                 raise
             self._file.execute("COMMIT")
 
@@ -132,14 +141,16 @@ class RememberedFile:
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS swept (one INTEGER PRIMARY KEY, digest BLOB);
-INSERT OR IGNORE INTO swept VALUES (1, x'');
+CREATE TABLE IF NOT EXISTS swept (one INTEGER PRIMARY KEY, digest BLOB, held INTEGER);
+INSERT OR IGNORE INTO swept VALUES (1, x'', 0);
 """
 _HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
 _TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
 _KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
 _CURSOR = "SELECT digest FROM swept"
-_MOVE = "UPDATE swept SET digest = ?"
+_HELD = "SELECT held FROM swept"
+_MOVE = "UPDATE swept SET digest = ?, held = held + ?"
+_COUNT = "UPDATE swept SET held = held + ?"
 _STRETCH = "SELECT digest, at FROM remembered WHERE digest > ? ORDER BY digest LIMIT ?"
 _FORGET = "DELETE FROM remembered WHERE digest = ?"
 
@@ -147,6 +158,9 @@ _FORGET = "DELETE FROM remembered WHERE digest = ?"
 def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
     file = _file(remembered)
+    if not file.is_in_place():  # another state folder stands there now
+        _file.cache_clear()
+        file = _file(remembered)
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
@@ -163,6 +177,17 @@ def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int) -> Ite
 def _file(remembered: Remembered) -> RememberedFile:
     """The one of this process: a worker serves many tasks."""
     return RememberedFile(remembered)
+
+
+def held(checkpoint: Path | None) -> tuple[int, int]:
+    """How many digests a query with this checkpoint remembers in a file, and the bytes of the file; 0 where there is
+    none. An error is not said here: the query stops with it."""
+    if checkpoint is None or not (checkpoint / NAME).exists():
+        return 0, 0
+    path = checkpoint / NAME
+    with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+        return int(file.execute(_HELD).fetchone()[0]), path.stat().st_size
+    return 0, 0
 
 
 def remembers(checkpoint: Path) -> bool:

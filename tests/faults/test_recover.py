@@ -27,6 +27,7 @@ from pipelines.lake.lake import Lake, log_entry
 from pipelines.launch import decoding
 from pipelines.logic.decode import Decoded, Decoder
 from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.remembered import NAME
 from pipelines.spark.told_place import ToldPlace
 from pipelines.supervisor import GaveUpError, Supervisor
 
@@ -178,21 +179,50 @@ def test_a_checkpoint_that_is_older_than_its_tables(
 
 
 def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
-    """Of the last micro-batch: Spark's note, the state, and the commit to `frames`, but not those to the others."""
+    """Of the last micro-batch: Spark's note, and the commit to `frames`, but not those to the others."""
     stack.feed()
     stack.run()
     newest = max(int(path.name) for path in (stack.checkpoint / "commits").glob("[0-9]*"))
     torn = [
         stack.checkpoint / "commits" / str(newest),
-        next(stack.checkpoint.glob(f"state/*/*/{newest + 1}.changelog")),
         Path(log_entry(stack.lake.folder("frames"), stack.lake.open("frames").version()).uri),
     ]
     for path in torn:
         path.write_bytes(b"")
     (words,) = stack.run()
-    assert str(torn[2]) in words
+    assert str(torn[1]) in words
     stack.feed()
     assert stack.run() == []
+    stack.check()
+
+
+def test_updates_that_has_lost_what_it_remembers(new_stack: NewStack, capsys: pytest.CaptureFixture[str]) -> None:
+    stack = new_stack("updates")
+    for left in stack.checkpoint.glob(f"{NAME}*"):
+        left.unlink()
+    with pytest.raises(GaveUpError, match=rf"{NAME} is gone.* Type kiln recover"):
+        stack.run()
+    assert run_command(["recover", "--yes"]) == 0
+    assert "Put right" in capsys.readouterr().out
+    stack.feed()
+    assert stack.run() == []
+    assert max(stack.announced().values()) == 1
+    assert set(stack.announced()) == stack.updates()
+
+
+def test_archive_that_has_lost_what_it_remembers_is_begun_anew(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for left in stack.checkpoint.glob(f"{NAME}*"):
+        left.unlink()
+    with pytest.raises(GaveUpError, match=rf"{NAME} is gone.* Type kiln recover"):
+        stack.run()
+    assert run_command(["recover", "--yes"]) == 1
+    assert "begin the query anew" in capsys.readouterr().out.replace("\n", " ")
+    shutil.rmtree(stack.checkpoint)
+    for table in ("frames", "copies", "messages"):
+        shutil.rmtree(stack.lake.table(table))
+    stack.run()
     stack.check()
 
 

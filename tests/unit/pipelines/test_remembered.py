@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.spark.remembered import Remembered, RememberedError, RememberedFile, new_copies
+from pipelines.spark.remembered import NAME, Remembered, RememberedError, RememberedFile, held, new_copies
 
 SPAN = 1_000
 
@@ -110,10 +112,19 @@ def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data
         assert killed <= set(passed)
 
 
+def count(folder: Path) -> int:
+    """Digests in the file, as the file says and as they are."""
+    with closing(sqlite3.connect(folder / NAME)) as file:
+        (found,) = file.execute("SELECT count(*) FROM remembered").fetchone()
+    assert held(folder) == (found, (folder / NAME).stat().st_size)
+    return int(found)
+
+
 def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
     """The file holds what it must, and an eighth more, however much has gone through it."""
-    remembered = Remembered(str(tmp_path / "file"), 1_000)
-    a_time, held = 100, []
+    remembered = Remembered(str(tmp_path / NAME), 1_000)
+    a_time = 100
+    counts: list[int] = []
     with RememberedFile(remembered) as file:
         for time in range(100):
             now = time * a_time
@@ -121,13 +132,17 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
             with sqlite3.connect(remembered.path) as reader:
                 held.append(reader.execute("SELECT count(*) FROM remembered").fetchone()[0])
     most = 200 * 1_000 // a_time
-    assert max(held) <= 1.25 * most
-    assert min(held[-50:]) >= most
+    assert max(counts) <= 1.25 * most
+    assert min(counts[-50:]) >= most
 
 
-def test_what_others_remembered_is_known_for_the_rest_of_its_time(file: RememberedFile) -> None:
-    file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
-    assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
+def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path) -> None:
+    with RememberedFile(Remembered(str(tmp_path / NAME), SPAN)) as file:
+        for _ in range(2):
+            file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
+        assert count(tmp_path) == 2
+        assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
+    assert held(tmp_path / "elsewhere") == held(None) == (0, 0)
 
 
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
@@ -179,6 +194,37 @@ def test_tasks_beside_each_other_let_each_digest_through_once(tmp_path: Path) ->
     passed = [line.split()[1] for task in tasks for line in task.communicate()[0].splitlines()]
     assert all(task.returncode == 0 for task in tasks)
     assert Counter(map(int, passed)) == Counter(range(20_000))
+
+
+def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
+    """Somebody has put back another state folder, and a worker of Spark has the file of the old one open."""
+    remembered = Remembered(str(tmp_path / "file"), SPAN)
+    assert list(new_copies([copy(0, 1)], remembered, 0)) == [copy(0, 1)]
+    for left in tmp_path.iterdir():
+        left.unlink()
+    assert list(new_copies([copy(1, 1)], remembered, 0)) == [copy(1, 1)]
+    with RememberedFile(remembered) as file:
+        assert file.new([copy(2, 1)], 0) == []
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.data())
+def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[int], data: st.DataObject) -> None:
+    """Of the log that SQLite writes ahead, all up to some byte is on the disk, and what follows may be anything."""
+    with TemporaryDirectory() as folder, TemporaryDirectory() as after:
+        ends, held_then = [0], [0]
+        with RememberedFile(Remembered(f"{folder}/{NAME}", SPAN, durable=True)) as file:
+            log = Path(folder, f"{NAME}-wal")
+            for number, size in enumerate(sizes):
+                file.new([copy(at, at) for at in range(number * 100, number * 100 + size)], 0)
+                ends.append(log.stat().st_size)
+                held_then.append(held_then[-1] + size)
+            synced = data.draw(st.integers(0, len(sizes)))
+            end = data.draw(st.integers(ends[synced], ends[-1]))
+            shutil.copy(Path(folder, NAME), after)
+            Path(after, log.name).write_bytes(log.read_bytes()[:end] + data.draw(st.binary(max_size=50)))
+        with RememberedFile(Remembered(f"{after}/{NAME}", SPAN, durable=True)):
+            found = count(Path(after))
+        assert found in held_then[synced:]
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
