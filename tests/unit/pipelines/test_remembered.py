@@ -129,7 +129,7 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
         for time in range(100):
             now = time * a_time
             file.new([copy(number, number) for number in range(time * 200, time * 200 + 200)], now)
-                counts.append(count(tmp_path))
+            counts.append(count(tmp_path))
     most = 200 * 1_000 // a_time
     assert max(counts) <= 1.25 * most
     assert min(counts[-50:]) >= most
