@@ -33,7 +33,7 @@ from pipelines.spark.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
-from pipelines.spark.remembered import NAME, remembers
+from pipelines.spark.remembered import NAME, RememberedError, marked, remembers
 from pipelines.spark.told_place import Told
 from schemas import log
 from schemas.queries import QUERIES
@@ -183,13 +183,11 @@ def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
             f"micro-batch {checkpoint.planned}, and {name} had written the micro-batch {told.batch}. The query would "
             "announce once more what it announced in between"
         )
-    elif _has_forgotten(place, name, checkpoint):
-        found = (
-            f"{checkpoint.path / NAME} is gone, in which {name} remembers what it has let through. The query would "
-            "take for new what comes again"
-        )
     else:
-        return None
+        lost = _lost(place, name, checkpoint)
+        if not lost:
+            return None
+        found = f"{lost}: {name} remembers there what it has let through, and would take for new what comes again"
     if told is None or checkpoint.path.folder is None or checkpoint.planned < 0:
         return Damage(name, found, _ELSE)
     remedy = (
@@ -199,14 +197,27 @@ def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
     return Damage(name, found, remedy, on_from=told)
 
 
-def _has_forgotten(place: Place, name: str, checkpoint: Checkpoint) -> bool:
-    folder = checkpoint.path.folder
-    if name == "batch" or folder is None or checkpoint.committed < 0 or remembers(folder):
-        return False
-    if name != "archive":
-        return True
-    log = _logs(place.lake, name).get("messages")  # the query of 0.1 wrote none, and remembered nothing
-    return log is not None and newest_write(place.lake, "messages", checkpoint.query_id, log) >= 0
+def _lost(place: Place, name: str, checkpoint: Checkpoint) -> str:
+    """In words, what is amiss with the file of what a query has let through; empty: nothing."""
+    folder, done = checkpoint.path.folder, checkpoint.committed
+    if name == "batch" or folder is None or done < 0:
+        return ""
+    path = folder / NAME
+    if path.exists():
+        try:
+            query, number = marked(folder)
+        except RememberedError as error:
+            return str(error)
+        if query == checkpoint.query_id and number < done:
+            return f"{path} ends with the micro-batch {number}, and the checkpoint with {done}"
+        return ""
+    if remembers(folder):
+        return ""
+    if name == "archive":
+        log = _logs(place.lake, name).get("messages")  # the query of 0.1 wrote none, and remembered nothing
+        if log is None or newest_write(place.lake, "messages", checkpoint.query_id, log) < 0:
+            return ""
+    return f"{path} is gone"
 
 
 def _examine(place: Place, name: str) -> Damage | None:

@@ -27,6 +27,7 @@ from pipelines.queries.plan import Plan
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import read_range
+from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, RememberedFile, remembers
 from pipelines.transforms.archive import PASSED, Passed, decoded
 from schemas import log
@@ -101,8 +102,8 @@ def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered |
         for left in folder.glob(f"{fresh.name}*"):
             left.unlink()
         to_fill = replace(remembered, path=str(fresh))
-        with RememberedFile(to_fill):  # also where there is nothing to remember
-            pass
+        with RememberedFile(to_fill) as file:  # also where there is nothing to remember
+            file.mark(MicroBatch(checkpoint.query_id, checkpoint.committed))
         if checkpoint.committed >= 0:
             for operator in sorted(path.name for path in state.iterdir() if path.name.isdigit()):
                 _fill(to_fill, session.read.format("statestore").option("operatorId", operator).load(str(folder)))

@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, Self, TypeVar
 
+from pipelines.spark.micro_batch import MicroBatch
+
 NAME: Final = "remembered.sqlite"
 
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
@@ -91,6 +93,11 @@ class RememberedFile:
             self._forget(now)
         return found
 
+    def mark(self, micro_batch: MicroBatch) -> None:
+        """Notes that the file has all of a micro-batch, as far as one of its tasks goes."""
+        with self._transaction():
+            self._file.execute(_MARK, micro_batch)
+
     def know(self, digests: Iterable[tuple[bytes, int]]) -> None:
         """Takes digests that passed at some time (µs), by a copy that nobody knows any more."""
         with self._transaction():
@@ -111,13 +118,13 @@ class RememberedFile:
 
     def _forget(self, now: int) -> None:
         """Looks at some of the digests, in turn, and forgets those that are old."""
-        (cursor,) = self._file.execute(_CURSOR).fetchone()
+        (cursor,) = self._file.execute(_SWEPT_UP_TO).fetchone()
         most = _SWEPT * self._new + _SWEPT_LEAST
         stretch = self._file.execute(_STRETCH, (cursor, most)).fetchall()
         old = [(digest,) for digest, at in stretch if at <= now - self._span]
         self._file.executemany(_FORGET, old)
         after = stretch[-1][0] if len(stretch) == most else b""  # after the last comes the first
-        self._file.execute(_MOVE, (after, self._new - len(old)))
+        self._file.execute(_SWEEP, (after, self._new - len(old)))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -141,21 +148,23 @@ class RememberedFile:
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS swept (one INTEGER PRIMARY KEY, digest BLOB, held INTEGER);
-INSERT OR IGNORE INTO swept VALUES (1, x'', 0);
+CREATE TABLE IF NOT EXISTS head (one INTEGER PRIMARY KEY, swept BLOB, held INTEGER, query TEXT, batch INTEGER);
+INSERT OR IGNORE INTO head VALUES (1, x'', 0, '', -1);
 """
 _HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
 _TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
 _KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
-_CURSOR = "SELECT digest FROM swept"
-_HELD = "SELECT held FROM swept"
-_MOVE = "UPDATE swept SET digest = ?, held = held + ?"
-_COUNT = "UPDATE swept SET held = held + ?"
+_SWEPT_UP_TO = "SELECT swept FROM head"
+_SWEEP = "UPDATE head SET swept = ?, held = held + ?"
+_COUNT = "UPDATE head SET held = held + ?"
+_HELD = "SELECT held FROM head"
+_MARK = "UPDATE head SET query = ?, batch = ?"
+_MARKED = "SELECT query, batch FROM head"
 _STRETCH = "SELECT digest, at FROM remembered WHERE digest > ? ORDER BY digest LIMIT ?"
 _FORGET = "DELETE FROM remembered WHERE digest = ?"
 
 
-def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int) -> Iterator[_Copy]:
+def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, micro_batch: MicroBatch) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
     file = _file(remembered)
     if not file.is_in_place():  # another state folder stands there now
@@ -169,8 +178,8 @@ def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int) -> Ite
         if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
             yield from file.new(chunk, now)
             chunk, size = [], 0
-    if chunk:
-        yield from file.new(chunk, now)
+    yield from file.new(chunk, now)
+    file.mark(micro_batch)
 
 
 @lru_cache(maxsize=4)
@@ -193,3 +202,14 @@ def held(checkpoint: Path | None) -> tuple[int, int]:
 def remembers(checkpoint: Path) -> bool:
     """Whether a query with this checkpoint remembers what it let through, in such a file or in Spark's state."""
     return (checkpoint / NAME).exists() or (checkpoint / "state").exists()
+
+
+def marked(checkpoint: Path) -> MicroBatch:
+    """The newest micro-batch of which the file beside a checkpoint has all. RememberedError."""
+    path = checkpoint / NAME
+    try:
+        with closing(sqlite3.connect(path)) as file:
+            query, number = file.execute(_MARKED).fetchone()
+    except sqlite3.Error as error:
+        raise RememberedError(f"{path}: {error}") from error
+    return MicroBatch(str(query), int(number))

@@ -23,6 +23,7 @@ from pipelines.logic.breaker import Tally
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities, own_identity, unreadable
 from pipelines.logic.held_frames import Sieve
 from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.micro_batch import micro_batch
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, columns_of
 from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpacked
@@ -87,7 +88,7 @@ def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remember
 
     def rows(batches: _Batches) -> _Batches:
         items = items_of(batches, how, lake, _task_digest())
-        return written_rows(loose(new_copies(items, remembered, seen_at())), lake)
+        return written_rows(loose(new_copies(items, remembered, seen_at(), micro_batch())), lake)
 
     return _source(records).mapInArrow(rows, WRITTEN)
 
@@ -179,11 +180,9 @@ def _faulty(item: Faulty) -> Iterator[Item]:
 
 def _task_digest() -> bytes:
     """The same for each attempt of a task, so that one attempt of the task counts."""
-    context = TaskContext.get()
-    if context is None:
-        raise RuntimeError("frames are decoded in a task of a query, and this is none")
-    query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
-    return blake2b(f"{query}/{batch}/{context.partitionId()}".encode(), digest_size=16).digest()
+    context, (query, batch) = TaskContext.get(), micro_batch()
+    partition = 0 if context is None else context.partitionId()
+    return blake2b(f"{query}/{batch}/{partition}".encode(), digest_size=16).digest()
 
 
 def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:

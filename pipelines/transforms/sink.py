@@ -15,6 +15,7 @@ from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.log_clock import Clock
+from pipelines.spark.micro_batch import micro_batch
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, arrow_schema, ddl
 from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpack, unpacked
@@ -80,7 +81,8 @@ def written_once(records: DataFrame, lake: Lake, stood: Clock, remembered: Remem
     its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
 
     def rows(batches: _Batches) -> _Batches:
-        return written_rows(loose(new_copies(items_of(batches), remembered, seen_at())), lake, stood)
+        new = new_copies(items_of(batches), remembered, seen_at(), micro_batch())
+        return written_rows(loose(new), lake, stood)
 
     return _source(records).mapInArrow(rows, WRITTEN)
 

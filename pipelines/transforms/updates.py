@@ -13,12 +13,12 @@ from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.known_streams import StreamsTopic, known_streams
+from pipelines.spark.micro_batch import micro_batch
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
@@ -101,7 +101,7 @@ def first_updates(
     def rows(batches: _Batches) -> _Batches:
         said = rows_of(batches, how, separating, _epoch(first))
         buffer = RowBuffer(_NEW)
-        for row in new_copies(said, remembered, seen_at()):
+        for row in new_copies(said, remembered, seen_at(), micro_batch()):
             if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
                 yield from buffer.drain()
         yield from buffer.drain()
@@ -218,14 +218,9 @@ def rows_of(batches: _Batches, how: Decoding, separating: Separating, epoch: Epo
 
 
 def _epoch(first: Epoch | None) -> Epoch:
-    """The micro-batch that this task is of; the same again when a crash makes it run again (decision 7)."""
-    context = TaskContext.get()
-    if context is None:
-        raise RuntimeError("updates are made in a task of a streaming query, and this is none")
-    query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
-    if first is not None:
-        return Epoch(first.query, first.batch + int(batch or 0))
-    return Epoch(query=query or "batch", batch=int(batch or 0))
+    """Of the micro-batch that this task is of (decision 7)."""
+    query, number = micro_batch()
+    return Epoch(query, number) if first is None else Epoch(first.query, first.batch + number)
 
 
 def _new_once(item: Decoded, separator: Separator | None) -> bytes:

@@ -196,11 +196,21 @@ def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
     stack.check()
 
 
-def test_updates_that_has_lost_what_it_remembers(new_stack: NewStack, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_updates_that_has_lost_what_it_remembers(
+    older: bool, new_stack: NewStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stack = new_stack("updates")
+    shutil.copytree(stack.checkpoint, tmp_path / "copy")
+    stack.feed()
+    stack.run()
     for left in stack.checkpoint.glob(f"{NAME}*"):
         left.unlink()
-    with pytest.raises(GaveUpError, match=rf"{NAME} is gone.* Type kiln recover"):
+    if older:
+        for kept in (tmp_path / "copy").glob(f"{NAME}*"):
+            shutil.copy(kept, stack.checkpoint)
+    words = "ends with the micro-batch" if older else "is gone"
+    with pytest.raises(GaveUpError, match=rf"{NAME} {words}.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 0
     assert "Put right" in capsys.readouterr().out

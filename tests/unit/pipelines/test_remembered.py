@@ -18,9 +18,19 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.spark.remembered import NAME, Remembered, RememberedError, RememberedFile, held, new_copies
+from pipelines.spark.micro_batch import MicroBatch
+from pipelines.spark.remembered import (
+    NAME,
+    Remembered,
+    RememberedError,
+    RememberedFile,
+    held,
+    marked,
+    new_copies,
+)
 
 SPAN = 1_000
+BATCH = MicroBatch("query", 7)
 
 
 class Copy(NamedTuple):
@@ -147,9 +157,9 @@ def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
     remembered = Remembered(str(tmp_path / "file"), SPAN)
     copies = [copy(at, at // 2) for at in range(5_000)]
-    assert list(new_copies(copies, remembered, 0)) == copies[::2]
+    assert list(new_copies(copies, remembered, 0, BATCH)) == copies[::2]
     large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
-    found = new_copies(large, remembered, 0)
+    found = new_copies(large, remembered, 0, BATCH)
     assert next(found).place == "1/10000"
     assert next(large).place == "1/10002", "of large copies a task holds few at a time"
 
@@ -159,13 +169,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {root!r})
+from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, new_copies
 from tests.unit.pipelines.test_remembered import copy
 
 print("ready", flush=True)
 sys.stdin.readline()
 copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
-for each in new_copies(copies, Remembered({path!r}, 1_000), 0):
+for each in new_copies(copies, Remembered({path!r}, 1_000), 0, MicroBatch("q", 1)):
     print(each.place, int.from_bytes(each.identities[0]))
 """
 
@@ -195,13 +206,27 @@ def test_tasks_beside_each_other_let_each_digest_through_once(tmp_path: Path) ->
     assert Counter(map(int, passed)) == Counter(range(20_000))
 
 
+def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
+    """Also one in which nothing came."""
+    remembered = Remembered(str(tmp_path / NAME), SPAN)
+    with RememberedFile(remembered):
+        assert marked(tmp_path) == ("", -1)
+    copies = new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
+    next(copies)
+    assert marked(tmp_path) == ("", -1), "the task is not at its end"
+    assert sum(1 for _ in copies) == 2_999
+    assert marked(tmp_path) == BATCH
+    assert list(new_copies([], remembered, 0, MicroBatch("query", 8))) == []
+    assert marked(tmp_path) == ("query", 8)
+
+
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
     """Somebody has put back another state folder, and a worker of Spark has the file of the old one open."""
     remembered = Remembered(str(tmp_path / "file"), SPAN)
-    assert list(new_copies([copy(0, 1)], remembered, 0)) == [copy(0, 1)]
+    assert list(new_copies([copy(0, 1)], remembered, 0, BATCH)) == [copy(0, 1)]
     for left in tmp_path.iterdir():
         left.unlink()
-    assert list(new_copies([copy(1, 1)], remembered, 0)) == [copy(1, 1)]
+    assert list(new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
     with RememberedFile(remembered) as file:
         assert file.new([copy(2, 1)], 0) == []
 
