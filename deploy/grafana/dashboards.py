@@ -428,12 +428,12 @@ STREAMS: Final = (
             ),
             Panel(
                 "State rows",
-                "Rows that the operators of a query remember.",
+                "Windows, or digests of what a query has let through.",
                 "none",
                 [Line(gauge("kiln_query_state_rows"), "{{query}}")],
             ),
             Panel(
-                "State memory",
+                "State bytes",
                 "Of these rows.",
                 "bytes",
                 [Line(gauge("kiln_query_state_bytes"), "{{query}}")],

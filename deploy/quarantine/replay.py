@@ -65,13 +65,17 @@ def in_words(found: Found) -> str:
     return "; ".join(said)
 
 
+_Digest = tuple[int, bytes]
+"""Of the first or of the second of the two by which copies are known."""
+
+
 class _Candidate(NamedTuple):
     """A message that gets further now, and the digests by which its copies are known."""
 
     at: At
     position: int
     message: str
-    digests: tuple[bytes, ...]
+    digests: tuple[_Digest, ...]
 
 
 class QuarantineReplay:
@@ -154,14 +158,15 @@ class QuarantineReplay:
     def _candidate(self, at: At, position: int, item: Decoded | Faulty) -> _Candidate:
         if isinstance(item, Faulty):
             return _Candidate(at, position, "", ())  # the copy of nothing
-        return _Candidate(at, position, item.message, identities(item, "", self._how.unsigned_horizon))
+        digests = enumerate(identities(item, "", self._how.unsigned_horizon))
+        return _Candidate(at, position, item.message, tuple(digests))
 
     def frames(self) -> Iterator[Frame]:
         """What `find` found, as it is to be sent: in the order in which it came into Kafka."""
         for at, frame in stored(self._connection, self._chosen):
             yield with_messages(frame, self._chosen[at])
 
-    def _present(self, messages: set[str]) -> set[bytes]:
+    def _present(self, messages: set[str]) -> set[_Digest]:
         """The digests of those of these messages that are in the table `messages`."""
         if not self._messages or not messages:
             return set()
@@ -169,9 +174,10 @@ class QuarantineReplay:
         answer = self._connection.execute(
             "SELECT network, message, verdict, epoch_us(observed_at) FROM messages SEMI JOIN asked USING (message)"
         )
-        present: set[bytes] = set()
+        present: set[_Digest] = set()
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
             for network, message, verdict, observed_at in rows:
                 signed = verdict == Verdict.GOOD
-                present.update(identities_of(network, message, signed, observed_at, "", self._how.unsigned_horizon))
+                digests = identities_of(network, message, signed, observed_at, "", self._how.unsigned_horizon)
+                present.update(enumerate(digests))
         return present

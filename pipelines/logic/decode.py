@@ -348,7 +348,7 @@ def identities_of(
 ) -> tuple[bytes, bytes]:
     """As `identities`, from columns of the table `messages`; `observed_at` in µs."""
     start = f"{scope}\n{network}\n{message}"
-    if signed or message.startswith(UNVERIFIED):
+    if is_lasting(message, signed):
         digest = blake2b(start.encode(), digest_size=16).digest()
         return digest, digest
     early = observed_at // horizon
@@ -357,6 +357,11 @@ def identities_of(
         blake2b(f"{start}\n{early}".encode(), digest_size=16).digest(),
         blake2b(f"{start}\n{late}".encode(), digest_size=16).digest(),
     )
+
+
+def is_lasting(message: str, signed: bool) -> bool:
+    """Whether copies of a message are one for as long as it is remembered; else within a horizon only."""
+    return signed or message.startswith(UNVERIFIED)
 
 
 def own_identity(fault: Faulty) -> bytes:

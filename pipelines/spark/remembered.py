@@ -73,7 +73,7 @@ class RememberedFile:
             self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
             self._file.executescript(_TABLES)
         self._inode = self._path.stat().st_ino
-        self._new = 0  # digests in this `new`
+        self._taken = 0  # digests of this `new`
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +88,7 @@ class RememberedFile:
     def new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
         """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
         with self._transaction():
-            self._new = 0
+            self._taken = 0
             found = [copy for copy in copies if self._passes(copy, now)]
             self._forget(now)
         return found
@@ -107,24 +107,25 @@ class RememberedFile:
     def _passes(self, copy: Copy, now: int) -> bool:
         """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
         first."""
-        for digest in dict.fromkeys(copy.identities):
-            holder = self._file.execute(_HOLDER, (digest,)).fetchone()
+        for turn, digest in enumerate(copy.identities):
+            key = digest + bytes([turn]) if turn else digest  # the digests of one turn are not those of another
+            holder = self._file.execute(_HOLDER, (key,)).fetchone()
             if holder is None or holder[1] <= now - self._span:
-                self._file.execute(_TAKE, (digest, copy.place, now))
-                self._new += holder is None
+                self._file.execute(_TAKE, (key, copy.place, now))
+                self._taken += holder is None
             elif holder[0] != copy.place:
                 return False
         return True
 
     def _forget(self, now: int) -> None:
         """Looks at some of the digests, in turn, and forgets those that are old."""
-        (cursor,) = self._file.execute(_SWEPT_UP_TO).fetchone()
-        most = _SWEPT * self._new + _SWEPT_LEAST
-        stretch = self._file.execute(_STRETCH, (cursor, most)).fetchall()
-        old = [(digest,) for digest, at in stretch if at <= now - self._span]
-        self._file.executemany(_FORGET, old)
-        after = stretch[-1][0] if len(stretch) == most else b""  # after the last comes the first
-        self._file.execute(_SWEEP, (after, self._new - len(old)))
+        (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
+        last = self._file.execute(_LAST, (first, _SWEPT * self._taken + _SWEPT_LEAST)).fetchone()
+        if last is None:  # fewer are left, up to the last of all
+            forgotten = self._file.execute(_FORGET_REST, (first, now - self._span)).rowcount
+        else:
+            forgotten = self._file.execute(_FORGET, (first, *last, now - self._span)).rowcount
+        self._file.execute(_SWEEP, (b"" if last is None else last[0], self._taken - forgotten))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -160,8 +161,9 @@ _COUNT = "UPDATE head SET held = held + ?"
 _HELD = "SELECT held FROM head"
 _MARK = "UPDATE head SET query = ?, batch = ?"
 _MARKED = "SELECT query, batch FROM head"
-_STRETCH = "SELECT digest, at FROM remembered WHERE digest > ? ORDER BY digest LIMIT ?"
-_FORGET = "DELETE FROM remembered WHERE digest = ?"
+_LAST = "SELECT digest FROM remembered WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
+_FORGET = "DELETE FROM remembered WHERE digest > ? AND digest <= ? AND at <= ?"
+_FORGET_REST = "DELETE FROM remembered WHERE digest > ? AND at <= ?"
 
 
 def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, micro_batch: MicroBatch) -> Iterator[_Copy]:

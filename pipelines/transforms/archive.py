@@ -20,7 +20,17 @@ from pyspark.sql import DataFrame
 from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import Tally
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities, own_identity, unreadable
+from pipelines.logic.decode import (
+    Decoded,
+    Decoder,
+    Decoding,
+    Faulty,
+    author,
+    identities,
+    is_lasting,
+    own_identity,
+    unreadable,
+)
 from pipelines.logic.held_frames import Sieve
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.micro_batch import micro_batch
@@ -156,17 +166,19 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes) -> Itera
                     yield from _faulty(item)
                     continue
                 good += 1
-                signed = (item.network, item.message) if item.verdict is Verdict.GOOD else None
+                is_signed = item.verdict is Verdict.GOOD
+                signed = (item.network, item.message) if is_signed else None
                 if signed in passing:
                     continue
                 known_by = identities(item, "", how.unsigned_horizon)
                 if known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
+                    digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
                     size = len(item.envelope.data) + _BESIDE
-                    yield Item("messages", known_by, item.place.text, message_row(item), size)
+                    yield Item("messages", digests, item.place.text, message_row(item), size)
     if spans:
         told = msgspec.msgpack.encode(Passed(spans, sieve.taken, frames.close(), copies.close(), good))
-        yield Item(PASSED, (task, task), task.hex(), (told,), len(told))
+        yield Item(PASSED, (task,), task.hex(), (told,), len(told))
 
 
 _BESIDE: Final = 500
@@ -175,7 +187,7 @@ _BESIDE: Final = 500
 
 def _faulty(item: Faulty) -> Iterator[Item]:
     for identity, row in fault_rows(item):
-        yield Item(FAULT, (identity, identity), item.place.text, row, len(row[-1]))
+        yield Item(FAULT, (identity,), item.place.text, row, len(row[-1]))
 
 
 def _task_digest() -> bytes:

@@ -18,7 +18,7 @@ _decoder = msgspec.msgpack.Decoder(list[object])
 
 class Item(NamedTuple):
     """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
-    apart; `place`: of what the row was made of; `size`: bytes of payload, about."""
+    apart, in turn; `place`: of what the row was made of; `size`: bytes of payload, about."""
 
     kind: str
     identities: tuple[bytes, ...]
@@ -51,12 +51,14 @@ def loose(items: Iterable[Item]) -> Iterator[Loose]:
 
 
 def packed(items: Iterable[Item], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
-    """Items as Spark's operator takes them. `identities`: names of the columns for the digests. `seen_at`: µs."""
+    """Items as Spark's operators take them. `identities`: names of the columns for the digests, of which an item may
+    have one alone. `seen_at`: µs."""
     names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
     buffer = RowBuffer(pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))]))
     for item in items:
         data = pack(item.row)
-        if buffer.add((item.kind, *item.identities, data, seen_at), len(data)):
+        digests = item.identities * (len(identities) // len(item.identities))
+        if buffer.add((item.kind, *digests, data, seen_at), len(data)):
             yield from buffer.drain()
     yield from buffer.drain()
 

@@ -72,6 +72,22 @@ def test_a_copy_that_the_second_digest_stops_is_known_by_its_first(file: Remembe
     ]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))))
+def test_two_digests_are_as_two_operators(pairs: list[tuple[int, int]]) -> None:
+    """Which know nothing of each other's digests, though they may be the same (`identities` of an unsigned message)."""
+    first: set[int] = set()
+    second: set[int] = set()
+    expected = []
+    for at, (early, late) in enumerate(pairs):
+        if early not in first:
+            first.add(early)
+            if late not in second:
+                second.add(late)
+                expected.append(copy(at, early, late))
+    with TemporaryDirectory() as folder, RememberedFile(Remembered(f"{folder}/file", SPAN)) as file:
+        assert file.new([copy(at, *pair) for at, pair in enumerate(pairs)], 0) == expected
+
+
 @pytest.mark.parametrize(("later", "known"), [(SPAN - 1, True), (SPAN, False), (-50 * SPAN, True)])
 def test_a_digest_is_known_for_the_span_and_no_longer(file: RememberedFile, later: int, known: bool) -> None:
     file.new([copy(0, 1)], 100 * SPAN)
