@@ -1,0 +1,213 @@
+"""What a query lets through is the same whether a file remembers it or Spark's operators do (decision 10)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.location import location
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from deploy.traffic import Traffic, TrafficOptions
+from pipelines.lake.files import DataFile
+from pipelines.lake.lake import Lake
+from pipelines.logic.decode import Decoding
+from pipelines.queries.plan import each_batch
+from pipelines.spark.batch_clock import BatchClock
+from pipelines.spark.checkpoint import Checkpoint
+from pipelines.spark.remembered import NAME, Remembered
+from pipelines.transforms.archive import FAULT, PASSED, WROTE, Passed, Wrote, archived, decoded, first_copies
+from pipelines.transforms.archive import written as archive_written
+from pipelines.transforms.sink import FILLED, once_each, table_rows, written, written_once
+from pipelines.transforms.sink import Wrote as SinkWrote
+from pipelines.transforms.updates import Separating, first_updates, new_updates, updates
+from schemas.queries import QUERIES
+from schemas.records import decode_update
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+NOW, SPAN = 1_800_000_000_000_000, 86_400_000_000
+FRAMES = {"partition": pa.int32(), "offset": pa.int64(), "stamp": pa.int64(), "value": pa.binary()}
+HOW, SEPARATING = Decoding("either"), Separating()
+Ways = tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]
+"""What stands before the micro-batch, and what the micro-batch does."""
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of `kiln.frames` in four files, in two partitions: copies of a message are in several."""
+    folder = tmp_path_factory.mktemp("frames")
+    options = TrafficOptions(seed=5, network="local-both", copies=4, garbage=0.05, forged=0.05)
+    records = Traffic(options, NOW * 1000, 500, keep_ledger=False).frames()
+    rows = [
+        {"partition": at % 2, "offset": at // 2, "stamp": NOW + at, "value": frame.value}
+        for at, frame in zip(range(2_000), records, strict=False)
+    ]
+    for number in range(4):
+        part = rows[number * 500 : number * 500 + 500]
+        pq.write_table(pa.Table.from_pylist(part, pa.schema(FRAMES)), folder / f"{number}.parquet", row_group_size=100)
+    return folder
+
+
+def micro_batches(
+    spark: SparkSession, source: Path, checkpoint: Path, ways: Ways, take: Callable[[DataFrame], None]
+) -> None:
+    """Runs a query over the files, each a micro-batch. `take` is given what the micro-batch made."""
+    begun, ended = ways
+    clock = BatchClock(lambda: NOW, lambda: 0, Checkpoint(location(checkpoint)).watermark + SPAN)
+
+    def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
+        clock.tell(rows.sparkSession.sparkContext)
+        take(ended(rows))
+
+    schema = spark.read.parquet(str(source)).schema
+    records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
+    query = each_batch(begun(records), write).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query.start().awaitTermination()
+
+
+def rows_of(lake: Lake, files: list[DataFile], *columns: str) -> Counter[tuple[object, ...]]:
+    found: Counter[tuple[object, ...]] = Counter()
+    for file in files:
+        rows = pq.read_table(Path(lake.table(file.table)) / file.name, columns=list(columns)).to_pylist()
+        found.update((file.table, *row.values()) for row in rows)
+    return found
+
+
+def remembered(folder: Path) -> Remembered:
+    folder.mkdir()
+    return Remembered(str(folder / NAME), SPAN)
+
+
+def as_is(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+@pytest.mark.parametrize("by", ["file", "Spark"])
+def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(QUERIES["archive"].tables)
+    memory = remembered(tmp_path / "checkpoint")
+    files: list[DataFile] = []
+    faults: Counter[bytes] = Counter()
+
+    def take(made: DataFrame) -> None:
+        for row in made.collect():
+            if row.kind == WROTE:
+                files.extend(msgspec.msgpack.decode(bytes(row.value), type=Wrote).messages)
+            elif row.kind == PASSED:
+                passed = msgspec.msgpack.decode(bytes(row.value), type=Passed)
+                files.extend([*passed.frames, *passed.copies])
+            else:
+                assert row.kind == FAULT
+                faults[bytes(row.key)] += 1
+
+    ways: Ways = (
+        (as_is, lambda rows: archived(rows, HOW, lake, memory))
+        if by == "file"
+        else (
+            lambda records: first_copies(decoded(records, HOW, lake), SPAN),
+            lambda rows: archive_written(rows, lake),
+        )
+    )
+    micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
+    named = {name: [file for file in files if file.table == name] for name in ("frames", "copies", "messages")}
+    messages = rows_of(lake, named["messages"], "network", "message")
+    copies = rows_of(lake, named["copies"], "kafka_partition", "kafka_offset", "message_index")
+    assert set(messages.values()) == set(copies.values()) == {1}
+    assert 100 < len(messages) < len(copies) / 2
+    assert faults
+    assert set(faults.values()) == {1}
+    assert sum(file.rows for file in named["frames"]) == 2_000
+    same(seen, "archive", (messages, copies, faults))
+
+
+@pytest.mark.parametrize("by", ["file", "Spark"])
+def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
+    memory = remembered(tmp_path / "checkpoint")
+    found: Counter[tuple[object, ...]] = Counter()
+
+    def take(made: DataFrame) -> None:
+        assert made.columns == ["topic", "key", "value", "heard_at"]
+        for row in made.collect():
+            update = decode_update(bytes(row.value))
+            found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
+
+    ways: Ways = (
+        (as_is, lambda rows: first_updates(rows, HOW, SEPARATING, memory))
+        if by == "file"
+        else (lambda records: new_updates(updates(records, HOW, SEPARATING), SPAN), as_is)
+    )
+    micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
+    assert len(found) > 100
+    assert set(found.values()) == {1}
+    same(seen, "updates", found)
+
+
+@pytest.fixture(scope="module")
+def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each record of `kiln.updates` twice, as its writer was killed and began again; two files."""
+    folder, source = tmp_path_factory.mktemp("updates"), tmp_path_factory.mktemp("twice")
+    memory = Remembered(str(folder / NAME), SPAN)
+    made: list[tuple[bytes, bytes]] = []
+
+    def take(rows: DataFrame) -> None:
+        made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
+
+    micro_batches(spark, frames, folder, (as_is, lambda rows: first_updates(rows, HOW, SEPARATING, memory)), take)
+    types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
+    for number in range(2):
+        rows = [
+            {"topic": "updates", "partition": 0, "offset": at, "stamp": at, "key": key, "value": value}
+            for at, (key, value) in enumerate(made, number * len(made))
+        ]
+        pq.write_table(pa.Table.from_pylist(rows, pa.schema(types)), source / f"{number}.parquet")
+    return source
+
+
+@pytest.mark.parametrize("by", ["file", "Spark"])
+def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: dict[str, object]) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(FILLED)
+    memory = remembered(tmp_path / "checkpoint")
+    files: list[DataFile] = []
+
+    def take(made: DataFrame) -> None:
+        for row in made.collect():
+            if row.kind == "wrote":
+                files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
+
+    ways: Ways = (
+        (as_is, lambda rows: written_once(rows, lake, {}, memory))
+        if by == "file"
+        else (lambda records: once_each(table_rows(records), SPAN), lambda rows: written(rows, lake, {}))
+    )
+    micro_batches(spark, twice, tmp_path / "checkpoint", ways, take)
+    found = rows_of(lake, [file for file in files if file.table == "updates"], "network", "origin", "message")
+    found += rows_of(lake, [file for file in files if file.table == "tips"], "network", "stream", "tip")
+    assert set(found.values()) == {1}
+    assert sum(file.rows for file in files) == len(found) > 200
+    same(seen, "sink", found)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, object]:
+    """What the first of the two ways let through, by query."""
+    return {}
+
+
+def same(seen: dict[str, object], query: str, found: object) -> None:
+    assert seen.setdefault(query, found) == found
