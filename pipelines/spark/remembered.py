@@ -58,7 +58,7 @@ _Copy = TypeVar("_Copy", bound=Copy)
 class RememberedFile:
     """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
 
-    A digest takes some 60 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
+    A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
     RememberedError, of each method.
     """
 
