@@ -100,8 +100,18 @@ EXPOSED: Final = (
                 "How long the phases of the newest micro-batch took, by Spark's names; triggerExecution is the whole.",
                 ("query", "phase"),
             ),
-            Family("kiln_query_state_rows", "gauge", "Rows that the query remembers: windows, or digests of what it has let through.", ("query",)),
-            Family("kiln_query_state_bytes", "gauge", "Bytes of what the query remembers: in memory, or on the disk.", ("query",)),
+            Family(
+                "kiln_query_state_rows",
+                "gauge",
+                "Windows, or digests of what the query has let through.",
+                ("query",),
+            ),
+            Family(
+                "kiln_query_state_bytes",
+                "gauge",
+                "Bytes of these rows, in memory or on the disk.",
+                ("query",),
+            ),
         ),
     ),
     Part(

@@ -23,7 +23,7 @@ def test_a_folder_is_taken_on(tmp_path: Path, before: str | None) -> None:
 
 def test_a_folder_of_a_newer_kiln_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "version").write_text(f"{STATE_VERSION + 1}\n")
-    words = r"is of version 2, and this Kiln knows up to version 1: a newer Kiln"
+    words = rf"is of version {STATE_VERSION + 1}, and this Kiln knows up to version {STATE_VERSION}: a newer Kiln"
     with pytest.raises(NewerStateError, match=words), locked(tmp_path, "archive"):
         pytest.fail("held")
     assert (tmp_path / "version").read_text() == f"{STATE_VERSION + 1}\n"
