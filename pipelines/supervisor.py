@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.backoff import pause_after
+from conf.errors import KilnError
 from conf.logs import say
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
@@ -170,7 +171,7 @@ class Supervisor:
         say(_LOG, "query starts", query=name)
         try:
             return launch(name, self._spark, self._settings, self._listener, self._report)
-        except (DecodingBrokenError, BundleError) as error:
+        except (DecodingBrokenError, BundleError, KilnError) as error:
             raise GaveUpError(f"{name} stopped: {error}") from error
 
     def check(self) -> None:

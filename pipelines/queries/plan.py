@@ -10,7 +10,6 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from conf.errors import KilnError
 from conf.location import Location
 from pipelines.lake.commits import Commits
 from pipelines.lake.lake import Lake
@@ -21,7 +20,7 @@ from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import Broker
 from pipelines.spark.kept_checkpoint import KeptCheckpoint
-from pipelines.spark.remembered import NAME, Remembered
+from pipelines.spark.remembered import Remembered, remembered_in
 from pipelines.transforms.updates import Separating
 
 Report = Callable[[str, Mapping[str, int]], None]
@@ -70,20 +69,9 @@ class Plan:
         return BatchClock(self.now, self.uptime, checkpoint.watermark + self.remembered)
 
     def remembers(self, query: str) -> Remembered | None:
-        """The file of what the query has let through. None: that is in Spark's state, as the query's tasks may run on
-        machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere."""
-        folder = (self.checkpoints / query).folder
-        if folder is None:
-            return None
-        path, master = folder / NAME, self.spark.sparkContext.master or ""
-        if master.startswith("local"):
-            return Remembered(str(path), self.remembered, self.durable)
-        if path.exists():
-            raise KilnError(
-                f"{query} remembers in {path} what it has let through, which executors of {master} do not have. Run "
-                f"{query} with spark.master = local[*], or begin the query anew (RUNBOOK, State)"
-            )
-        return None
+        """The file of what the query has let through; None, KilnError: as `remembered_in`."""
+        checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
+        return remembered_in(checkpoint, master, self.remembered, durable=self.durable)
 
     def kept(self, query: str) -> KeptCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""

@@ -29,7 +29,7 @@ from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import read_range
 from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, RememberedFile, remembers
-from pipelines.transforms.archive import PASSED, Passed, decoded
+from pipelines.transforms.archive import IDENTITIES, PASSED, Passed, decoded
 from schemas import log
 
 _EARLIEST = -2  # as Spark's options name the log's beginning
@@ -87,41 +87,47 @@ def _write(
 
 
 def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered | None:
-    """The file of what a query has let through, with what Spark's operators remember of it, whose state is removed. May
-    be cut short, and then be done again. None, KilnError: as `Plan.remembers`."""
+    """The file of what a query has let through, with what Spark's operators remembered of it. None, KilnError: as
+    `Plan.remembers`."""
     remembered = plan.remembers(query)
-    if remembered is None:
-        return None
-    checkpoint, path = Checkpoint(plan.checkpoints / query), Path(remembered.path)
-    folder = path.parent
+    if remembered is not None:
+        remember_state(session, Checkpoint(plan.checkpoints / query), remembered)
+    return remembered
+
+
+def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Remembered) -> None:
+    """Puts what Spark's operators remember into the file that stands for them, and removes the operators' state. May be
+    cut short, and then be done again."""
+    folder, file = Path(checkpoint.path.uri), Path(remembered.path)
     state = folder / "state"
     if not state.exists():
-        return remembered
-    if not path.exists():
-        fresh = path.with_suffix(".new")
+        return
+    if not file.exists():
+        fresh = file.with_suffix(".new")
         for left in folder.glob(f"{fresh.name}*"):
             left.unlink()
         to_fill = replace(remembered, path=str(fresh))
-        with RememberedFile(to_fill) as file:  # also where there is nothing to remember
-            file.mark(MicroBatch(checkpoint.query_id, checkpoint.committed))
         if checkpoint.committed >= 0:
-            for operator in sorted(path.name for path in state.iterdir() if path.name.isdigit()):
+            for operator in sorted(each.name for each in state.iterdir() if each.name.isdigit()):
                 _fill(to_fill, session.read.format("statestore").option("operatorId", operator).load(str(folder)))
+        with RememberedFile(to_fill) as filled:  # the last to close it, which leaves one file of it
+            filled.mark(MicroBatch(checkpoint.query_id, checkpoint.committed))
         to_disk(fresh)
-        fresh.rename(path)
+        fresh.rename(file)
         to_disk(folder)
     shutil.rmtree(state)
-    return remembered
 
 
 def _fill(remembered: Remembered, state: DataFrame) -> None:
     """Columns key, value of Spark's operator in. The operator would have forgotten a digest one span after its row
     expired."""
+    (digest,) = state.select("key.*").columns
+    turn = int(digest == IDENTITIES[1])
 
     def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with RememberedFile(remembered) as file:
             for batch in batches:
-                file.know(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+                file.know(zip(*(column.to_pylist() for column in batch.columns), strict=True), turn)
         yield from ()
 
     digests = state.select("key.*", F.col("value.expiresAtMicros"))

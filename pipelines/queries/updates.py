@@ -40,9 +40,9 @@ def start(plan: Plan) -> StreamingQuery:
         clock.tell(rows.sparkSession.sparkContext)
         if remembered is not None:
             small = is_small(checkpoint.records(batch_id), _SMALL)
-            records = rows.coalesce(1) if small else rows
-            rows = first_updates(records, plan.decoding, plan.separating, remembered, stands_for)
-            rows = rows if small else rows.repartition(1)  # several tasks decode, and one writes
+            read = rows.coalesce(1) if small else rows
+            new = first_updates(read, plan.decoding, plan.separating, remembered, stands_for)
+            rows = new if small else new.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and stands_for is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which keep the state
         else:

@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, Self, TypeVar
 
+from conf.errors import KilnError
+from conf.location import Location
 from pipelines.spark.micro_batch import MicroBatch
 
 NAME: Final = "remembered.sqlite"
@@ -37,7 +39,24 @@ class Remembered:
     durable: bool = False
 
 
-class RememberedError(Exception):
+def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool) -> Remembered | None:
+    """The file of a query with this checkpoint. None: what the query has let through is in Spark's state, as its tasks
+    may run on machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere.
+    `master`: Spark's; `span`: µs."""
+    if checkpoint.folder is None:
+        return None
+    path = checkpoint.folder / NAME
+    if master.startswith("local"):
+        return Remembered(str(path), span, durable)
+    if path.exists():
+        raise KilnError(
+            f"{path} has what the query has let through, and executors of {master} do not have the file. Run the query "
+            "with spark.master = local[*], or begin it anew (RUNBOOK, State)"
+        )
+    return None
+
+
+class RememberedError(KilnError):
     """The file cannot be read or written: the disk is full, or the file is none."""
 
 
@@ -98,17 +117,18 @@ class RememberedFile:
         with self._transaction():
             self._file.execute(_MARK, micro_batch)
 
-    def know(self, digests: Iterable[tuple[bytes, int]]) -> None:
-        """Takes digests that passed at some time (µs), by a copy that nobody knows any more."""
+    def know(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
+        """Takes digests that passed at some time (µs), by a copy that nobody knows any more. `turn`: which of a copy's
+        digests these are."""
         with self._transaction():
-            added = self._file.executemany(_KNOW, digests).rowcount
+            added = self._file.executemany(_KNOW, ((_key(digest, turn), at) for digest, at in digests)).rowcount
             self._file.execute(_COUNT, (added,))
 
     def _passes(self, copy: Copy, now: int) -> bool:
         """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
         first."""
         for turn, digest in enumerate(copy.identities):
-            key = digest + bytes([turn]) if turn else digest  # the digests of one turn are not those of another
+            key = _key(digest, turn)
             holder = self._file.execute(_HOLDER, (key,)).fetchone()
             if holder is None or holder[1] <= now - self._span:
                 self._file.execute(_TAKE, (key, copy.place, now))
@@ -164,6 +184,11 @@ _MARKED = "SELECT query, batch FROM head"
 _LAST = "SELECT digest FROM remembered WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
 _FORGET = "DELETE FROM remembered WHERE digest > ? AND digest <= ? AND at <= ?"
 _FORGET_REST = "DELETE FROM remembered WHERE digest > ? AND at <= ?"
+
+
+def _key(digest: bytes, turn: int) -> bytes:
+    """The digests of one turn are not those of another, though they may be the same bytes."""
+    return digest + bytes([turn]) if turn else digest
 
 
 def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, micro_batch: MicroBatch) -> Iterator[_Copy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
 from pipelines.queries.plan import each_batch
+from pipelines.queries.taking_over import remember_state
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.remembered import NAME, Remembered
@@ -96,7 +98,7 @@ def as_is(rows: DataFrame) -> DataFrame:
     return rows
 
 
-@pytest.mark.parametrize("by", ["file", "Spark"])
+@pytest.mark.parametrize("by", ["file", "Spark", "Spark, then a file"])
 def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.create(QUERIES["archive"].tables)
@@ -115,15 +117,23 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
                 assert row.kind == FAULT
                 faults[bytes(row.key)] += 1
 
-    ways: Ways = (
-        (as_is, lambda rows: archived(rows, HOW, lake, memory))
-        if by == "file"
-        else (
+    ways: dict[str, Ways] = {
+        "file": (as_is, lambda rows: archived(rows, HOW, lake, memory)),
+        "Spark": (
             lambda records: first_copies(decoded(records, HOW, lake), SPAN),
             lambda rows: archive_written(rows, lake),
-        )
-    )
-    micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
+        ),
+    }
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    parts = sorted(frames.iterdir())
+    for way, these in zip(by.split(", then a "), ([parts] if by in ways else [parts[:2], parts[2:]]), strict=True):
+        for part in these:
+            shutil.copy2(part, source)
+        if way == "file":
+            remember_state(spark, Checkpoint(location(checkpoint)), memory)
+        micro_batches(spark, source, checkpoint, ways[way], take)
+        assert (checkpoint / "state").exists() == (way == "Spark")
     named = {name: [file for file in files if file.table == name] for name in ("frames", "copies", "messages")}
     messages = rows_of(lake, named["messages"], "network", "message")
     copies = rows_of(lake, named["copies"], "kafka_partition", "kafka_offset", "message_index")

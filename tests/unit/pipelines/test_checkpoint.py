@@ -74,3 +74,12 @@ def test_what_cannot_be_read_is_an_error(made: Checkpoint) -> None:
         assert made.query_id
     with pytest.raises(FileNotFoundError):
         made.ends(3)
+
+
+def test_how_many_records_a_micro_batch_reads(made: Checkpoint) -> None:
+    """Where a partition is new, or the micro-batch is the first, nothing says where it begins."""
+    begin(made, 0, offsets(0, {"kiln.frames": {"0": 5}}))
+    begin(made, 1, offsets(0, {"kiln.frames": {"0": 12}}))
+    begin(made, 2, offsets(0, {"kiln.frames": {"0": 12, "1": 3}}))
+    begin(made, 3, offsets(0, {"kiln.frames": {"0": 13, "1": 7}}))
+    assert [made.records(batch) for batch in range(4)] == [None, 7, None, 5]

@@ -18,6 +18,8 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.errors import KilnError
+from conf.location import location
 from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import (
     NAME,
@@ -27,6 +29,7 @@ from pipelines.spark.remembered import (
     held,
     marked,
     new_copies,
+    remembered_in,
 )
 
 SPAN = 1_000
@@ -167,6 +170,8 @@ def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path
             file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
         assert count(tmp_path) == 2
         assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
+        file.know([((7).to_bytes(16), SPAN)], 1)
+        assert file.new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
     assert held(tmp_path / "elsewhere") == held(None) == (0, 0)
 
 
@@ -185,6 +190,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {root!r})
+from conf.errors import KilnError
+from conf.location import location
 from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, new_copies
 from tests.unit.pipelines.test_remembered import copy
@@ -265,6 +272,16 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
         with RememberedFile(Remembered(f"{after}/{NAME}", SPAN, durable=True)):
             found = count(Path(after))
         assert found in held_then[synced:]
+
+
+def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
+    checkpoint = location(tmp_path)
+    assert remembered_in(checkpoint, "local[4]", SPAN, durable=True) == Remembered(str(tmp_path / NAME), SPAN, True)
+    assert remembered_in(checkpoint, "spark://a:7077", SPAN, durable=True) is None
+    assert remembered_in(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
+    (tmp_path / NAME).touch()
+    with pytest.raises(KilnError, match=rf"{NAME} .* executors of spark://a:7077 do not have the file"):
+        remembered_in(checkpoint, "spark://a:7077", SPAN, durable=True)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
