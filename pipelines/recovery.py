@@ -205,11 +205,11 @@ def _lost(place: Place, name: str, checkpoint: Checkpoint) -> str:
     path = folder / NAME
     if path.exists():
         try:
-            query, number = marked(folder)
+            ended = marked(folder)
         except RememberedError as error:
             return str(error)
-        if query == checkpoint.query_id and number < done:
-            return f"{path} ends with the micro-batch {number}, and the checkpoint with {done}"
+        if ended.query == checkpoint.query_id and ended.batch < done:
+            return f"{path} ends with the micro-batch {ended.batch}, and the checkpoint with {done}"
         return ""
     if remembers(folder):
         return ""

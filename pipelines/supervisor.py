@@ -256,7 +256,11 @@ class Supervisor:
 
     def _reckoned(self) -> dict[str, int]:
         """The time that each query which forgets by time has reckoned with last (`pipelines.spark.batch_clock`), µs."""
-        return {name: at.watermark + self._remembered for name, at in self.progress.items() if at.watermark}
+        found = {
+            name: max(at.reckoned, at.watermark and at.watermark + self._remembered)
+            for name, at in self.progress.items()
+        }
+        return {name: at for name, at in found.items() if at}
 
     @property
     def restarts(self) -> dict[str, int]:

@@ -62,10 +62,9 @@ def _time(at: int) -> datetime:
 
 def _reckoned(settings: Settings, query: str) -> int:
     try:
-        watermark = Checkpoint(settings.checkpoints_root / query).watermark
+        return Checkpoint(settings.checkpoints_root / query).reckoned(micros(settings.dedupe.signed))
     except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
         return 0
-    return watermark and watermark + micros(settings.dedupe.signed)
 
 
 def _since(settings: Settings, query: str, kept: int) -> int | None:

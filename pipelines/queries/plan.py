@@ -66,7 +66,7 @@ class Plan:
     def batch_clock(self, query: str) -> BatchClock:
         """The clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
-        return BatchClock(self.now, self.uptime, checkpoint.watermark + self.remembered)
+        return BatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
 
     def remembers(self, query: str) -> Remembered | None:
         """The file of what the query has let through; None, KilnError: as `remembered_in`."""

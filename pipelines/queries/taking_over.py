@@ -27,10 +27,10 @@ from pipelines.queries.plan import Plan
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.kafka import read_range
-from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, RememberedFile, remembers
 from pipelines.transforms.archive import IDENTITIES, PASSED, Passed, decoded
 from schemas import log
+from schemas.records import Epoch
 
 _EARLIEST = -2  # as Spark's options name the log's beginning
 _KEPT = "archive-of-0.1"
@@ -111,7 +111,7 @@ def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Re
             for operator in sorted(each.name for each in state.iterdir() if each.name.isdigit()):
                 _fill(to_fill, session.read.format("statestore").option("operatorId", operator).load(str(folder)))
         with RememberedFile(to_fill) as filled:  # the last to close it, which leaves one file of it
-            filled.mark(MicroBatch(checkpoint.query_id, checkpoint.committed))
+            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(remembered.span))
         to_disk(fresh)
         fresh.rename(file)
         to_disk(folder)

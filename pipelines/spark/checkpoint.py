@@ -9,6 +9,7 @@ import msgspec
 
 from conf.location import Location
 from pipelines.logic.trailing import trails
+from pipelines.spark.remembered import held
 from schemas import log
 from schemas.records import Epoch
 
@@ -47,6 +48,11 @@ class Checkpoint:
     def watermark(self) -> int:
         """Rows before this time are late, µs; 0: none are."""
         return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
+
+    def reckoned(self, remembered: int) -> int:
+        """The newest time that a query which remembers for so long has reckoned with (`batch_clock`); 0: none. µs."""
+        watermark = self.watermark
+        return max(watermark and watermark + remembered, held(self.path.folder).at)
 
     @property
     def conf(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from pipelines.spark.remembered import Held
 from schemas import log
 
 Offsets = dict[str, dict[int, int]]
@@ -43,7 +44,9 @@ class QueryProgress:
     phases: Mapping[str, int] = field(default_factory=dict)
     """of the newest micro-batch that read something, by Spark's names"""
     watermark: int = 0
-    """before this time every row would be late, µs; 0: the query forgets nothing by time"""
+    """before this time every row would be late, µs; 0: Spark forgets nothing by time"""
+    reckoned: int = 0
+    """the newest time that the query has reckoned with, where it forgets by time and not Spark, µs; else 0"""
     idle: bool = False
     """Whether the query found nothing to read last. A query that starts with nothing to read reports no offsets."""
 
@@ -71,9 +74,9 @@ class _ByOneCall(JStreamingQueryListener):
 class ProgressListener(StreamingQueryListener):
     """Keeps the newest progress of every named query; `snapshot()` may be called from any thread."""
 
-    def __init__(self, remembered: Callable[[str], tuple[int, int]] = lambda query: (0, 0)) -> None:
-        """`remembered`: rows and bytes that a query keeps beside Spark's state."""
-        self._remembered = remembered
+    def __init__(self, held: Callable[[str], Held] = lambda query: Held()) -> None:
+        """`held`: what a query keeps beside Spark's state."""
+        self._held = held
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
@@ -118,7 +121,7 @@ class ProgressListener(StreamingQueryListener):
         """Takes in the report of one micro-batch, or of a look that found nothing to read."""
         if progress.name is None:
             return
-        rows, size = self._remembered(progress.name)
+        held = self._held(progress.name)
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             self._queries[progress.name] = replace(
@@ -129,8 +132,9 @@ class ProgressListener(StreamingQueryListener):
                 input_rate=_rate(progress.inputRowsPerSecond),
                 processed_rate=_rate(progress.processedRowsPerSecond),
                 records=before.records + progress.numInputRows,
-                state_rows=rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
-                state_bytes=size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+                state_rows=held.rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
+                state_bytes=held.size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+                reckoned=held.at,
                 watermark=_micros(progress.eventTime.get("watermark")) or before.watermark,
                 idle=progress.numInputRows == 0,
             )

@@ -14,11 +14,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from conf.errors import KilnError
 from conf.location import Location
-from pipelines.spark.micro_batch import MicroBatch
+from schemas.records import Epoch
 
 NAME: Final = "remembered.sqlite"
 
@@ -112,10 +112,10 @@ class RememberedFile:
             self._forget(now)
         return found
 
-    def mark(self, micro_batch: MicroBatch) -> None:
-        """Notes that the file has all of a micro-batch, as far as one of its tasks goes."""
+    def mark(self, epoch: Epoch, now: int) -> None:
+        """Notes that the file has all of a micro-batch, as far as one of its tasks goes. `now`: as in `new`."""
         with self._transaction():
-            self._file.execute(_MARK, micro_batch)
+            self._file.execute(_MARK, (epoch.query, epoch.batch, now))
 
     def know(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
         """Takes digests that passed at some time (µs), by a copy that nobody knows any more. `turn`: which of a copy's
@@ -169,8 +169,9 @@ class RememberedFile:
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS head (one INTEGER PRIMARY KEY, swept BLOB, held INTEGER, query TEXT, batch INTEGER);
-INSERT OR IGNORE INTO head VALUES (1, x'', 0, '', -1);
+CREATE TABLE IF NOT EXISTS head
+  (one INTEGER PRIMARY KEY, swept BLOB, held INTEGER, query TEXT, batch INTEGER, at INTEGER);
+INSERT OR IGNORE INTO head VALUES (1, x'', 0, '', -1, 0);
 """
 _HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
 _TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
@@ -178,8 +179,8 @@ _KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
 _SWEPT_UP_TO = "SELECT swept FROM head"
 _SWEEP = "UPDATE head SET swept = ?, held = held + ?"
 _COUNT = "UPDATE head SET held = held + ?"
-_HELD = "SELECT held FROM head"
-_MARK = "UPDATE head SET query = ?, batch = ?"
+_HELD = "SELECT held, at FROM head"
+_MARK = "UPDATE head SET query = ?, batch = ?, at = max(at, ?)"
 _MARKED = "SELECT query, batch FROM head"
 _LAST = "SELECT digest FROM remembered WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
 _FORGET = "DELETE FROM remembered WHERE digest > ? AND digest <= ? AND at <= ?"
@@ -191,7 +192,7 @@ def _key(digest: bytes, turn: int) -> bytes:
     return digest + bytes([turn]) if turn else digest
 
 
-def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, micro_batch: MicroBatch) -> Iterator[_Copy]:
+def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, epoch: Epoch) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
     file = _file(remembered)
     if not file.is_in_place():  # another state folder stands there now
@@ -206,7 +207,7 @@ def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, micro_
             yield from file.new(chunk, now)
             chunk, size = [], 0
     yield from file.new(chunk, now)
-    file.mark(micro_batch)
+    file.mark(epoch, now)
 
 
 @lru_cache(maxsize=4)
@@ -215,15 +216,24 @@ def _file(remembered: Remembered) -> RememberedFile:
     return RememberedFile(remembered)
 
 
-def held(checkpoint: Path | None) -> tuple[int, int]:
-    """How many digests a query with this checkpoint remembers in a file, and the bytes of the file; 0 where there is
-    none. An error is not said here: the query stops with it."""
+class Held(NamedTuple):
+    """What a file says of itself: how many digests it has, its bytes, and the newest time that the query has reckoned
+    with, µs."""
+
+    rows: int = 0
+    size: int = 0
+    at: int = 0
+
+
+def held(checkpoint: Path | None) -> Held:
+    """Of the file beside a checkpoint; all 0 where there is none, or where it cannot be read: the query says so."""
     if checkpoint is None or not (checkpoint / NAME).exists():
-        return 0, 0
+        return Held()
     path = checkpoint / NAME
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
-        return int(file.execute(_HELD).fetchone()[0]), path.stat().st_size
-    return 0, 0
+        rows, at = file.execute(_HELD).fetchone()
+        return Held(int(rows), path.stat().st_size, int(at))
+    return Held()
 
 
 def remembers(checkpoint: Path) -> bool:
@@ -231,12 +241,12 @@ def remembers(checkpoint: Path) -> bool:
     return (checkpoint / NAME).exists() or (checkpoint / "state").exists()
 
 
-def marked(checkpoint: Path) -> MicroBatch:
+def marked(checkpoint: Path) -> Epoch:
     """The newest micro-batch of which the file beside a checkpoint has all. RememberedError."""
     path = checkpoint / NAME
     try:
         with closing(sqlite3.connect(path)) as file:
-            query, number = file.execute(_MARKED).fetchone()
+            query, batch = file.execute(_MARKED).fetchone()
     except sqlite3.Error as error:
         raise RememberedError(f"{path}: {error}") from error
-    return MicroBatch(str(query), int(number))
+    return Epoch(str(query), int(batch))

@@ -33,7 +33,7 @@ from pipelines.logic.decode import (
 )
 from pipelines.logic.held_frames import Sieve
 from pipelines.spark.batch_clock import remembering, seen_at
-from pipelines.spark.micro_batch import micro_batch
+from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, columns_of
 from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpacked
@@ -98,7 +98,7 @@ def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remember
 
     def rows(batches: _Batches) -> _Batches:
         items = items_of(batches, how, lake, _task_digest())
-        return written_rows(loose(new_copies(items, remembered, seen_at(), micro_batch())), lake)
+        return written_rows(loose(new_copies(items, remembered, seen_at(), epoch_of_task())), lake)
 
     return _source(records).mapInArrow(rows, WRITTEN)
 
@@ -192,9 +192,9 @@ def _faulty(item: Faulty) -> Iterator[Item]:
 
 def _task_digest() -> bytes:
     """The same for each attempt of a task, so that one attempt of the task counts."""
-    context, (query, batch) = TaskContext.get(), micro_batch()
+    epoch, context = epoch_of_task(), TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    return blake2b(f"{query}/{batch}/{partition}".encode(), digest_size=16).digest()
+    return blake2b(f"{epoch.query}/{epoch.batch}/{partition}".encode(), digest_size=16).digest()
 
 
 def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
 from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.log_clock import Clock
-from pipelines.spark.micro_batch import micro_batch
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, arrow_schema, ddl
 from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed_ddl, unpack, unpacked
@@ -81,7 +81,7 @@ def written_once(records: DataFrame, lake: Lake, stood: Clock, remembered: Remem
     its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
 
     def rows(batches: _Batches) -> _Batches:
-        new = new_copies(items_of(batches), remembered, seen_at(), micro_batch())
+        new = new_copies(items_of(batches), remembered, seen_at(), epoch_of_task())
         return written_rows(loose(new), lake, stood)
 
     return _source(records).mapInArrow(rows, WRITTEN)

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities
 from pipelines.spark.batch_clock import remembering, seen_at
+from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.known_streams import StreamsTopic, known_streams
-from pipelines.spark.micro_batch import micro_batch
 from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer
 from schemas.cid import cid_text
@@ -101,7 +101,7 @@ def first_updates(
     def rows(batches: _Batches) -> _Batches:
         said = rows_of(batches, how, separating, _epoch(first))
         buffer = RowBuffer(_NEW)
-        for row in new_copies(said, remembered, seen_at(), micro_batch()):
+        for row in new_copies(said, remembered, seen_at(), epoch_of_task()):
             if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
                 yield from buffer.drain()
         yield from buffer.drain()
@@ -219,8 +219,8 @@ def rows_of(batches: _Batches, how: Decoding, separating: Separating, epoch: Epo
 
 def _epoch(first: Epoch | None) -> Epoch:
     """Of the micro-batch that this task is of (decision 7)."""
-    query, number = micro_batch()
-    return Epoch(query, number) if first is None else Epoch(first.query, first.batch + number)
+    own = epoch_of_task()
+    return own if first is None else Epoch(first.query, first.batch + own.batch)
 
 
 def _new_once(item: Decoded, separator: Separator | None) -> bytes:

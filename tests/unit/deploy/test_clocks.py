@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from conf.settings.model import Settings
@@ -14,6 +15,8 @@ from deploy.observe.clocks import of_clocks, trailing_clocks
 from deploy.observe.doctor import check_clocks
 from deploy.observe.status import BrokerStatus, Status
 from deploy.show.status import render_status, status_json
+from pipelines.spark.remembered import NAME, Remembered, RememberedFile
+from schemas.records import Epoch
 
 NOW = 1_800_000_000_000_000
 """2027-01-15 08:00:00 UTC"""
@@ -52,14 +55,20 @@ def test_since_when_the_stamps_trail_the_log_its_query_s_checkpoint_says(tmp_pat
     assert (check_clocks([found]).level, check_clocks([found]).found) == ("warn", found.problem)
 
 
-def test_status_tells_of_a_watermark_ahead_of_the_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_file", [False, True])
+def test_status_tells_of_a_watermark_ahead_of_the_clock(by_file: bool, tmp_path: Path) -> None:
+    """Spark's, or the time that is in the file of what the query has let through."""
     settings = Settings(state=tmp_path)
     now = datetime.now(UTC)
     put_right = int(now.timestamp()) * 1_000_000
     ahead = put_right + 2 * 86_400_000_000
-    watermark = ahead - int(settings.dedupe.signed / timedelta(microseconds=1))
+    remembered = int(settings.dedupe.signed / timedelta(microseconds=1))
     begin(settings, "sink", 0, ahead)
-    begin(settings, "sink", 1, put_right, watermark)
+    begin(settings, "sink", 1, put_right, 0 if by_file else ahead - remembered)
+    if by_file:
+        path = settings.state / "checkpoints" / "sink" / NAME
+        with RememberedFile(Remembered(str(path), remembered)) as file:
+            file.mark(Epoch("sink", 0), ahead)
     found = trailing_clocks(settings, ())
     assert [(each.name, each.since) for each in found] == [("watermark", now.replace(microsecond=0))]
     status = Status("state", BrokerStatus("a:1", False, "away", ()), (), (), clocks=found)

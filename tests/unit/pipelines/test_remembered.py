@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from conf.errors import KilnError
 from conf.location import location
-from pipelines.spark.micro_batch import MicroBatch
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.remembered import (
     NAME,
+    Held,
     Remembered,
     RememberedError,
     RememberedFile,
@@ -31,9 +32,10 @@ from pipelines.spark.remembered import (
     new_copies,
     remembered_in,
 )
+from schemas.records import Epoch
 
 SPAN = 1_000
-BATCH = MicroBatch("query", 7)
+BATCH = Epoch("query", 7)
 
 
 class Copy(NamedTuple):
@@ -145,7 +147,7 @@ def count(folder: Path) -> int:
     """Digests in the file, as the file says and as they are."""
     with closing(sqlite3.connect(folder / NAME)) as file:
         (found,) = file.execute("SELECT count(*) FROM remembered").fetchone()
-    assert held(folder) == (found, (folder / NAME).stat().st_size)
+    assert held(folder)[:2] == (found, (folder / NAME).stat().st_size)
     return int(found)
 
 
@@ -172,7 +174,7 @@ def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path
         assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
         file.know([((7).to_bytes(16), SPAN)], 1)
         assert file.new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
-    assert held(tmp_path / "elsewhere") == held(None) == (0, 0)
+    assert held(tmp_path / "elsewhere") == held(None) == Held()
 
 
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
@@ -192,14 +194,14 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from conf.errors import KilnError
 from conf.location import location
-from pipelines.spark.micro_batch import MicroBatch
 from pipelines.spark.remembered import Remembered, new_copies
+from schemas.records import Epoch
 from tests.unit.pipelines.test_remembered import copy
 
 print("ready", flush=True)
 sys.stdin.readline()
 copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
-for each in new_copies(copies, Remembered({path!r}, 1_000), 0, MicroBatch("q", 1)):
+for each in new_copies(copies, Remembered({path!r}, 1_000), 0, Epoch("q", 1)):
     print(each.place, int.from_bytes(each.identities[0]))
 """
 
@@ -233,14 +235,23 @@ def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
     """Also one in which nothing came."""
     remembered = Remembered(str(tmp_path / NAME), SPAN)
     with RememberedFile(remembered):
-        assert marked(tmp_path) == ("", -1)
+        assert marked(tmp_path) == Epoch("", -1)
     copies = new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
     next(copies)
-    assert marked(tmp_path) == ("", -1), "the task is not at its end"
+    assert marked(tmp_path) == Epoch("", -1), "the task is not at its end"
     assert sum(1 for _ in copies) == 2_999
     assert marked(tmp_path) == BATCH
-    assert list(new_copies([], remembered, 0, MicroBatch("query", 8))) == []
-    assert marked(tmp_path) == ("query", 8)
+    assert list(new_copies([], remembered, 0, Epoch("query", 8))) == []
+    assert marked(tmp_path) == Epoch("query", 8)
+
+
+def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
+    with RememberedFile(Remembered(str(tmp_path / NAME), SPAN)) as file:
+        for now in (50, 90, 70):
+            file.mark(BATCH, now)
+            file.new([copy(now, now)], now)
+    assert held(tmp_path) == (3, (tmp_path / NAME).stat().st_size, 90)
+    assert Checkpoint(location(tmp_path)).reckoned(SPAN) == 90
 
 
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
