@@ -69,9 +69,13 @@ class Plan:
         return BatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
 
     def remembers(self, query: str) -> Remembered | None:
-        """The file of what the query has let through; None, KilnError: as `remembered_in`."""
+        """The file of what the query has let through; None, KilnError: as `remembered_in`.
+
+        For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
+        Kiln stood still.
+        """
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
-        return remembered_in(checkpoint, master, self.remembered, durable=self.durable)
+        return remembered_in(checkpoint, master, 2 * self.remembered, durable=self.durable)
 
     def kept(self, query: str) -> KeptCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""

@@ -91,13 +91,13 @@ def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered |
     `Plan.remembers`."""
     remembered = plan.remembers(query)
     if remembered is not None:
-        remember_state(session, Checkpoint(plan.checkpoints / query), remembered)
+        remember_state(session, Checkpoint(plan.checkpoints / query), remembered, plan.remembered)
     return remembered
 
 
-def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Remembered) -> None:
+def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Remembered, delay: int) -> None:
     """Puts what Spark's operators remember into the file that stands for them, and removes the operators' state. May be
-    cut short, and then be done again."""
+    cut short, and then be done again. `delay`: of the operators' watermark, µs."""
     folder, file = Path(checkpoint.path.uri), Path(remembered.path)
     state = folder / "state"
     if not state.exists():
@@ -109,25 +109,26 @@ def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Re
         to_fill = replace(remembered, path=str(fresh))
         if checkpoint.committed >= 0:
             for operator in sorted(each.name for each in state.iterdir() if each.name.isdigit()):
-                _fill(to_fill, session.read.format("statestore").option("operatorId", operator).load(str(folder)))
+                held = session.read.format("statestore").option("operatorId", operator).load(str(folder))
+                _fill(to_fill, held, delay)
         with RememberedFile(to_fill) as filled:  # the last to close it, which leaves one file of it
-            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(remembered.span))
+            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(delay))
         to_disk(fresh)
         fresh.rename(file)
         to_disk(folder)
     shutil.rmtree(state)
 
 
-def _fill(remembered: Remembered, state: DataFrame) -> None:
-    """Columns key, value of Spark's operator in. The operator would have forgotten a digest one span after its row
-    expired."""
+def _fill(remembered: Remembered, state: DataFrame, delay: int) -> None:
+    """Columns key, value of Spark's operator in."""
     (digest,) = state.select("key.*").columns
     turn = int(digest == IDENTITIES[1])
 
     def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with RememberedFile(remembered) as file:
             for batch in batches:
-                file.know(zip(*(column.to_pylist() for column in batch.columns), strict=True), turn)
+                digests, expire = (column.to_pylist() for column in batch.columns)
+                file.know(((digest, at - delay) for digest, at in zip(digests, expire, strict=True)), turn)
         yield from ()
 
     digests = state.select("key.*", F.col("value.expiresAtMicros"))

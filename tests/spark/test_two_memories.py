@@ -91,7 +91,7 @@ def rows_of(lake: Lake, files: list[DataFile], *columns: str) -> Counter[tuple[o
 
 def remembered(folder: Path) -> Remembered:
     folder.mkdir()
-    return Remembered(str(folder / NAME), SPAN)
+    return Remembered(str(folder / NAME), 2 * SPAN)
 
 
 def as_is(rows: DataFrame) -> DataFrame:
@@ -131,7 +131,7 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
         for part in these:
             shutil.copy2(part, source)
         if way == "file":
-            remember_state(spark, Checkpoint(location(checkpoint)), memory)
+            remember_state(spark, Checkpoint(location(checkpoint)), memory, SPAN)
         micro_batches(spark, source, checkpoint, ways[way], take)
         assert (checkpoint / "state").exists() == (way == "Spark")
     named = {name: [file for file in files if file.table == name] for name in ("frames", "copies", "messages")}
@@ -171,7 +171,7 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
 def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each record of `kiln.updates` twice, as its writer was killed and began again; two files."""
     folder, source = tmp_path_factory.mktemp("updates"), tmp_path_factory.mktemp("twice")
-    memory = Remembered(str(folder / NAME), SPAN)
+    memory = Remembered(str(folder / NAME), 2 * SPAN)
     made: list[tuple[bytes, bytes]] = []
 
     def take(rows: DataFrame) -> None:
