@@ -32,6 +32,7 @@ from conf.settings.model import JobName, Kafka, Settings
 from pipelines.lake.lake import Lake
 from pipelines.launch import launch
 from pipelines.spark.progress import ProgressListener
+from pipelines.spark.remembered import held
 from pipelines.supervisor import failure_text
 from schemas.queries import QUERIES
 
@@ -315,8 +316,8 @@ def _see_archive(found: Found, fresh: Settings) -> None:
     found.see("lake: each frame", "bytes", sum(size for _, size in rows.values()) / frames)
     found.see("lake: rows, each frame", "rows", sum(many for many, _ in rows.values()) / frames)
     found.see("messages, each frame", "messages", messages / frames)
-    kept = sum(file.stat().st_size for file in (fresh.state / "checkpoints/archive/state").rglob("*") if file.is_file())
-    found.see("state: each message remembered", "bytes", kept / messages)
+    remembered = held((fresh.checkpoints_root / "archive").folder)
+    found.see("state: each message remembered", "bytes", remembered.size / messages)
 
 
 def _of_sink(fresh: Settings) -> Point:

@@ -232,7 +232,8 @@ def held(checkpoint: Path | None) -> Held:
     path = checkpoint / NAME
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
         rows, at = file.execute(_HELD).fetchone()
-        return Held(int(rows), path.stat().st_size, int(at))
+        (pages,), (page,) = (file.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+        return Held(int(rows), int(pages * page), int(at))
     return Held()
 
 
