@@ -44,7 +44,7 @@ def start(plan: Plan) -> StreamingQuery:
             new = first_updates(read, plan.decoding, plan.separating, remembered, stands_for)
             rows = new if small else new.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and stands_for is not None:
-            rows.write.format("noop").mode("append").save()  # runs the tasks, which keep the state
+            rows.write.format("noop").mode("append").save()  # runs the tasks, which remember
         else:
             write_records(in_order_of_hearing(rows), plan.broker)
         place.tell(query_id, batch_id, checkpoint.ends(batch_id))

@@ -1,7 +1,7 @@
-"""The time by which the deduplicating operators forget: the driver gives it to the tasks of a micro-batch, and it never
-goes back (decision 5). With a clock that was ahead and is put right, Spark's own `current_timestamp` would let these
-operators drop every row as late, in silence. Nor does it go on by more than what has passed: a clock that somebody sets
-ahead by days would make them forget what came a second ago."""
+"""The time by which a query forgets what it has let through: the driver gives it to the tasks of a micro-batch, and it
+never goes back (decision 10). With a clock that was ahead and is put right, Spark's own `current_timestamp` would let
+the deduplicating operators drop every row as late, in silence. Nor does it go on by more than what has passed: a clock
+that somebody sets ahead by days would make a query forget what came a second ago."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class BatchClock:
     """Tells the tasks of each micro-batch the time. For the thread that runs the query's micro-batches."""
 
     def __init__(self, now: Callable[[], int], uptime: Callable[[], int], least: int) -> None:
-        """`now`: µs. `uptime`: a clock that nobody sets, µs. `least`: before this time every row would be late, µs."""
+        """`now`: µs. `uptime`: a clock that nobody sets, µs. `least`: the time that the query has reckoned with before,
+        µs."""
         self._now, self._uptime = now, uptime
         self._at = least
         self._told: int | None = None  # by `uptime`
