@@ -97,7 +97,7 @@ def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remember
     """
 
     def rows(batches: _Batches) -> _Batches:
-        items = items_of(batches, how, lake, _task_digest())
+        items = items_of(batches, how, lake, _task_digest(), every_copy=True)
         return written_rows(loose(new_copies(items, remembered, seen_at(), epoch_of_task())), lake)
 
     return _source(records).mapInArrow(rows, WRITTEN)
@@ -140,9 +140,13 @@ def _source(records: DataFrame) -> DataFrame:
 # ---------------------------------------------------------------- the first stage
 
 
-def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes) -> Iterator[Item]:
+def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every_copy: bool = False) -> Iterator[Item]:
     """Records of a task in; the copies of messages, faults, and the task's `Passed` out. The rows of `frames` and
-    `copies` go into files. `task`: the same for each attempt of the task, and for no other task."""
+    `copies` go into files. `task`: the same for each attempt of the task, and for no other task.
+
+    `every_copy`: else the first one of each message in the task, which spares Spark's operators the rest. A file is to
+    be asked for every copy: the one that passed before may be a later one of this task.
+    """
     sieve = Sieve({})
     frames, copies = TableFiles(lake, "frames"), TableFiles(lake, "copies")
     decoder = Decoder(how)
@@ -168,10 +172,10 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes) -> Itera
                 good += 1
                 is_signed = item.verdict is Verdict.GOOD
                 signed = (item.network, item.message) if is_signed else None
-                if signed in passing:
+                if signed in passing and not every_copy:
                     continue
                 known_by = identities(item, "", how.unsigned_horizon)
-                if known_by not in passing:
+                if every_copy or known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
                     size = len(item.envelope.data) + _BESIDE

@@ -99,7 +99,7 @@ def first_updates(
     good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
 
     def rows(batches: _Batches) -> _Batches:
-        said = rows_of(batches, how, separating, _epoch(first))
+        said = rows_of(batches, how, separating, _epoch(first), every_copy=True)
         buffer = RowBuffer(_NEW)
         for row in new_copies(said, remembered, seen_at(), epoch_of_task()):
             if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
@@ -190,9 +190,12 @@ def copies(rows: Iterable[Row], seen_at: int) -> _Batches:
     yield from buffer.drain()
 
 
-def rows_of(batches: _Batches, how: Decoding, separating: Separating, epoch: Epoch) -> Iterator[Row]:
-    """Records of a task in; what their good copies have to say out, each identity once."""
-    passing: set[bytes] = set()  # identities this task let through: the rest would be dropped anyway
+def rows_of(
+    batches: _Batches, how: Decoding, separating: Separating, epoch: Epoch, *, every_copy: bool = False
+) -> Iterator[Row]:
+    """Records of a task in; what their good copies have to say out, each identity once. `every_copy`: once for each
+    copy, as in `archive`."""
+    passing: set[tuple[bytes, str]] = set()  # what this task let through: the rest would be dropped anyway
     decoder = Decoder(how)
     known: Known = {}
     waited: Waited = _nothing_waited
@@ -212,8 +215,9 @@ def rows_of(batches: _Batches, how: Decoding, separating: Separating, epoch: Epo
                 else:
                     continue
                 for row in made:
-                    if row.identity not in passing:
-                        passing.add(row.identity)
+                    key = (row.identity, row.place if every_copy else "")
+                    if key not in passing:
+                        passing.add(key)
                         yield row
 
 

@@ -25,6 +25,7 @@ from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import Tally
 from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode, identities, own_identity
 from pipelines.logic.held_frames import side
+from pipelines.spark.remembered import Remembered, new_copies
 from pipelines.spark.rows import RowBuffer, arrow_schema
 from pipelines.transforms.archive import (
     COPIES,
@@ -49,7 +50,7 @@ from schemas.identity import peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.pubsub import write_keepalive, write_query, write_response, write_update
-from schemas.records import decode_quarantine, parse_quarantine_key
+from schemas.records import Epoch, decode_quarantine, parse_quarantine_key
 from schemas.reject import Rejected
 from schemas.tables import TABLES, Column
 from schemas.topic_table import Bundles, hello_bytes
@@ -388,6 +389,16 @@ def test_copies_of_a_message_are_all_kept_and_pass_the_task_once(lake: Lake) -> 
     assert [row.kind for row in made.rows] == ["messages"]
     assert made.passed.good == 4
     assert [row["kafka_offset"] for row in made.frames] == [77, 78, 79]
+
+
+def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
+    """A copy passed, and the micro-batch is done anew with an earlier copy beside it, as after `kiln recover`."""
+    remembered = Remembered(str(tmp_path / "remembered"), 1_000)
+    later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
+    for records in ([later], [earlier, later], [earlier]):
+        items = items_of(batches_of(*records), Decoding("either"), lake, TASK, every_copy=True)
+        passed = [item.place for item in new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"]
+        assert passed == (["5/90/0"] if later in records else [])
 
 
 def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
