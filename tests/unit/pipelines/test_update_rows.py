@@ -458,3 +458,12 @@ def test_what_one_rpc_holds_makes_no_record_that_kafka_refuses(letter: str, leng
     data = write_update(STREAM, TIP, MODEL.text)
     value = frame(unsigned(data, "/ceramic/" + letter * length))
     assert all(len(row.key) + len(row.value) < MAX_RECORD for row in rows(value))
+
+
+def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
+    """The one that passed before may be a later one of the task (decision 10)."""
+    sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
+    batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
+    found = list(rows_of(batches, Decoding(default_policy="either"), Separating(), EPOCH, every_copy=True))
+    assert [row.place for row in found] == ["3/77/0", "3/78/0"]
+    assert len({row.identity for row in found}) == 1
