@@ -98,7 +98,8 @@ def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remember
 
     def rows(batches: _Batches) -> _Batches:
         items = items_of(batches, how, lake, _task_digest(), every_copy=True)
-        return written_rows(loose(new_copies(items, remembered, seen_at(), epoch_of_task())), lake)
+        new = new_copies(items, remembered, seen_at(), epoch_of_task())
+        return written_rows(loose(with_rows(new)), lake)
 
     return _source(records).mapInArrow(rows, WRITTEN)
 
@@ -108,7 +109,7 @@ def decoded(records: DataFrame, how: Decoding, lake: Lake) -> DataFrame:
     message and each fault, and one `Passed` a task."""
 
     def rows(batches: _Batches) -> _Batches:
-        return packed(items_of(batches, how, lake, _task_digest()), IDENTITIES, seen_at())
+        return packed(with_rows(items_of(batches, how, lake, _task_digest())), IDENTITIES, seen_at())
 
     return _source(records).mapInArrow(rows, packed_ddl(IDENTITIES))
 
@@ -141,8 +142,9 @@ def _source(records: DataFrame) -> DataFrame:
 
 
 def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every_copy: bool = False) -> Iterator[Item]:
-    """Records of a task in; the copies of messages, faults, and the task's `Passed` out. The rows of `frames` and
-    `copies` go into files. `task`: the same for each attempt of the task, and for no other task.
+    """Records of a task in; the copies of messages, each with its `Decoded` as row, faults, and the task's `Passed`
+    out. The rows of `frames` and `copies` go into files. `task`: the same for each attempt of the task, and for no
+    other task.
 
     `every_copy`: else the first one of each message in the task, which spares Spark's operators the rest. A file is to
     be asked for every copy: the one that passed before may be a later one of this task.
@@ -163,6 +165,7 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
             new = sieve.passes(frame.connection, frame.direction, frame.sequence)
             if new:
                 frames.add(frame_row(partition, offset, stamp, frame), len(value))
+            held = len(value)  # by the messages of a frame, all together, for as long as there is one
             for item in decoder.decode_frame(frame, partition, offset):
                 if new and item.copy is not None:
                     copies.add(copy_row(item, frame))
@@ -178,15 +181,25 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
                 if every_copy or known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
-                    size = len(item.envelope.data) + _BESIDE
-                    yield Item("messages", digests, item.place.text, message_row(item), size)
+                    yield Item("messages", digests, item.place.text, item, held + _BESIDE)
+                    held = 0
     if spans:
         told = msgspec.msgpack.encode(Passed(spans, sieve.taken, frames.close(), copies.close(), good))
         yield Item(PASSED, (task,), task.hex(), (told,), len(told))
 
 
 _BESIDE: Final = 500
-"""bytes of a message's row, about, beside its data"""
+"""bytes of a message, or of its row, about, beside its data"""
+
+
+def with_rows(items: Iterable[Item]) -> Iterator[Item]:
+    """Items of `items_of` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
+    for item in items:
+        if isinstance(item.row, Decoded):
+            size = len(item.row.envelope.data) + _BESIDE
+            yield Item(item.kind, item.identities, item.place, message_row(item.row), size)
+        else:
+            yield item
 
 
 def _faulty(item: Faulty) -> Iterator[Item]:

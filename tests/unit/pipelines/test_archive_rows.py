@@ -42,6 +42,7 @@ from pipelines.transforms.archive import (
     frame_row,
     items_of,
     message_row,
+    with_rows,
     written_rows,
 )
 from pipelines.transforms.packed import pack, packed, unpack, unpacked
@@ -226,10 +227,14 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, names=list(types))
 
 
+def first_packed(batches: Iterator[pa.RecordBatch], how: Decoding, lake: Lake) -> Iterator[pa.RecordBatch]:
+    return packed(with_rows(items_of(batches, how, lake, TASK)), IDENTITIES, NOW)
+
+
 def make(lake: Lake, *records: tuple[int, int, Record], how: Decoding | None = None) -> Made:
     rows: list[PackedRow] = []
     told: list[Passed] = []
-    for batch in packed(items_of(batches_of(*records), how or Decoding("either"), lake, TASK), IDENTITIES, NOW):
+    for batch in first_packed(batches_of(*records), how or Decoding("either"), lake):
         assert batch.schema.names == ["kind", "early", "late", "data", "seen_at"]
         assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
         for each in batch.to_pylist():
@@ -401,6 +406,15 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
         assert passed == (["5/90/0"] if later in records else [])
 
 
+def test_a_copy_that_waits_to_be_asked_for_counts_the_frame_that_it_keeps_in_memory(lake: Lake) -> None:
+    """Else a thousand small messages, each beside megabytes that nobody reads, could fill the memory."""
+    large = heard(UPDATE, Message(data=b"x" * 1_000_000, topic=CLAY))
+    items = list(items_of(batches_of(*in_turn(large, heard(ANSWER))), Decoding("none"), lake, TASK))
+    first, other = (item.size for item in items if item.kind == "messages")
+    assert first > 1_000_000
+    assert other < 10_000
+
+
 def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
     """The bridge was killed and sent it again. A fault in it is known as the one that was there."""
     sent, other = heard(UPDATE, GARBAGE), heard(GARBAGE, sequence=8)
@@ -440,8 +454,7 @@ def test_frames_of_many_messages_make_batches_of_bounded_length(lake: Lake) -> N
         (0, number, heard(*(Message(data=write_keepalive(number * 4_000 + n, "1"), topic=CLAY) for n in range(4_000))))
         for number in range(3)
     )
-    items = items_of(batches_of(*sent), Decoding("none"), lake, TASK)
-    lengths = [batch.num_rows for batch in packed(items, IDENTITIES, NOW)]
+    lengths = [batch.num_rows for batch in first_packed(batches_of(*sent), Decoding("none"), lake)]
     assert max(lengths) == 5_000
     assert sum(lengths) == 12_001
 
@@ -482,7 +495,7 @@ def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
 
 
 def first_stage(lake: Lake, *values: Record) -> list[tuple[str, bytes]]:
-    made = packed(items_of(batches_of(*in_turn(*values)), Decoding("either"), lake, TASK), IDENTITIES, NOW)
+    made = first_packed(batches_of(*in_turn(*values)), Decoding("either"), lake)
     return [(row["kind"], row["data"]) for batch in made for row in batch.to_pylist()]
 
 

@@ -14,7 +14,7 @@ from kit.history import items, kubo_line
 
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
-from pipelines.transforms.archive import FAULT, MESSAGES, PASSED, items_of
+from pipelines.transforms.archive import FAULT, MESSAGES, PASSED, items_of, with_rows
 from schemas.frames import METADATA_ONLY
 from schemas.history.items import Item, Unread
 from schemas.identity import peer_bytes
@@ -49,7 +49,7 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    for item in items_of(records(), Decoding("strict"), lake, b"task"):
+    for item in with_rows(items_of(records(), Decoding("strict"), lake, b"task")):
         if item.kind == FAULT:
             faults[str(item.row[0])] += 1
         elif item.kind != PASSED:
