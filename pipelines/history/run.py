@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import KilnError
@@ -29,7 +29,7 @@ from pipelines.history.terms import Terms, differences
 from pipelines.lake.commits import Commits, Write
 from pipelines.lake.files import DataFile, discard
 from pipelines.lake.lake import Lake
-from pipelines.lake.tables import read_table, read_version
+from pipelines.lake.tables import Times, no_rows, read_rows
 from pipelines.logic.batching import Batching
 from pipelines.spark.kafka import Broker, read_range, write_topic
 from pipelines.transforms.updates import Separating
@@ -221,16 +221,17 @@ class _Running:
         """A live table as of the run's beginning; with times, what of it lies between them."""
         version = self._inputs.live.get(table)
         if version is None:  # of streams: nothing was known
-            return read_version(self._means.spark, self._means.lake, table, 0).limit(0)
-        return _between(read_version(self._means.spark, self._means.lake, table, version), by, low, high)
+            return no_rows(self._means.spark, table)
+        return read_rows(self._means.spark, self._means.lake, table, version, Times(by, low, high))
 
     def _own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
         """A table of the run and of what lies beyond its edges, from a time on."""
+        times = Times("observed_at", low, high)
         both = [
-            read_version(self._means.spark, lake, table, versions.get(f"{place}{table}", 0))
+            read_rows(self._means.spark, lake, table, versions.get(f"{place}{table}", 0), times)
             for place, lake in (("", self._lake), ("beyond/", self._beyond))
         ]
-        return _between(both[0].unionByName(both[1]), "observed_at", low, high)
+        return both[0].unionByName(both[1])
 
     def _versions(self) -> dict[str, int]:
         """Versions of all tables of the run, now."""
@@ -377,7 +378,8 @@ class _Running:
         """Of a run that reads files, live's choice of copies within the range says nothing: live heard others."""
         found = self._live("messages", near.low, near.high)
         if self._terms.source == "files":
-            found = found.where(~_in(self._terms.span, "observed_at"))
+            within = Times("observed_at", self._terms.span.low, self._terms.span.high)
+            found = found.where(~within.holds)
         return found
 
     def _updates(self, told: DataFrame, stamped: DataFrame, before: Mapping[str, int], near: Span) -> list[Wrote]:
@@ -427,8 +429,8 @@ class _Running:
         self._check()
         means = self._means
         means.lake.create(("publications",))
-        made = read_table(means.spark, self._lake, "batches")
-        left = publishing.to_publish(made, read_table(means.spark, means.lake, "publications"))
+        made = read_rows(means.spark, self._lake, "batches")
+        left = publishing.to_publish(made, read_rows(means.spark, means.lake, "publications"))
         found = publishing.records(left).persist(StorageLevel.DISK_ONLY)
         try:
             count = found.count()
@@ -445,18 +447,6 @@ class _Running:
 def stopped_in_words(name: str) -> StoppedError:
     """The error in words."""
     return StoppedError(f"the run {name} is stopped. What is done is kept: the same command goes on from there")
-
-
-def _between(rows: DataFrame, by: str, low: int | None, high: int | None) -> DataFrame:
-    if low is not None:
-        rows = rows.where(F.col(by) >= F.timestamp_micros(F.lit(low)))
-    if high is not None:
-        rows = rows.where(F.col(by) < F.timestamp_micros(F.lit(high)))
-    return rows
-
-
-def _in(span: Span, by: str) -> Column:
-    return (F.col(by) >= F.timestamp_micros(F.lit(span.low))) & (F.col(by) < F.timestamp_micros(F.lit(span.high)))
 
 
 def _tallies(rows: DataFrame) -> list[Wrote]:

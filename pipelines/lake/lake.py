@@ -68,10 +68,10 @@ class Lake:
         except (DeltaError, OSError) as error:
             raise LakeError(f"whether table {name} is in {self.path} is not known: {words_of(error)}") from error
 
-    def open(self, name: str) -> DeltaTable:
-        """The newest version of a table. LakeError: the table cannot be read."""
+    def open(self, name: str, version: int | None = None) -> DeltaTable:
+        """A version of a table; None: the newest. LakeError: the table cannot be read."""
         try:
-            return DeltaTable(self.table(name), storage_options=self.storage_options)
+            return DeltaTable(self.table(name), version=version, storage_options=self.storage_options)
         except (DeltaError, OSError) as error:
             raise LakeError(f"table {name} in {self.path} cannot be read: {words_of(error)}") from error
 

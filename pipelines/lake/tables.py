@@ -3,26 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
+from pipelines.spark.rows import ddl
 from schemas.tables import TABLES
 
-
-def read_table(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
-    """The newest version of a table."""
-    frame: DataFrame = DeltaTable.forPath(spark, lake.folder(table).spark_uri).toDF()
-    return frame
+_ROUNDED: Final = 1_000
+"""µs by which the greatest time of a file may be above what is stated: Spark states milliseconds (PROTOCOL.md,
+Per-file Statistics)."""
 
 
-def read_version(spark: SparkSession, lake: Lake, table: str, version: int) -> DataFrame:
-    """A table as of a version."""
-    return spark.read.format("delta").option("versionAsOf", str(version)).load(lake.folder(table).spark_uri)
+class Times(NamedTuple):
+    """A range of a column of times: from `low` up to before `high`, µs; None: no bound."""
+
+    column: str = "observed_at"
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def holds(self) -> Column:
+        """Whether a row is of the range."""
+        at, found = F.col(self.column), F.lit(True)
+        if self.low is not None:
+            found &= at >= F.timestamp_micros(F.lit(self.low))
+        if self.high is not None:
+            found &= at < F.timestamp_micros(F.lit(self.high))
+        return found
+
+    def may_hold(self, files: pa.Table) -> pa.ChunkedArray:
+        """Whether files, as delta-rs tells them, may have a row of the range: a file that does not state its least and
+        greatest value may."""
+        least, greatest = (_stated(files, f"{of}.{self.column}") for of in ("min", "max"))
+        found = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
+        if self.low is not None:
+            found = pc.and_(found, pc.fill_null(pc.greater_equal(greatest, self.low - _ROUNDED), True))
+        if self.high is not None:
+            found = pc.and_(found, pc.fill_null(pc.less(least, self.high), True))
+        return found
+
+
+_ALWAYS = Times()
+
+
+def _stated(files: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in files.column_names:  # not one of the files states any
+        return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
+    return pc.cast(files[name], pa.int64())
+
+
+def no_rows(spark: SparkSession, table: str) -> DataFrame:
+    """The columns of a table."""
+    return spark.createDataFrame([], ddl(TABLES[table].columns))
+
+
+def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
+    """A version of a table by Delta's connector, which reads every kind of table; None: the newest."""
+    place = lake.folder(table).spark_uri
+    if version is not None:
+        return spark.read.format("delta").option("versionAsOf", str(version)).load(place)
+    newest: DataFrame = DeltaTable.forPath(spark, place).toDF()
+    return newest
+
+
+def read_rows(
+    spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: Times = _ALWAYS
+) -> DataFrame:
+    """As `read_table`, the rows in a range of times. LakeError.
+
+    delta-rs says which files there are, and Spark reads those that may have such rows: Delta's connector takes a second
+    or two for each table. The connector reads a table where a row of a file may be gone, or a column have another name.
+    """
+    opened = lake.open(table, version)
+    found = pa.table(opened.get_add_actions(flatten=True))
+    paths = found.filter(times.may_hold(found))["path"].to_pylist()
+    if not paths:
+        return no_rows(spark, table)
+    if opened.protocol().min_reader_version > 1 or any(_BESIDE & set(path) for path in paths):
+        return read_table(spark, lake, table, version).where(times.holds)
+    columns, place = ddl(TABLES[table].columns), lake.folder(table).spark_uri
+    return spark.read.schema(columns).parquet(*(f"{place}/{path}" for path in paths)).where(times.holds)
+
+
+_BESIDE: Final = frozenset("%:*?[]{}")
+"""What Spark would take for more than a name in a folder, or a name that is written otherwise in the log."""
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:

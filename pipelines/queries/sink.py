@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.lake.commits import Write
 from pipelines.lake.files import DataFile, discard
-from pipelines.lake.tables import read_table, write_files
+from pipelines.lake.tables import read_rows, write_files
 from pipelines.queries.plan import Plan, each_batch, fitted, start_query
 from pipelines.queries.taking_over import remembered_by
 from pipelines.spark.checkpoint import Checkpoint
@@ -70,7 +70,7 @@ def start(plan: Plan) -> StreamingQuery:
                 commit(table, files[table], Write(query_id, batch_id))
             of_others = out.where(F.col("kind") == RECEIVED_ROWS)
             if not of_others.isEmpty():  # after the table `streams` has what this micro-batch says of them
-                ours, streams = (read_table(session, plan.lake, name) for name in _HELD_AGAINST)
+                ours, streams = (read_rows(session, plan.lake, name) for name in _HELD_AGAINST)
                 tips = weighed(foreign(received(of_others), ours), streams)
                 write = Write(query_id, batch_id, "received")
                 for table, found in (("tips", received_tips(tips)), ("quarantine", held_back(tips))):

@@ -1,0 +1,105 @@
+"""Rows of a table as `backfill` and `sink` read them: those that Delta's connector gives, out of the files that may
+have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+from pipelines.lake.commits import Write
+from pipelines.lake.delta_rs import DeltaRsCommits
+from pipelines.lake.files import DataFile, TableFiles
+from pipelines.lake.lake import Lake
+from pipelines.lake.tables import Times, read_rows, read_table
+from schemas.tables import TABLES
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+TABLE = "tips"
+HOUR = 3_600_000_000
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Version 1 has the hours 0 to 9, version 2 also 10 to 19, version 3 also 20 to 29."""
+    made = Lake(str(tmp_path / "a lake"))
+    made.create([TABLE])
+    commits = DeltaRsCommits(made)
+    for number in range(3):
+        assert commits.commit(TABLE, file_of(made, number), Write("query", number))
+    return made
+
+
+def file_of(lake: Lake, number: int) -> list[DataFile]:
+    out = TableFiles(lake, TABLE)
+    for hour in range(10 * number, 10 * number + 10):
+        out.add(tuple(hour * HOUR if each.type == "timestamp" else f"{hour}" for each in TABLES[TABLE].columns))
+    return out.close()
+
+
+def hours(rows: DataFrame) -> list[int]:
+    return sorted(int(row.tip) for row in rows.collect())
+
+
+@pytest.mark.parametrize(
+    ("version", "times", "expected", "files"),
+    [
+        (0, Times(), [], 0),
+        (1, Times(), range(10), 1),
+        (3, Times(), range(30), 3),
+        (3, Times(low=12 * HOUR), range(12, 30), 2),
+        (3, Times(high=10 * HOUR), range(10), 1),
+        (3, Times(low=19 * HOUR, high=20 * HOUR), [19], 1),
+        (2, Times(low=20 * HOUR), [], 0),
+        (None, Times(low=28 * HOUR), [28, 29], 1),
+    ],
+)
+def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
+    spark: SparkSession, lake: Lake, version: int | None, times: Times, expected: range | list[int], files: int
+) -> None:
+    rows = read_rows(spark, lake, TABLE, version, times)
+    assert hours(rows) == list(expected)
+    assert len(rows.inputFiles()) == files
+    of_connector = read_table(spark, lake, TABLE, version).where(times.holds)
+    assert rows.columns == of_connector.columns
+    assert sorted(rows.collect()) == sorted(of_connector.collect())
+
+
+def test_a_file_that_states_no_times_is_read(spark: SparkSession, lake: Lake) -> None:
+    untold = [msgspec.structs.replace(each, stats='{"numRecords": 10}') for each in file_of(lake, 3)]
+    assert DeltaRsCommits(lake).commit(TABLE, untold, Write("query", 3))
+    rows = read_rows(spark, lake, TABLE, 4, Times(low=25 * HOUR, high=35 * HOUR))
+    assert hours(rows) == list(range(25, 35))
+
+
+def test_a_file_whose_greatest_time_is_stated_in_milliseconds_is_read(spark: SparkSession, lake: Lake) -> None:
+    """As Spark writes statistics."""
+    out = TableFiles(lake, TABLE)
+    out.add(tuple(40 * HOUR + 900 if each.type == "timestamp" else "40" for each in TABLES[TABLE].columns))
+    (file,) = out.close()
+    assert "T16:00:00.000900Z" in file.stats
+    rounded = msgspec.structs.replace(file, stats=file.stats.replace("T16:00:00.000900Z", "T16:00:00.000Z"))
+    assert DeltaRsCommits(lake).commit(TABLE, [rounded], Write("query", 3))
+    assert hours(read_rows(spark, lake, TABLE, None, Times(low=40 * HOUR + 500))) == [40]
+
+
+def test_rows_that_somebody_deleted_with_vectors_are_gone(spark: SparkSession, lake: Lake) -> None:
+    """The files still have them: only Delta's connector knows."""
+    table = f"delta.`{lake.table(TABLE)}`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    spark.sql(f"DELETE FROM {table} WHERE tip = '5'")
+    version = lake.open(TABLE).version()
+    assert hours(read_rows(spark, lake, TABLE, version, Times(high=8 * HOUR))) == [0, 1, 2, 3, 4, 6, 7]
+    assert hours(read_rows(spark, lake, TABLE, 3, Times(high=8 * HOUR))) == list(range(8))
