@@ -68,7 +68,7 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     feed.stop()
     assert feed.error is None
     kiln.run("run", "--catch-up", timeout=1_800)
-    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // (3 + INTERRUPTIONS))
+    kiln.environment["KILN_BACKFILL__CHUNK"] = str(kiln.count("frames") // (1 + INTERRUPTIONS))
     return kiln
 
 

@@ -32,7 +32,7 @@ from schemas.topics import parse_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
 
-LENGTH = parse_duration(os.environ.get("KILN_TEST_LIVE_FOR", "75s"))
+LENGTH = parse_duration(os.environ.get("KILN_TEST_LIVE_FOR", "50s"))
 PATIENCE = timedelta(minutes=5)
 """until the first batch is out: on a machine with other work, queries take long to start"""
 RATE = os.environ.get("KILN_TEST_LIVE_RATE", "30")
