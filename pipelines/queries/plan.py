@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -86,9 +87,16 @@ class Plan:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
+        for key, value in _INTERPRETED.items():
+            session.conf.set(key, value)
         if self.listener is not None:  # Spark tells a listener only of the queries of its session
             session.streams.addListener(self.listener)
         return session
+
+
+_INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Else Spark makes and compiles classes for the expressions of each plan. A query has few rows in a micro-batch, and
+does little with them in the JVM."""
 
 
 def fitted(rows: DataFrame, records: int | None) -> DataFrame:
