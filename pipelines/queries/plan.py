@@ -87,8 +87,10 @@ class Plan:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
+        told = self.spark.sparkContext.getConf()
         for key, value in _INTERPRETED.items():
-            session.conf.set(key, value)
+            if not told.contains(key):  # else somebody has said otherwise in `spark.conf`
+                session.conf.set(key, value)
         if self.listener is not None:  # Spark tells a listener only of the queries of its session
             session.streams.addListener(self.listener)
         return session
