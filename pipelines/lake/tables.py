@@ -87,14 +87,17 @@ def read_rows(
     paths = found.filter(times.may_hold(found))["path"].to_pylist()
     if not paths:
         return no_rows(spark, table)
-    if opened.protocol().min_reader_version > 1 or any(_BESIDE & set(path) for path in paths):
+    place = lake.folder(table).spark_uri
+    if opened.protocol().min_reader_version > 1 or _PATTERN & set(place) or any(_NO_NAME & set(path) for path in paths):
         return read_table(spark, lake, table, version).where(times.holds)
-    columns, place = ddl(TABLES[table].columns), lake.folder(table).spark_uri
+    columns = ddl(TABLES[table].columns)
     return spark.read.schema(columns).parquet(*(f"{place}/{path}" for path in paths)).where(times.holds)
 
 
-_BESIDE: Final = frozenset("%:*?[]{}")
-"""What Spark would take for more than a name in a folder, or a name that is written otherwise in the log."""
+_PATTERN: Final = frozenset("*?[]{}\\")
+"""What Spark would take for a pattern of names."""
+_NO_NAME: Final = _PATTERN | frozenset("%:")
+"""What the log writes otherwise than Spark, or what makes more of a path than a name in the table's folder."""
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:

@@ -34,7 +34,11 @@ def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """Version 1 has the hours 0 to 9, version 2 also 10 to 19, version 3 also 20 to 29."""
-    made = Lake(str(tmp_path / "a lake"))
+    return filled(tmp_path / "a lake")
+
+
+def filled(folder: Path) -> Lake:
+    made = Lake(str(folder))
     made.create([TABLE])
     commits = DeltaRsCommits(made)
     for number in range(3):
@@ -75,6 +79,12 @@ def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
     of_connector = read_table(spark, lake, TABLE, version).where(times.holds)
     assert rows.columns == of_connector.columns
     assert sorted(rows.collect()) == sorted(of_connector.collect())
+
+
+def test_a_folder_whose_name_is_a_pattern_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+    named = filled(tmp_path / "lake [1]")
+    filled(tmp_path / "lake 1")
+    assert hours(read_rows(spark, named, TABLE, 1, Times(low=8 * HOUR))) == [8, 9]
 
 
 def test_a_file_that_states_no_times_is_read(spark: SparkSession, lake: Lake) -> None:
