@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from conf.settings.model import JobName, Settings
 from conf.settings.reading import load_settings
 from deploy.cli.app import run_command
 from deploy.embedded.broker import EmbeddedBroker
-from deploy.run.spark import spark_session
 from deploy.traffic import Traffic, TrafficOptions
 from pipelines.lake.lake import Lake, log_entry
 from pipelines.launch import decoding
@@ -31,6 +30,7 @@ from pipelines.spark.remembered import NAME
 from pipelines.spark.told_place import ToldPlace
 from pipelines.supervisor import GaveUpError, Supervisor
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
 
 
@@ -120,12 +120,6 @@ class Stack:
         copies = self.lake.open("copies").to_pyarrow_table(columns=["message"])["message"].to_pylist()
         messages = self.lake.open("messages").to_pyarrow_table(columns=["message"])["message"].to_pylist()
         assert set(copies) == set(messages)
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 NewStack = Callable[[JobName], Stack]

@@ -13,8 +13,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from pipelines.logic.batching import Batching
 from pipelines.logic.stretch import ALL
 from pipelines.spark.batcher import OUTPUT
@@ -25,6 +23,7 @@ from schemas.cid import block_cid, cid_text
 from schemas.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from schemas.streamid import StreamID
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 RECORDS = "partition int, offset bigint, stamp bigint, value binary"
@@ -32,12 +31,6 @@ T = 1_000_000
 OPEN = 600  # windows: more than the head of a state holds
 STREAM = StreamID(3, block_cid(b"genesis")).text
 BEFORE, NOW = block_cid(b"tip of before"), block_cid(b"tip of now")
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 def put(folder: Path, first: int, stamp: int, values: list[bytes]) -> None:

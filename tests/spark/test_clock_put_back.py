@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +12,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.location import location
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from pipelines.queries.plan import each_batch
 from pipelines.spark.batch_clock import BatchClock
 from pipelines.spark.checkpoint import Checkpoint
@@ -21,18 +19,13 @@ from pipelines.transforms.packed import unpack
 from pipelines.transforms.sink import once_each, table_rows
 from schemas.records import SeparatorRecord, StreamRecord, encode
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 HOUR, DAY = 3_600_000_000, 86_400_000_000
 START = 1_800_000_000_000_000
 REMEMBERED = HOUR
 RECORDS = "topic string, partition int, offset bigint, stamp bigint, key binary, value binary"
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 def put(folder: Path, number: int) -> None:

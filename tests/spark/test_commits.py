@@ -17,8 +17,6 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from deploy.sql.ask import ask
 from pipelines.history.swap import Exchange, Mark
 from pipelines.lake.commits import Commits, SecondWriterError, Write
@@ -30,18 +28,13 @@ from pipelines.lake.tables import read_table, write_files
 from pipelines.spark.rows import arrow_schema
 from schemas.tables import TABLES
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 TABLE = "tips"
 COLUMNS = [column.name for column in TABLES[TABLE].columns]
 WRITERS = ("delta-rs", "delta-spark")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 @pytest.fixture

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from pipelines.transforms.updates import in_order_of_hearing
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 def test_records_of_a_micro_batch_are_written_in_the_order_of_hearing(spark: SparkSession) -> None:

@@ -3,15 +3,12 @@ have them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import DataFile, TableFiles
@@ -19,16 +16,11 @@ from pipelines.lake.lake import Lake
 from pipelines.lake.tables import Times, read_rows, read_table
 from schemas.tables import TABLES
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 TABLE = "tips"
 HOUR = 3_600_000_000
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 @pytest.fixture

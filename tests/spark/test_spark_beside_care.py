@@ -4,14 +4,11 @@ was shortened under it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from deploy.sql.ask import ask
 from pipelines.care.plan import Rules
 from pipelines.care.state import read_log
@@ -24,15 +21,10 @@ from pipelines.lake.lake import Lake
 from pipelines.lake.tables import read_table
 from schemas.tables import TABLES
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 TABLE = "tips"
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 def file_of(lake: Lake, name: str) -> list[DataFile]:

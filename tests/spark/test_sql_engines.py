@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -16,8 +15,6 @@ from kit.questions import QUESTIONS, Question
 from kit.small_lake import small_lake
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from deploy.sql.ask import Answer, SqlError, ask
 from deploy.sql.spark import ask_spark
 from pipelines.lake.lake import Lake
@@ -25,13 +22,8 @@ from schemas.views import views
 
 LIMIT = re.compile(r"\s+LIMIT \d+$")
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

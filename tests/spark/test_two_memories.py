@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,8 +14,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from conf.location import location
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
 from deploy.traffic import Traffic, TrafficOptions
 from pipelines.lake.files import DataFile
 from pipelines.lake.lake import Lake
@@ -33,6 +31,7 @@ from pipelines.transforms.updates import Separating, first_updates, new_updates,
 from schemas.queries import QUERIES
 from schemas.records import decode_update
 
+pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 NOW, SPAN = 1_800_000_000_000_000, 86_400_000_000
@@ -40,12 +39,6 @@ FRAMES = {"partition": pa.int32(), "offset": pa.int64(), "stamp": pa.int64(), "v
 HOW, SEPARATING = Decoding("either"), Separating()
 Ways = tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]
 """What stands before the micro-batch, and what the micro-batch does."""
-
-
-@pytest.fixture(scope="module")
-def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,22 @@
+"""A Spark session on this machine, as `kiln run` makes one, with a state folder of its own.
+
+A test module takes the fixture with `pytest_plugins = ["kit.local_spark"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.settings.model import Settings
+from deploy.run.spark import spark_session
+
+
+@pytest.fixture(scope="module")
+def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for the tests of a module."""
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+        yield session
