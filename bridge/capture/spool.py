@@ -7,8 +7,8 @@ fails before that producer could send what comes after the failure, and the next
 that is not acknowledged.
 
 A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is well, these are the
-frames of one answer time (LINGER and a round trip). When an answer takes longer than `spool_after`, all frames
-go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
+frames of LINGER or a round trip, whichever is longer, and of a round trip more. When an answer takes longer than
+`spool_after`, all frames go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
 most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next start sends the spool first.
 
 The sink has two threads besides the producer's own: one sends, one keeps the spool. Neither waits for the other's disk
@@ -38,14 +38,13 @@ from schemas.log import MAX_RECORD
 TICK: Final = 0.1
 """seconds: how often the spool's thread looks whether frames must go to disk"""
 LINGER: Final = 0.02
-"""seconds: how long the thread that sends lets frames gather. Waking it for each frame costs more than sending the
-frame, and a request costs as much as many frames in it"""
+"""seconds: how long a frame waits for others to gather. Waking the thread that sends for each frame costs more than
+sending the frame, and a request costs as much as many frames in it"""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """bytes: with key and headers it must fit in a request"""
 
 _OVERHEAD: Final = 256  # bytes of Python objects around a frame, roughly
-_CHUNK: Final = 1024 * 1024  # bytes from or to disk at a time
-_BATCH: Final = 200  # frames handed to the producer at a time
+_CHUNK: Final = 1024 * 1024  # bytes to disk at a time
 _ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
@@ -87,7 +86,7 @@ class FrameSink:
         memory_limit: int,
         *,
         spool_after: float = 1.0,
-        window: int = 8 * 1024 * 1024,
+        portion: int = 1024 * 1024,
         retry_after: float = 1.0,
         segment_bytes: int | None = None,
         durable: bool = False,
@@ -98,8 +97,8 @@ class FrameSink:
         """SinkError: the folder cannot be used.
 
         `connect`: a new producer, or FramesProducerError; called in a thread of the sink. `spool_limit`,
-        `memory_limit`, `window` (handed to the producer and not acknowledged): bytes. `spool_after`: seconds without
-        an answer until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one. `durable`:
+        `memory_limit`, `portion` (handed to the producer at a time): bytes. `spool_after`: seconds without an answer
+        until frames go to disk. `segment_bytes`: size of the spool's files, removed one by one. `durable`:
         what is in the spool survives a power cut. `floor`: how many bytes of the disk must stay free; with fewer the
         sink is full, until a quarter more than that is free. `free`: how many are, by default of the folder's disk. It
         may raise OSError.
@@ -109,7 +108,7 @@ class FrameSink:
         self._memory_limit = memory_limit
         self._spool_limit = spool_limit
         self._spool_after = spool_after
-        self._window = window
+        self._portion = portion
         self._retry_after = retry_after
         self._clock = clock
         try:
@@ -128,7 +127,6 @@ class FrameSink:
         first = self._segments.first
         self._sent = self._acked = self._next if first is None else first
         self._flying: deque[_Item] = deque()
-        self._flying_bytes = 0
         self._waiting: deque[_Item] = deque()  # all in memory; its last one has number _next - 1
         self._memory = 0
 
@@ -176,7 +174,7 @@ class FrameSink:
             self._next += 1
             self._put += 1
             self._memory += size + _OVERHEAD
-            if self._sender_waits and self._flying_bytes < self._window:
+            if self._sender_waits and not self._flying:
                 self._sender_waits = False
                 self._to_send.notify()
             if self._memory > self._memory_limit and not self._keeper_called:
@@ -291,12 +289,15 @@ class FrameSink:
             record.add_callback(partial(self._acknowledge, producer, items))
 
     def _take(self) -> list[_Outgoing]:
-        """The next frames, now flying; empty: this producer is done with. OSError: the spool cannot be read."""
-        lingered = False
+        """The next portion, now flying; empty: this producer is done with. OSError: the spool cannot be read.
+
+        No portion flies beside another: librdkafka has one request for a partition under way, and while more records of
+        that partition wait for the answer, its thread asks without rest whether the answer is there.
+        """
         while True:
             with self._lock:
                 while not self._ended and self._failure is None:
-                    if self._sent < self._next and self._flying_bytes < self._window:
+                    if self._sent < self._next and not self._flying:
                         break
                     self._sender_waits = True
                     self._to_send.wait()
@@ -306,15 +307,16 @@ class FrameSink:
                 in_memory = self._next - len(self._waiting)
                 if self._sent >= in_memory or not self._segments.has(self._sent):
                     self._sent = in_memory  # over what cannot be read back, if that was next
-                    if not self._flying:
-                        self._acked = self._sent
-                    if lingered or len(self._waiting) >= _BATCH:
+                    self._acked = self._sent
+                    if not self._waiting:
+                        continue
+                    gathers = self._waiting[0].at + LINGER - self._clock()
+                    if gathers <= 0:
                         return self._take_waiting()
-                    lingered = True
-                    self._to_send.wait(LINGER)
+                    self._to_send.wait(gathers)
                     continue
                 number = self._sent
-            kept = self._segments.read(number, min(_CHUNK, self._window))
+            kept = self._segments.read(number, self._portion)
             now = self._clock()
             with self._lock:
                 in_memory = self._next - len(self._waiting)
@@ -324,7 +326,6 @@ class FrameSink:
                         break  # just written, and not yet taken out of memory
                     item = _Item(each.number, each.connection, None, len(each.frame), now)
                     self._flying.append(item)
-                    self._flying_bytes += item.size
                     self._sent = item.number + 1
                     batch.append((item, each.frame))
             if batch:
@@ -332,12 +333,12 @@ class FrameSink:
 
     def _take_waiting(self) -> list[_Outgoing]:
         batch: list[_Outgoing] = []
-        waiting, flying, window = self._waiting, self._flying, self._window
-        while waiting and len(batch) < _BATCH and self._flying_bytes < window:
+        waiting, flying, size = self._waiting, self._flying, 0
+        while waiting and size < self._portion:
             item = waiting.popleft()
             assert item.frame is not None
             flying.append(item)
-            self._flying_bytes += item.size
+            size += item.size
             batch.append((item, item.frame))
         self._sent += len(batch)
         return batch
@@ -356,13 +357,12 @@ class FrameSink:
             while flying and flying[0].done:
                 head = flying.popleft()
                 self._acknowledged += 1
-                self._flying_bytes -= head.size
                 if head.frame is not None:
                     self._memory -= head.size + _OVERHEAD
             self._acked = flying[0].number if flying else self._sent
             self._progress_at = self._clock()
             self._kafka_error = None
-            if self._sender_waits and self._sent < self._next and self._flying_bytes < self._window:
+            if self._sender_waits and self._sent < self._next and not flying:
                 self._sender_waits = False
                 self._to_send.notify()
             if self._closing and self._acked == self._next:
@@ -387,7 +387,6 @@ class FrameSink:
                 item.done = False
                 self._waiting.appendleft(item)
         self._flying.clear()
-        self._flying_bytes = 0
 
     def _trouble(self, error: BaseException) -> None:
         """Note it, and wait before the next try."""

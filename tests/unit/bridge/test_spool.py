@@ -273,6 +273,18 @@ def test_frames_count_as_acknowledged_in_the_order_of_the_line(
     assert sink.status().acknowledged == 5
 
 
+def test_what_comes_before_the_answer_is_the_next_portion(kafka: Kafka, new_sink: Callable[..., FrameSink]) -> None:
+    kafka.up = False
+    sink = new_sink(spool_after=30.0)
+    put(sink, frames(5))
+    assert awaited(lambda: [len(each.pending) for each in kafka.producers] == [5])
+    put(sink, frames(7, start=5))
+    assert not awaited(lambda: len(kafka.producers[0].pending) > 5, 5 * spool.LINGER)
+    kafka.back()
+    assert awaited(lambda: all_there(sink))
+    assert kafka.log == frames(12)
+
+
 def test_full_spool_says_so_and_loses_nothing(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:
     sink = new_sink(spool_limit=20_000)
     room = threading.Event()
@@ -536,7 +548,7 @@ def test_whatever_happens_all_arrive_in_order(
             spool_after=spool_after,
             retry_after=0.001,
             segment_bytes=1_000,
-            window=3_000,
+            portion=3_000,
         )
 
     sink = new()
