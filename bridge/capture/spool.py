@@ -8,8 +8,9 @@ that is not acknowledged.
 
 A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is well, these are the
 frames of LINGER or a round trip, whichever is longer, and of a round trip more. When an answer takes longer than
-`spool_after`, all frames go to the spool, those under way too, and further frames within TICK until the spool is empty again. So the loss is at
-most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next start sends the spool first.
+`spool_after`, all frames go to the spool, those under way too, and further frames within TICK until the spool is
+empty again. So the loss is at most `spool_after` + TICK of frames; gaps in the sequences show the loss. The next
+start sends the spool first.
 
 The sink has two threads besides the producer's own: one sends, one keeps the spool. Neither waits for the other's disk
 or network.
