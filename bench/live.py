@@ -32,7 +32,7 @@ from deploy.sql.ask import ask
 from deploy.sql.estimate import estimate, read_heard
 from pipelines.lake.lake import Lake
 
-LASTS, COUNTED = 200, 60  # s of a run, and of its end that is counted
+LASTS, COUNTED = 240, 60  # s of a run, and of its end that is counted
 LOADS = {50: 40, 500: 200}
 """Messages a second, and the separators that they are over."""
 HOUR = 3_600  # s

@@ -7,9 +7,8 @@ that its CID names: no answer of a node is believed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Final, Protocol
-
-from multiformats import multihash
 
 from bridge.ipfs.neighbours import Neighbour
 from bridge.status import IpfsStatus
@@ -116,7 +115,7 @@ def digest_of(cid: str) -> bytes:
 
 def verified(cid: str, data: bytes) -> bytes:
     """The bytes, if they are those of the CID. BlockRefusedError: they are not, or the CID cannot be checked."""
-    if multihash.digest(data, "sha2-256") != multihash.wrap(digest_of(cid), "sha2-256"):
+    if sha256(data).digest() != digest_of(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes that came have another hash")
     return data
 
