@@ -292,8 +292,8 @@ class FrameSink:
     def _take(self) -> list[_Outgoing]:
         """The next portion, now flying; empty: this producer is done with. OSError: the spool cannot be read.
 
-        No portion flies beside another: librdkafka has one request for a partition under way, and while more records of
-        that partition wait for the answer, its thread asks without rest whether the answer is there.
+        No portion flies beside another: where librdkafka has records that wait for the answer to a request, its thread
+        polls without a pause until the answer comes.
         """
         while True:
             with self._lock:
