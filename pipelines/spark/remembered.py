@@ -8,6 +8,8 @@ be ahead of the checkpoint, and must never be behind it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -60,6 +62,17 @@ class RememberedError(KilnError):
     """The file cannot be read or written: the disk is full, or the file is none."""
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While this lasts, no other task of this machine makes the file."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 class Copy(Protocol):
     """What is to pass once. `identities`: its digests; `place`: of this copy, and of no other; `size`: bytes."""
 
@@ -87,10 +100,11 @@ class RememberedFile:
         self._path = Path(remembered.path)
         with self._said():
             self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
-            self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
-            self._file.executescript(_TABLES)
+            with _alone(self._path.parent):  # SQLite lets nobody else in while the file is made, and does not wait
+                self._file.execute("PRAGMA journal_mode = WAL")
+                self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
+                self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+                self._file.executescript(_TABLES)
         self._inode = self._path.stat().st_ino
         self._taken = 0  # digests of this `new`
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import NamedTuple
 
 import pytest
@@ -302,6 +304,21 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no database " * 1_000)
     with pytest.raises(RememberedError, match=str(path)):
         RememberedFile(Remembered(str(path), SPAN))
+
+
+def test_tasks_that_make_the_file_at_once_do_not_lock_each_other_out(tmp_path: Path) -> None:
+    together = Barrier(2)
+
+    def open_and_close(path: Path) -> None:
+        together.wait()
+        with RememberedFile(Remembered(str(path), SPAN)):
+            pass
+
+    with ThreadPoolExecutor(2) as tasks:
+        for number in range(300):  # without the lock, four of a hundred
+            path = tmp_path / str(number)
+            for opened in [tasks.submit(open_and_close, path) for _ in range(2)]:
+                opened.result()
 
 
 def test_a_full_disk_is_said_and_nothing_half_done_stays(file: RememberedFile) -> None:
