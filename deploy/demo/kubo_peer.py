@@ -55,7 +55,8 @@ CATCH_UP = 16
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
-# name: (type of the result, types of the arguments); texts that it returns are the caller's to free
+# name: (type of the result, types of the arguments); texts that it returns are the caller's to free, as C frees: the
+# library's own FreeString does nothing
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "CreateRepo": (ctypes.c_int, [ctypes.c_char_p]),
     "RunNode": (ctypes.c_int, [ctypes.c_char_p]),
@@ -69,7 +70,6 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "PubSubUnsubscribe": (ctypes.c_int, [ctypes.c_longlong]),
     "PubSubNextMessage": (ctypes.c_void_p, [ctypes.c_longlong]),
     "PubSubPublish": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int]),
-    "FreeString": (None, [ctypes.c_void_p]),
 }
 
 
@@ -143,6 +143,8 @@ class KuboNode:
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+        self._free = ctypes.CDLL(None).free
+        self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
         self._repo = os.fsencode(repo)
         config = repo / "config"
         if not config.exists():
@@ -162,7 +164,7 @@ class KuboNode:
         if not pointer:
             return ""
         text = ctypes.string_at(pointer).decode()
-        self._library.FreeString(pointer)
+        self._free(pointer)
         return text
 
     def _texts(self, pointer: int | None) -> list[str]:

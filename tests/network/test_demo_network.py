@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from conftest import ROOT
 from kit.awaiting import PATIENCE, until, wait_until
 from kit.chance import new_key
 
@@ -44,6 +45,30 @@ def library_path():
 
 kubo_node.library_path = library_path
 network.main()
+"""
+# Kubo hears 4,000 of its own messages; prints by how many bytes C's heap grew with each of the last 3,000.
+HEARING = """
+import os, sys
+from pathlib import Path
+from deploy.demo.kubo_peer import KuboNode
+
+def heap():
+    areas = Path("/proc/self/smaps").read_text().split("VmFlags")
+    return sum(int(area.split("Rss:")[1].split()[0]) * 1024 for area in areas if "[heap]" in area)
+
+out = os.dup(1)
+os.dup2(2, 1)  # the library prints, too
+node = KuboNode(Path("ipfs").resolve())
+node.subscribe("topic")
+node.peer = ""  # else the node leaves out its own
+heard = 0
+for number in range(4_000):
+    assert node.publish("topic", b"x" * 300)
+    heard += len(list(node.receive()))
+    if number == 1_000:
+        before = heap(), heard
+os.write(out, b"%d" % ((heap() - before[0]) / (heard - before[1])))
+os._exit(0)
 """
 
 Event = dict[str, object]
@@ -234,6 +259,19 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte(tmp_path: Pa
         demo.process.stdin.close()
         assert demo.process.wait(10) == 0
         wait_gone(kubo)
+
+
+def test_what_kubo_hears_leaves_no_memory_behind(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", HEARING],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert int(run.stdout) < 250, run.stdout  # bytes a message, the text of which has more than 500
 
 
 def test_the_rate_is_kept_and_shared(tmp_path: Path) -> None:
