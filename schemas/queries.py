@@ -18,14 +18,14 @@ class Query:
     name: str
     reads: tuple[str, ...]
     """topics, as in `schemas.log.TOPICS`"""
+    every: timedelta
+    """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
     tables: tuple[str, ...] = ()
     """Delta tables that this query alone appends to"""
     topics: tuple[str, ...] = ()
     """topics that this query writes"""
     appends: tuple[str, ...] = ()
     """those of `tables` in which each thing is once only as long as the query's checkpoint lives (decision 13)"""
-    every: timedelta = timedelta(seconds=1)
-    """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
     at_most: int = 200_000
     """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
     starts: int = 2
@@ -49,12 +49,19 @@ QUERIES: Final[dict[str, Query]] = {
             every=timedelta(seconds=10),
             at_most=400_000,
         ),
-        Query("updates", ("frames",), topics=("updates", "wanted", "quarantine"), at_most=100_000, starts=0),
+        Query(
+            "updates",
+            ("frames",),
+            topics=("updates", "wanted", "quarantine"),
+            every=timedelta(milliseconds=900),  # less than T (decision 1)
+            at_most=100_000,
+            starts=0,
+        ),
         Query(
             "batch",
             ("updates",),
             topics=("batches", "quarantine"),
-            every=timedelta(milliseconds=250),
+            every=timedelta(milliseconds=500),
             starts=0,
         ),
         Query(

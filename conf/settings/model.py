@@ -279,7 +279,7 @@ class Batch(Section):
 
     window: Duration = Field(default=timedelta(seconds=1), gt=timedelta())
     grace: Duration = Field(default=timedelta(), ge=timedelta())
-    tick: Duration = Field(default=timedelta(milliseconds=50), gt=timedelta())
+    tick: Duration = Field(default=timedelta(milliseconds=100), gt=timedelta())
     block_limit: int = Field(default=256_000, ge=1_000)
     typ: int = Field(default=3, ge=3)
     authors: Names = ("*",)
