@@ -157,7 +157,7 @@ def test_config_show_diff_prints_what_is_changed_and_by_what(
 ) -> None:
     monkeypatch.delenv("KILN_STATE")
     path = tmp_path / "mine.toml"
-    path.write_text('[batch]\nwindow = "2s"\ntick = "50ms"\n[spark]\nui = true\n', encoding="utf-8")
+    path.write_text('[batch]\nwindow = "2s"\ntick = "100ms"\n[spark]\nui = true\n', encoding="utf-8")
     monkeypatch.setenv("KILN_SPARK__SHUFFLE_PARTITIONS", "8")
     monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "hunter2")
     assert run_command(["config", "show", "--diff", "--config", str(path)]) == 0
