@@ -46,7 +46,7 @@ from bridge.node.seqno import Seqno
 from conf.settings.model import Kafka, Settings
 from deploy.embedded.ports import free_ports
 from deploy.kafka.broker import broker
-from schemas.identity import Verdict, peer_of, peer_text
+from schemas.identity import Judgement, Verdict, peer_of, peer_text
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
@@ -322,9 +322,8 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
     sink = _sink(side, counter, by_message, folder, kafka)
     key = Ed25519PrivateKey.generate()
     gossip = RouterOptions()
-    router = router_type(
-        peer_of(key), gossip, random.Random(0), verifier(gossip.policy) if verified else lambda message: Verdict.GOOD
-    )
+    verify = verifier(gossip.policy) if verified else lambda message: Judgement(Verdict.GOOD)
+    router = router_type(peer_of(key), gossip, random.Random(0), verify)
 
     def hear(deliver: Deliver) -> None:
         counter.tick(sink.frames)

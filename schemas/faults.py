@@ -45,6 +45,10 @@ _NO_STREAM: Final = "Nothing. If the rows grow, find the peer that announces suc
 _PUBLISHER: Final = (
     "Nothing. The publisher is at fault, or publishes items of another kind under a key that you follow."
 )
+_BUG: Final = (
+    "Report the fault with `detail`, which names the error and the line of code, and with `data`. Once a version of "
+    "Kiln processes the record, run `kiln quarantine replay --reason processing_failed`."
+)
 _DHT_SENDER: Final = "Nothing. Whoever sent the datagram is at fault."
 
 FAULTS: Final = (
@@ -60,8 +64,29 @@ FAULTS: Final = (
         "frame",
         "frame_invalid",
         "A Frame breaks the contract: `connection` is not 16 bytes, `direction` or `origin` is unknown, `sequence` is "
-        "0, a number is over 2^63 - 1, or `network` has not 1 to 256 characters.",
+        "0, a number is over 2^63 - 1, a time is before 1970, `network` has not 1 to 256 characters, or a field is "
+        "longer than its bound. `detail` names the field; `data` is the whole Frame.",
         _FRAME_WRITER,
+    ),
+    # ---- Kiln's own faults: one record, or one message, at which a query failed
+    Fault(
+        "decode",
+        "processing_failed",
+        "Kiln itself failed while it decoded a message, or a frame. The other messages of the frame are read.",
+        _BUG,
+    ),
+    Fault(
+        "archive",
+        "processing_failed",
+        "The query `archive`, or a backfill, failed at one frame, or at one row of a frame. All others are in the "
+        "tables.",
+        _BUG,
+    ),
+    Fault(
+        "updates",
+        "processing_failed",
+        "The query `updates` failed at one message. The message is in no batch.",
+        _BUG,
     ),
     # ---- hellos: a row for each frame of the connection
     Fault(
@@ -111,6 +136,21 @@ FAULTS: Final = (
         "table `frames` has their bytes.",
         _NOTHING,
     ),
+    Fault(
+        "rpc",
+        "rpc_too_many_verdicts",
+        "The frame has more verdicts than its RPC has messages, so nobody knows which verdict is of which message. "
+        "Kiln checked the messages again. `data` is the verdicts.",
+        _FRAME_WRITER,
+    ),
+    Fault(
+        "rpc",
+        "rpc_too_costly",
+        "Checking the first messages of the RPC cost all the CPU that one RPC may cost. The other messages that the "
+        "bridge had not checked were not read. This one row stands for all of them; the table `frames` has their "
+        "bytes.",
+        "Nothing if one peer sends them: find the peer. Ordinary signatures do not cost so much.",
+    ),
     # ---- topics
     Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
     Fault("topic", "topic_not_utf8", "The topic's name is not UTF-8.", _NOTHING),
@@ -148,6 +188,13 @@ FAULTS: Final = (
         "bad_key",
         "The author (`from`) is no peer id, holds no usable key, or is not the peer id of the key in the message.",
         _FORGED,
+    ),
+    Fault(
+        "signature",
+        "key_algorithm",
+        "The bytes of the key name another algorithm than the key's type. Such keys are made to be expensive to read; "
+        "Kiln reads the algorithm first, and the rest not at all. The bridge bans who sends one on a topic it follows.",
+        "Find the peer that sends them: `remote_peer` in the table `frames`.",
     ),
     Fault(
         "signature",
@@ -297,7 +344,8 @@ FAULTS: Final = (
         "history",
         "file_damaged",
         "A file cannot be read beyond this place: its compression or its lengths are wrong, or a capture file ends "
-        "inside a record. What came before is read.",
+        "inside a record. What came before is read. Nothing is read of a capture that names more connections and "
+        "subscriptions than 256 MiB hold.",
         "Find a whole copy of the file, and read that copy.",
     ),
     # ---- BEP 50
@@ -413,6 +461,13 @@ FAULTS: Final = (
         _WRITER,
     ),
     Fault(
+        "batch",
+        "processing_failed",
+        "The query `batch` failed at one record of `kiln.updates`, which is in no batch. `detail` has the record's "
+        "partition and offset.",
+        _BUG,
+    ),
+    Fault(
         "publisher",
         "batches_gone",
         "Kafka let records of `kiln.batches` go before the publisher read them, so their batches were never published. "
@@ -431,6 +486,13 @@ FAULTS: Final = (
         "record_malformed",
         "The query `sink` cannot read a record of another topic. `detail` has the topic, the partition and the offset.",
         _WRITER,
+    ),
+    Fault(
+        "sink",
+        "processing_failed",
+        "The query `sink` failed at one record of another topic, or at one row of it. `detail` has the topic, the "
+        "partition and the offset.",
+        _BUG,
     ),
     Fault(
         "sink",

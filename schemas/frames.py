@@ -20,6 +20,8 @@ FRAME_INVALID: Final = "frame_invalid"
 RPC_MALFORMED: Final = "rpc_malformed"
 RPC_OVERSIZED: Final = "rpc_oversized"
 RPC_TOO_MANY: Final = "rpc_too_many_messages"
+RPC_TOO_COSTLY: Final = "rpc_too_costly"
+TOO_MANY_VERDICTS: Final = "rpc_too_many_verdicts"
 TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
 METADATA_ONLY: Final = "metadata_only"
@@ -31,6 +33,8 @@ REASONS: Final = (
     RPC_MALFORMED,
     RPC_OVERSIZED,
     RPC_TOO_MANY,
+    RPC_TOO_COSTLY,
+    TOO_MANY_VERDICTS,
     TOPIC_NOT_UTF8,
     TOPIC_TOO_LONG,
     METADATA_ONLY,
@@ -46,6 +50,11 @@ MAX_MESSAGES: Final = 5000
 # Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
 MAX_TOPIC: Final = 4096
 MAX_NETWORK: Final = 256
+# A peer id stands in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
+MAX_PEER: Final = 64
+MAX_PROTOCOL: Final = 256
+MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
+MAX_ADDRESS: Final = 1024  # a multiaddr through a relay has some 150 bytes
 BEP50: Final = "bep50"
 
 DIRECTIONS: Final = ("IN", "OUT")
@@ -58,9 +67,7 @@ _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, a
 def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
     """The Frame in a record value of `kiln.frames`.
 
-    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: a Frame that breaks the contract:
-    connection not 16 bytes, direction or origin unknown, no network or one of more than MAX_NETWORK characters,
-    sequence 0 or beyond a BIGINT, declared_length beyond one.
+    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: `frame_fault` says why.
     """
     if value is None:
         return Rejected(FRAME_MALFORMED, "the record has no value")
@@ -68,20 +75,54 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
         frame = frame_pb2.Frame.FromString(value)
     except DecodeError:
         return Rejected(FRAME_MALFORMED, f"{len(value)} bytes are not a Frame protobuf")
+    fault = frame_fault(frame)
+    return frame if fault is None else fault
+
+
+def frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
+    """Check every field of a Frame against its bound; `None` if the Frame keeps the contract, else frame_invalid.
+
+    What repeats in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
+    (docs/design/contracts.md, Frame).
+    """
+    wrong = _wrong_field(frame)
+    return None if wrong is None else Rejected(FRAME_INVALID, wrong)
+
+
+def _wrong_field(frame: frame_pb2.Frame) -> str | None:
     if len(frame.connection) != CONNECTION_BYTES:
-        return Rejected(FRAME_INVALID, f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}")
+        return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
     # proto3 enums are open: an unknown number survives parsing
-    if frame.direction > 1 or frame.direction < 0:
-        return Rejected(FRAME_INVALID, f"direction {frame.direction} is unknown")
-    if frame.origin > 1 or frame.origin < 0:
-        return Rejected(FRAME_INVALID, f"origin {frame.origin} is unknown")
+    if not 0 <= frame.direction <= 1:
+        return f"direction {frame.direction} is unknown"
+    if not 0 <= frame.origin <= 1:
+        return f"origin {frame.origin} is unknown"
     if not 0 < frame.sequence <= _MAX_BIGINT:
-        return Rejected(FRAME_INVALID, f"sequence {frame.sequence} is not in 1…2^63-1")
+        return f"sequence {frame.sequence} is not in 1…2^63-1"
     if frame.declared_length > _MAX_BIGINT:
-        return Rejected(FRAME_INVALID, f"declared_length {frame.declared_length} is beyond 2^63-1")
+        return f"declared_length {frame.declared_length} is beyond 2^63-1"
     if not 0 < len(frame.network) <= MAX_NETWORK:
-        return Rejected(FRAME_INVALID, f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}")
-    return frame
+        return f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}"
+    if frame.observed_at < 0:
+        return f"observed_at is {frame.observed_at} ns, before 1970"
+    # each access to a field makes a copy of its bytes
+    if (size := len(frame.remote_peer)) > MAX_PEER:
+        return f"remote_peer has {size} bytes; a peer id has at most {MAX_PEER}"
+    if (size := len(frame.local_peer)) > MAX_PEER:
+        return f"local_peer has {size} bytes; a peer id has at most {MAX_PEER}"
+    if (size := len(frame.protocol)) > MAX_PROTOCOL:
+        return f"protocol has {size} characters; at most {MAX_PROTOCOL} are read"
+    if (size := len(frame.hello_in)) > MAX_HELLO:
+        return f"hello_in has {size} bytes; at most {MAX_HELLO} are read"
+    if (size := len(frame.hello_out)) > MAX_HELLO:
+        return f"hello_out has {size} bytes; at most {MAX_HELLO} are read"
+    if (size := len(frame.remote_address)) > MAX_ADDRESS:
+        return f"remote_address has {size} bytes; at most {MAX_ADDRESS} are read"
+    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict is none: readers check the message
+        return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
+    if (size := len(frame.payload)) > MAX_RPC:
+        return f"payload has {size} bytes; an RPC over {MAX_RPC} is to be cut, with its length in declared_length"
+    return None
 
 
 def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:

@@ -11,29 +11,29 @@ from __future__ import annotations
 import hashlib
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import base58
 from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.message import DecodeError
 from nacl.bindings import crypto_sign_open
 from nacl.exceptions import BadSignatureError
 
 from schemas.cid import CidError, cid_bytes
 from schemas.proto.gossipsub import rpc_pb2
+from schemas.public_key import BAD_KEY, KEY_ALGORITHM, PublicKey, read_public_key, signature_cost, signature_fits
+from schemas.reject import Rejected
 
 Policy = Literal["strict", "none", "either"]
-PublicKey = Ed25519PublicKey | rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 PrivateKey = Ed25519PrivateKey | rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 SIGN_PREFIX: Final = b"libp2p-pubsub:"
 
 BAD_SIGNATURE: Final = "bad_signature"
-BAD_KEY: Final = "bad_key"
 MISSING_SIGNATURE: Final = "missing_signature"
 MISSING_FROM: Final = "missing_from"
 MISSING_SEQNO: Final = "missing_seqno"
@@ -42,6 +42,7 @@ UNEXPECTED_AUTH: Final = "unexpected_auth"
 REASONS: Final = (
     BAD_SIGNATURE,  # BAD: the signature is not the author's over this message
     BAD_KEY,  # BAD: `from` is no peer id, holds no usable key, or is not the peer id of `key`
+    KEY_ALGORITHM,  # BAD: the key is of another algorithm than its type, which no honest program makes
     MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but by nobody
     MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
@@ -52,16 +53,20 @@ REASONS: Final = (
 MAX_SEQNO: Final = 64  # bytes
 _MAX_PEER_ID: Final = 2048  # bytes; an identity multihash of an RSA-8192 key has 1,100
 _BASE58_LIMIT: Final = 1024  # bytes; base58 takes time with the square of the length
-_MIN_RSA_BITS: Final = 2048
-_MAX_RSA_BITS: Final = 8192
-_MAX_RSA_EXPONENT: Final = 2**31 - 1  # as in go; a large one is a way to burn our time
+_USUAL_PEER: Final = 64  # bytes; other peer ids are not cached
+_USUAL_TEXT: Final = 90  # characters
+_USUAL_KEY: Final = 1024  # bytes of peer id and key
 _NIST_CURVES: Final = (ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256
 _IDENTITY: Final = 0x00
 _SHA2_256: Final = 0x12
-_ED25519_SIGNATURE: Final = 64  # bytes
 _ED25519_PEER: Final = bytes.fromhex("002408011220")
 _LIBP2P_KEY: Final = b"\x01\x72"  # CIDv1, codec libp2p-key
+_NO_KEY: Final = Rejected(BAD_KEY, "no key of the author")
+_MESSAGE_COST: Final = 12
+
+MAX_RPC_COST: Final = 200_000
+"""Nominal µs of CPU that the messages of one RPC may cost. 1 MiB of ordinary messages signed by ed25519 costs less."""
 
 
 class Verdict(IntEnum):
@@ -79,6 +84,10 @@ UNVERIFIED: Final = "unverified/"
 """How the id of a message begins that the log of another node tells of, without a signature that could be checked."""
 
 
+OVERSIZED: Final = "oversized/"
+"""How the id of a signed message begins whose author or seqno is longer than any that is accepted."""
+
+
 class PeerIdError(ValueError):
     """A text that is not a peer id."""
 
@@ -88,20 +97,30 @@ def peer_text(raw: bytes) -> str:
 
     Any bytes have a text. Over 1,024 bytes, which no peer id has, it is "f" and the hex digits.
     """
-    return _base58_text(raw) if len(raw) <= _BASE58_LIMIT else "f" + raw.hex()
+    if len(raw) <= _USUAL_PEER:
+        return _usual_text(raw)
+    return base58.b58encode(raw).decode("ascii") if len(raw) <= _BASE58_LIMIT else "f" + raw.hex()
 
 
-@lru_cache(maxsize=65536)
 def raw_peer(text: str) -> bytes:
     """The bytes of which `peer_text` made a text. ValueError: it made none such."""
+    if len(text) <= _USUAL_TEXT:
+        return _usual_raw(text)
     if len(text) > 2 * _BASE58_LIMIT:  # base58 of the longest bytes that it is used for is shorter
         return bytes.fromhex(text[1:])
     return bytes(base58.b58decode(text))
 
 
-@lru_cache(maxsize=65536)
 def peer_bytes(text: str) -> bytes:
     """The multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…"). PeerIdError if it is neither."""
+    if len(text) <= _USUAL_TEXT:
+        return _usual_peer(text)
+    if len(text) > 2 * _MAX_PEER_ID:  # no encoding doubles the longest, and base58 takes time with the square
+        raise PeerIdError(f"not a peer id: {len(text)} characters")
+    return _read_peer(text)
+
+
+def _read_peer(text: str) -> bytes:
     try:
         if text.startswith(("1", "Qm")):
             raw: bytes = base58.b58decode(text)
@@ -128,10 +147,10 @@ def message_id(message: rpc_pb2.Message) -> str:
     """What makes a message one message within its network.
 
     Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
-    sha256(data)>".
+    sha256(data)>". Signed with an author or a seqno that is too long for `judge`: "oversized/<hex of a sha256>".
     """
     if message.HasField("signature"):
-        return f"{peer_text(_author(message))}/{message.seqno.hex()}"
+        return _id_of(_author(message), message.seqno)
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
 
 
@@ -141,7 +160,14 @@ def unverified_id(message: rpc_pb2.Message) -> str:
     Never the id of a verified message: a line that anybody could write must not stand for what Kiln has checked.
     """
     author = _author(message)
-    return f"{UNVERIFIED}{peer_text(author)}/{message.seqno.hex()}" if author and message.seqno else message_id(message)
+    return UNVERIFIED + _id_of(author, message.seqno) if author and message.seqno else message_id(message)
+
+
+def _id_of(author: bytes, seqno: bytes) -> str:
+    """Ids stand in rows, so what a stranger made long does not get into them."""
+    if len(author) > _MAX_PEER_ID or len(seqno) > MAX_SEQNO:
+        return OVERSIZED + hashlib.sha256(len(author).to_bytes(8) + author + seqno).hexdigest()
+    return f"{peer_text(author)}/{seqno.hex()}"
 
 
 def author_of(message: str) -> str | None:
@@ -154,39 +180,68 @@ def author_of(message: str) -> str | None:
     return peer
 
 
+class Judgement(NamedTuple):
+    """The verdict on a message, why, and what it cost to find out."""
+
+    verdict: Verdict
+    reason: str = ""
+    """one of REASONS, or empty"""
+    cost: int = 0
+    """of checking the signature: `schemas.public_key.signature_cost`"""
+
+
 def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
-    """The verdict on a message under a network's policy, and the reason: "" or one of REASONS.
+    """Verdict and reason of `check`."""
+    judgement = check(message, policy, topic)
+    return judgement.verdict, judgement.reason
+
+
+def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> Judgement:
+    """Judge a message under a network's policy.
 
     strict: it must be signed, and well. none: it must carry no from, seqno, signature or key. either: what is signed
     must be signed well, the rest is UNSIGNED. A signed message needs from and seqno under every policy: they are its
-    id. `topic`: the name that the message's topic index stands for; signatures are over the name.
+    id.
+
+    Args:
+        topic: The name that the message's topic index stands for; signatures are over the name.
     """
     signed = message.HasField("signature")
     if policy == "none":
         if signed or message.HasField("from") or message.HasField("seqno") or message.HasField("key"):
-            return Verdict.AGAINST_POLICY, UNEXPECTED_AUTH
-        return Verdict.UNSIGNED, ""
+            return Judgement(Verdict.AGAINST_POLICY, UNEXPECTED_AUTH)
+        return Judgement(Verdict.UNSIGNED)
     if not signed:
         if policy == "strict":
-            return Verdict.AGAINST_POLICY, MISSING_SIGNATURE
-        return Verdict.UNSIGNED, ""
+            return Judgement(Verdict.AGAINST_POLICY, MISSING_SIGNATURE)
+        return Judgement(Verdict.UNSIGNED)
     author = _author(message)
     if not author:
-        return Verdict.AGAINST_POLICY, MISSING_FROM
+        return Judgement(Verdict.AGAINST_POLICY, MISSING_FROM)
     seqno = message.seqno
     if not seqno:
-        return Verdict.AGAINST_POLICY, MISSING_SEQNO
+        return Judgement(Verdict.AGAINST_POLICY, MISSING_SEQNO)
     if len(seqno) > MAX_SEQNO:
-        return Verdict.AGAINST_POLICY, INVALID_SEQNO
+        return Judgement(Verdict.AGAINST_POLICY, INVALID_SEQNO)
     attached = message.key if message.HasField("key") else None
     if len(author) > _MAX_PEER_ID or (attached is not None and len(attached) > _MAX_PEER_ID):
-        return Verdict.BAD, BAD_KEY  # before the cache: it must not hold what a stranger made large
-    key = _public_key(author, attached)
-    if key is None:
-        return Verdict.BAD, BAD_KEY
-    if _verifies(key, message.signature, signed_bytes(message, topic)):
-        return Verdict.GOOD, ""
-    return Verdict.BAD, BAD_SIGNATURE
+        return Judgement(Verdict.BAD, BAD_KEY)
+    usual = len(author) + len(attached or b"") <= _USUAL_KEY
+    key = (_usual_key if usual else _public_key)(author, attached)
+    if isinstance(key, Rejected):
+        return Judgement(Verdict.BAD, key.reason)
+    signature = message.signature
+    if not signature_fits(key, signature):
+        return Judgement(Verdict.BAD, BAD_SIGNATURE)
+    good = _verifies(key, signature, signed_bytes(message, topic))
+    cost = signature_cost(key, good)
+    return Judgement(Verdict.GOOD, "", cost) if good else Judgement(Verdict.BAD, BAD_SIGNATURE, cost)
+
+
+def id_cost(message: rpc_pb2.Message) -> int:
+    """Nominal CPU of reading a message and making its id, in µs: the part of a message's cost that no key explains."""
+    size = len(_author(message))
+    return _MESSAGE_COST + (size * size // 700 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
 def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
@@ -241,10 +296,19 @@ def _author(message: rpc_pb2.Message) -> bytes:
     return author
 
 
+# Caches of what strangers name: of texts and bytes of a usual length alone, so that they are bounded in bytes.
 @lru_cache(maxsize=65536)
-def _base58_text(raw: bytes) -> str:
+def _usual_text(raw: bytes) -> str:
     text: str = base58.b58encode(raw).decode("ascii")
     return text
+
+
+@lru_cache(maxsize=65536)
+def _usual_raw(text: str) -> bytes:
+    return bytes(base58.b58decode(text))
+
+
+_usual_peer = lru_cache(maxsize=65536)(_read_peer)
 
 
 def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
@@ -301,52 +365,36 @@ def _pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-@lru_cache(maxsize=4096)
-def _public_key(author: bytes, attached: bytes | None) -> PublicKey | None:
+def _public_key(author: bytes, attached: bytes | None) -> PublicKey | Rejected:
     """The author's public key, out of the peer id or, if it matches the peer id, out of the message's key field."""
     peer = _multihash(author)
     if peer is None:
-        return None
+        return _NO_KEY
     code, digest = peer
     if attached is None:
-        return _parse_public_key(digest)[0] if code == _IDENTITY else None
+        return _parse_public_key(digest)[0] if code == _IDENTITY else _NO_KEY
     key, encoded = _parse_public_key(attached)
+    if isinstance(key, Rejected):
+        return key
     # compared in the canonical encoding, as go does; a short key under its sha2-256 is the peer id of an old node
     matches = digest == encoded if code == _IDENTITY else digest == hashlib.sha256(encoded).digest()
-    return key if matches else None
+    return key if matches else _NO_KEY
 
 
-def _parse_public_key(encoded: bytes) -> tuple[PublicKey | None, bytes]:
-    """The key in a PublicKey protobuf, or None, and its canonical encoding."""
+_usual_key = lru_cache(maxsize=4096)(_public_key)
+
+
+def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
+    """The key in a PublicKey protobuf, and its canonical encoding."""
     try:
         public = rpc_pb2.PublicKey.FromString(encoded)
     except DecodeError:
-        return None, b""
+        return _NO_KEY, b""
     # a number that is no KeyType stays in the unknown fields
     if not public.HasField("Type") or not public.HasField("Data"):
-        return None, b""
+        return _NO_KEY, b""
     kind, data = public.Type, public.Data
-    canonical = rpc_pb2.PublicKey(Type=kind, Data=data).SerializeToString()
-    try:
-        if kind == rpc_pb2.PublicKey.Ed25519:
-            return Ed25519PublicKey.from_public_bytes(data), canonical
-        if kind == rpc_pb2.PublicKey.Secp256k1:
-            return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data), canonical
-        key = load_der_public_key(data)
-    except (ValueError, UnsupportedAlgorithm, InternalError):
-        return None, b""
-    if kind == rpc_pb2.PublicKey.RSA:
-        usable = (
-            isinstance(key, rsa.RSAPublicKey)
-            and _MIN_RSA_BITS <= key.key_size <= _MAX_RSA_BITS
-            and key.public_numbers().e <= _MAX_RSA_EXPONENT
-        )
-    else:
-        usable = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _NIST_CURVES)
-    # one key, one encoding: else one author could have many peer ids
-    if not usable or not isinstance(key, rsa.RSAPublicKey | ec.EllipticCurvePublicKey) or _pkix(key) != data:
-        return None, b""
-    return key, canonical
+    return read_public_key(kind, data), rpc_pb2.PublicKey(Type=kind, Data=data).SerializeToString()
 
 
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
@@ -366,8 +414,6 @@ def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
 def _verifies(key: PublicKey, signature: bytes, data: bytes) -> bool:
     try:
         if isinstance(key, Ed25519PublicKey):
-            if len(signature) != _ED25519_SIGNATURE:
-                return False
             if _sodium_verifies(key.public_bytes_raw(), signature, data):
                 return True
             key.verify(signature, data)

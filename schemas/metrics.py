@@ -394,6 +394,9 @@ GROUPS: Final = (
             ),
             _counter("kept_out", "peers", "Peers that the node hung up on for their conduct."),
             _counter("refused_kept_out", "connections", "Connections of such peers that the node refused."),
+            _counter(
+                "over_budget_cpu", "times", "Times that a peer was over its budget of CPU, and was read more slowly."
+            ),
             _counter("paused", "times", "Times that a stream waited, because the spool was full."),
             _counter("delivered", "messages", "First good copies of messages on a joined topic."),
             _counter("duplicate", "messages", "Further good copies of a message."),
@@ -408,6 +411,15 @@ GROUPS: Final = (
             _counter("bad_signature", "messages", "Messages whose signature is not the author's."),
             _counter("against_policy", "messages", "Messages that break the signature policy of the network."),
             _counter("not_checked", "messages", "Messages on which there is no verdict."),
+            _counter(
+                "message_too_large",
+                "messages",
+                "Messages that fit in no RPC of `bridge.max_rpc_out`. The router relays none, and their sender's score "
+                "falls.",
+            ),
+            _counter(
+                "left_out", "items", "Control items that fit in no RPC of `bridge.max_rpc_out`, and were not sent."
+            ),
             _counter(
                 "graylisted",
                 "RPCs",
@@ -434,6 +446,14 @@ GROUPS: Final = (
             _counter("control_over_limit", "items", "Control items over the limit of one RPC."),
             _counter(
                 "messages_over_limit", "messages", "Messages over the limit of one RPC. The node reads no such message."
+            ),
+            _counter(
+                "messages_over_cost",
+                "messages",
+                "Messages of an RPC whose first messages were too expensive to check. The node relays no such message.",
+            ),
+            _counter(
+                "key_algorithm", "messages", "Messages whose key is made to be expensive. Their senders are banned."
             ),
             _counter("id_too_long", "ids", "Message ids that are too long to be any."),
             _counter("ihave_sent", "ids", "Ids that the router told to peers outside the mesh."),

@@ -67,6 +67,8 @@ def is_text_form(raw: bytes) -> bool:
 def text_form(canonical: bytes) -> bytes:
     """An id as rust-libp2p makes it, where it is a peer id and a seqno of 8 bytes; else as it is."""
     peer, seqno = canonical[:-_SEQNO_BYTES], canonical[-_SEQNO_BYTES:]
+    if len(peer) > _IDENTITY_LIMIT:
+        return canonical  # base58 of long bytes takes long, and none of `_TEXT_ENDS` is so long
     text = b"%b%d" % (peer_text(peer).encode(), int.from_bytes(seqno, "big"))
     return text if _from_text(text) == canonical else canonical
 

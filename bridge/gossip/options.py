@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bridge.gossip.parts import RpcLimits
 from bridge.gossip.score import ScoreOptions
 from schemas.frames import MAX_MESSAGES
 from schemas.identity import Policy
@@ -58,9 +59,11 @@ class RouterOptions:
     subscription_penalty: float = 0.005  # P7, of each beyond that
     max_control_per_rpc: int = 5000  # items of one kind
     max_messages_per_rpc: int = MAX_MESSAGES
-    max_ids_per_rpc: int = 20_000  # of a kind that are looked at
-    over_limit_penalty: float = 10.0  # P7, of an RPC with more messages, or control items of a kind
-    max_rpc: int = 1 << 20  # larger ones are parted; a single message may be longer
+    max_ids_per_rpc: int = 20_000  # that are looked at
+    over_limit_penalty: float = 10.0  # P7, of an RPC with more messages or work, or control items of a kind
+    # P7, of a key of another algorithm than its type: made to cost much, so one is below the graylist threshold
+    key_algorithm_penalty: float = 25.0
+    rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # of the RPCs that the router sends
     max_retained: int = 10_000  # bad scores kept of peers that went
     retain_score: float = 3600.0
 

@@ -35,17 +35,22 @@ from bridge.gossip.mesh import worth_keeping
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver, PeerID, PeerView, Send
 from bridge.gossip.parts import split
-from bridge.gossip.peers import Fanout, PeerState
+from bridge.gossip.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores
 from bridge.gossip.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
 from bridge.gossip.score import Score
 from bridge.gossip.signatures import Verify
 from bridge.gossip.table_side import Item, Savings, TableSide
 from bridge.status import SavingDirection, SavingStatus
-from schemas.identity import Verdict
+from schemas.identity import MAX_RPC_COST, Judgement, Verdict, id_cost
 from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
+from schemas.public_key import KEY_ALGORITHM
 from schemas.topic_table import Bundles
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
+
+
+class MessageTooLargeError(ValueError):
+    """A message to publish that no RPC can carry. The text names the setting."""
 
 
 class Router:
@@ -71,9 +76,9 @@ class Router:
         self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the topics we are on
         self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
         self._fanout: dict[str, Fanout] = {}
-        self._backoff: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (until, when it was pruned)
-        self._promises: dict[bytes, dict[PeerID, float]] = {}  # id asked for -> peer -> until
-        self._retained: dict[PeerID, tuple[Score, float]] = {}
+        self._backoffs = Backoffs(options.max_backoffs)
+        self._promises = Promises()
+        self._retained = RetainedScores(options.max_retained)
         self._seen = SeenSet(options.seen_horizon, options.seen_cap)
         self._cache = MessageCache(options.mcache_len, options.mcache_gossip, options.mcache_bytes)
         self._counters: defaultdict[str, int] = defaultdict(int)
@@ -87,6 +92,7 @@ class Router:
         """How often what happened, by kind, since the start. A live view: look again, it has moved on."""
         self._counters["seen_evicted"] = self._seen.evicted
         self._counters["mcache_evicted"] = self._cache.evicted
+        self._counters["backoff_evicted"] = self._backoffs.evicted
         self._counters.update(self._table.counters)
         return MappingProxyType(self._counters)
 
@@ -110,8 +116,8 @@ class Router:
             "seen": len(self._seen),
             "mcache": len(self._cache),
             "mcache_bytes": self._cache.size,
-            "backoff": len(self._backoff),
-            "promises": sum(map(len, self._promises.values())),
+            "backoff": len(self._backoffs),
+            "promises": len(self._promises),
             "idontwant": sum(len(state.dont) for state in self._peers.values()),
             "topics": sum(len(state.topics) for state in self._peers.values()),
             "fanout": len(self._fanout),
@@ -145,9 +151,7 @@ class Router:
             raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {', '.join(VERSIONS)}")
         if peer in self._peers:
             self.remove_peer(peer, now)
-        score, until = self._retained.pop(peer, (None, 0.0))
-        if score is None or until <= now:
-            score = Score(self._options.score)
+        score = self._retained.take(peer, now) or Score(self._options.score)
         state = self._peers[peer] = PeerState(peer, protocol, version, outbound, score, discovered)
         self._floodsub += version == 0
         rpc = RPC()
@@ -174,13 +178,10 @@ class Router:
             mesh.pop(peer, None)
         for fanout in self._fanout.values():
             fanout.peers.pop(peer, None)
-        for key in [key for key, asked in self._promises.items() if peer in asked]:
-            self._forget_promise(key, peer)
+        self._promises.forget_peer(peer)
         if state.score.compute() < 0:
             # going and coming back does not wash a peer clean
-            self._retained[peer] = (state.score, now + self._options.retain_score)
-            if len(self._retained) > self._options.max_retained:
-                del self._retained[next(iter(self._retained))]
+            self._retained.put(peer, state.score, now + self._options.retain_score)
         return []
 
     def colocated(self, peer: PeerID, count: int) -> None:
@@ -252,13 +253,19 @@ class Router:
         """Send a message of our own, signed already where the network wants that: one Send per peer.
 
         To all peers on the topic with `flood_publish`, else to the mesh (filled up to D), or the fanout of a topic we
-        are not on; floodsub peers always. The same message may be published again. ValueError without a topic.
+        are not on; floodsub peers always. The same message may be published again. ValueError without a topic, and
+        MessageTooLargeError where no RPC within `rpc_limits` can carry the message.
         """
         topic = message.topic
         if not topic:
             raise ValueError("a message to publish needs a topic")
         key = gossip_id(message)
         data = message.SerializeToString()
+        if not self._options.rpc_limits.accept(len(data), len(message.data)):
+            raise MessageTooLargeError(
+                f"a message of {len(data)} bytes does not fit in an RPC of {self._options.rpc_limits.size}. "
+                "Raise bridge.max_rpc_out if every peer of the network accepts more."
+            )
         verdict = Verdict.GOOD if message.HasField("signature") else Verdict.UNSIGNED
         self._seen.add(key, mark(data, verdict), now)
         self._cache.put(key, topic, data)
@@ -312,7 +319,7 @@ class Router:
         self._counters["dropped_messages"] += len(rpc.publish)
         for item in rpc.control.iwant:
             for raw in item.messageIDs:
-                self._forget_promise(canonical_id(raw), peer)  # what was not asked for, nobody failed to bring
+                self._promises.forget(canonical_id(raw), peer)  # what was not asked for, nobody failed to bring
 
     def heartbeat(self, now: float) -> list[Send]:
         """Once in `RouterOptions.heartbeat` seconds: scores, promises, meshes, fanout, gossip, forgetting."""
@@ -320,14 +327,20 @@ class Router:
         self._ticks += 1
         elapsed = 0.0 if self._ticked is None else max(0.0, now - self._ticked)
         self._ticked = now
-        self._break_promises(now)
+        for peer, count in self._promises.broken(now).items():
+            self._counters["broken_promise"] += count
+            # once a heartbeat, however many ids: one lost answer may have held thousands
+            self._peers[peer].score.penalize()
         for state in self._peers.values():
             state.ihaves = state.asked = state.iwants = state.iwant_bytes = state.donts = state.graft_penalties = 0
             state.subscriptions = max(0, state.subscriptions - options.subscriptions_more)
             if state.dont:
                 state.dont = {key: until for key, until in state.dont.items() if until > self._ticks}
             state.score.tick(elapsed, state.meshes > 0)
-        self._forget(now)
+        self._seen.expire(now)
+        # in step with a peer's own clock: to graft in the very second the back-off ends would often be too early
+        self._backoffs.expire(now - 2 * options.heartbeat)
+        self._retained.expire(now)
 
         out: dict[PeerID, ControlMessage] = {}
         for topic, mesh in self._mesh.items():
@@ -438,25 +451,37 @@ class Router:
         joined = self._mesh
         seen = self._seen
         named = self._table.named  # from here on no message has an index: it is of one connection's table
-        verdicts = bytearray(len(publish))
+        verdicts, cost = bytearray(len(publish)), 0
         fresh: list[tuple[Message, str, bytes]] = []
+        too_large: list[tuple[Message, str, bytes]] = []
         for index, wired in enumerate(publish):
+            if cost >= MAX_RPC_COST:
+                # the rest stays "not checked": signatures that are slow to check must not buy our time
+                counters["messages_over_cost"] += len(publish) - index
+                state.score.penalize(self._options.over_limit_penalty)
+                break
             topic = self._topic_of(state, wired)
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
             message = named(wired, topic)
+            cost += id_cost(message)
             key = gossip_id(message)
             data = message.SerializeToString()
+            can_relay = self._options.rpc_limits.accept(len(data), len(message.data))
+            if not can_relay:
+                counters["message_too_large"] += 1
+                state.score.penalize()
             known = seen.get(key)
             if known is not None and mark(data, known & 7) == known:
                 verdicts[index] = known & 7
                 counters["own_message" if getattr(message, "from") in self._own else "duplicate"] += 1
                 continue
-            verdict = self._verify(message)
-            verdicts[index] = verdict
+            judgement = self._verify(message)
+            verdicts[index] = verdict = judgement.verdict
+            cost += judgement.cost
             if verdict not in _ACCEPTED:
-                self._refuse(state, verdict)
+                self._refuse(state, judgement)
                 if state.score.value < self._options.score.graylist_threshold:
                     # the rest stays "not checked": garbage must not buy our time
                     counters["graylisted"] += 1
@@ -469,23 +494,31 @@ class Router:
             if getattr(message, "from") in self._own:
                 counters["own_message"] += 1  # from before a restart
                 continue
-            self._promises.pop(key, None)
-            self._cache.put(key, topic, data)
-            state.score.deliver()
+            self._promises.keep(key)
             counters["delivered"] += 1
             delivered.append(Deliver(message, topic, state.peer))
+            if not can_relay:
+                too_large.append((message, topic, key))
+                continue
+            self._cache.put(key, topic, data)
+            state.score.deliver()
             fresh.append((message, topic, key))
+        if too_large:
+            self._dont_want(state, too_large, sends)  # who has it, too, need not pay for sending it
         if fresh:
             self._dont_want(state, fresh, sends)
             self._forward(state, fresh, sends)
         return bytes(verdicts)
 
-    def _refuse(self, state: PeerState, verdict: Verdict) -> None:
-        if verdict == Verdict.NOT_CHECKED:
+    def _refuse(self, state: PeerState, judgement: Judgement) -> None:
+        if judgement.verdict == Verdict.NOT_CHECKED:
             self._counters["not_checked"] += 1
             return
-        self._counters["bad_signature" if verdict == Verdict.BAD else "against_policy"] += 1
+        self._counters["bad_signature" if judgement.verdict == Verdict.BAD else "against_policy"] += 1
         state.score.reject()
+        if judgement.reason == KEY_ALGORITHM:
+            self._counters[KEY_ALGORITHM] += 1
+            state.score.penalize(self._options.key_algorithm_penalty)
 
     def _dont_want(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         wanted_not: dict[PeerID, list[bytes]] = {}
@@ -532,7 +565,7 @@ class Router:
             if parts is None:
                 rpc = RPC()
                 rpc.publish.extend([fresh[index][0] for index in indexes])
-                parts = made[tuple(indexes)] = split(rpc, self._options.max_rpc)
+                parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
             sends.extend([Send(peer, self._for_peer(state, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
@@ -569,6 +602,7 @@ class Router:
     # ---------------------------------------------------------------- control messages
 
     def _take_control(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
+        state.looks = self._options.max_ids_per_rpc
         if control.ihave:
             self._take_ihave(state, control, sends, now)
         if control.iwant:
@@ -613,20 +647,19 @@ class Router:
             return
         wanted: dict[bytes, bytes] = {}
         room = options.max_ihave_length - state.asked
-        looks = options.max_ids_per_rpc
         for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
             topic = self._topic_of(state, item)
             if topic is None or topic not in self._mesh:
                 self._counters["ihave_unknown_topic"] += 1
                 continue
             ids: Sequence[bytes] = item.messageIDs
-            most = min(options.max_ihave_length, looks)
+            most = min(options.max_ihave_length, state.looks)
             if len(ids) > most:
                 self._counters["ihave_over_limit"] += len(ids) - most
                 ids = ids[:most]
-            looks -= len(ids)
+            state.looks -= len(ids)
             for raw, key in self._ids(state, ids):
-                if key in self._seen or key in wanted or state.peer in self._promises.get(key, ()):
+                if key in self._seen or key in wanted or self._promises.holds(key, state.peer):
                     continue
                 if len(wanted) >= room:
                     self._counters["ihave_over_limit"] += 1
@@ -638,7 +671,7 @@ class Router:
         self._counters["iwant_sent"] += len(wanted)
         until = now + options.iwant_followup
         for key in wanted:
-            self._promises.setdefault(key, {})[state.peer] = until
+            self._promises.add(key, state.peer, until)
         rpc = RPC()
         rpc.control.iwant.add(messageIDs=wanted.values())
         self._send(sends, state, rpc, priority=False)
@@ -649,10 +682,9 @@ class Router:
             self._counters["iwant_low_score"] += 1
             return
         answer = RPC()
-        looks = options.max_ids_per_rpc
         for item in control.iwant[: self._over_control_limit(state, len(control.iwant))]:
-            ids = item.messageIDs[:looks]
-            looks -= len(ids)
+            ids = item.messageIDs[: state.looks]
+            state.looks -= len(ids)
             self._counters["iwant_over_limit"] += len(item.messageIDs) - len(ids)
             for _, key in self._ids(state, ids):
                 if state.iwants >= options.max_iwant_length or state.iwant_bytes >= options.max_iwant_bytes:
@@ -683,7 +715,7 @@ class Router:
                 continue
             if state.peer in mesh:
                 continue
-            until, since = self._backoff.get((topic, state.peer), (0.0, 0.0))
+            until, since = self._backoffs.get(topic, state.peer)
             if now < until:
                 self._counters["graft_backoff"] += 1
                 self._penalize_graft(state, 2 if now < since + options.graft_flood else 1)
@@ -722,7 +754,7 @@ class Router:
             if mesh.pop(state.peer, None) is not None:
                 state.meshes -= 1
             seconds = float(item.backoff) or options.prune_backoff
-            self._back_off(topic, state.peer, min(seconds, options.max_backoff), now)
+            self._backoffs.add(topic, state.peer, min(seconds, options.max_backoff), now)
             if item.peers:
                 self._counters["px_ignored"] += 1
 
@@ -732,10 +764,9 @@ class Router:
             self._counters["idontwant_wrong_version"] += 1
             return
         until = self._ticks + options.idontwant_ttl
-        looks = options.max_ids_per_rpc
         for item in control.idontwant[: self._over_control_limit(state, len(control.idontwant))]:
-            ids = item.messageIDs[:looks]
-            looks -= len(ids)
+            ids = item.messageIDs[: state.looks]
+            state.looks -= len(ids)
             self._counters["idontwant_over_limit"] += len(item.messageIDs) - len(ids)
             for _, key in self._ids(state, ids):
                 if state.donts >= options.max_idontwant_length:
@@ -802,38 +833,13 @@ class Router:
             out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=told)
             self._counters["ihave_sent"] += len(told)
 
-    def _break_promises(self, now: float) -> None:
-        broken: dict[PeerID, None] = {}
-        for key, asked in list(self._promises.items()):
-            for peer in [peer for peer, until in asked.items() if until <= now]:
-                self._forget_promise(key, peer)
-                self._counters["broken_promise"] += 1
-                broken[peer] = None
-        for peer in broken:
-            # once a heartbeat, however many ids: one lost answer may have held thousands
-            self._peers[peer].score.penalize()
-
-    def _forget_promise(self, key: bytes, peer: PeerID) -> None:
-        asked = self._promises.get(key)
-        if asked is not None and asked.pop(peer, None) is not None and not asked:
-            del self._promises[key]
-
-    def _forget(self, now: float) -> None:
-        self._seen.expire(now)
-        # in step with a peer's own clock: to graft in the very second the back-off ends would often be too early
-        slack = 2 * self._options.heartbeat
-        for entry in [entry for entry, (until, _) in self._backoff.items() if until + slack <= now]:
-            del self._backoff[entry]
-        for peer in [peer for peer, (_, until) in self._retained.items() if until <= now]:
-            del self._retained[peer]
-
     def _may_graft(self, topic: str, state: PeerState, mesh: Mapping[PeerID, PeerState], now: float) -> bool:
-        # an entry is held a little longer than the back-off, see _forget: mere presence counts here
+        # an entry is held a little longer than the back-off, see heartbeat: mere presence counts here
         return (
             state.version > 0
             and state.peer not in mesh
             and state.score.value >= 0
-            and (topic, state.peer) not in self._backoff
+            and (topic, state.peer) not in self._backoffs
         )
 
     def _graftable(self, topic: str, mesh: Mapping[PeerID, PeerState], now: float) -> list[PeerState]:
@@ -871,18 +877,10 @@ class Router:
     def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
         """A PRUNE with its seconds, where the peer's version has them; the back-off holds for us just as well."""
         self._counters["prune_sent"] += 1
-        self._back_off(topic, state.peer, seconds, now)
+        self._backoffs.add(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)
         if state.version >= BACKOFF_VERSION:
             prune.backoff = math.ceil(seconds)
-
-    def _back_off(self, topic: str, peer: PeerID, seconds: float, now: float) -> None:
-        entry = (topic, peer)
-        until = max(now + seconds, self._backoff.pop(entry, (0.0, 0.0))[0])
-        self._backoff[entry] = (until, now)
-        if len(self._backoff) > self._options.max_backoffs:
-            del self._backoff[next(iter(self._backoff))]
-            self._counters["backoff_evicted"] += 1
 
     def _unlist(self, topic: str, peer: PeerID) -> None:
         subscribers = self._subscribers[topic]
@@ -894,5 +892,9 @@ class Router:
         return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
 
     def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
-        parts = split(rpc, self._options.max_rpc)
-        sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in parts])
+        sends.extend([Send(state.peer, self._for_peer(state, part), priority) for part in self._split(rpc)])
+
+    def _split(self, rpc: RPC) -> list[RPC]:
+        parts = split(rpc, self._options.rpc_limits)
+        self._counters["left_out"] += parts.left_out
+        return parts.rpcs

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from schemas.identity import Policy, Verdict, judge
+from schemas.identity import Judgement, Policy, check
 from schemas.proto.gossipsub.rpc_pb2 import Message
 
-Verify = Callable[[Message], Verdict]
+Verify = Callable[[Message], Judgement]
 
 
 def verifier(policy: Policy) -> Verify:
     """The usual `verify` of a Router: signatures judged under a network's policy."""
 
-    def verify(message: Message) -> Verdict:
-        return judge(message, policy)[0]
+    def verify(message: Message) -> Judgement:
+        return check(message, policy)
 
     return verify

@@ -240,9 +240,10 @@ class TableSide:
         if table is None or state is None:
             return None
         index = table.index_of(topic)
-        if index is not None:
-            self._counters[INDEX_WRITTEN] += 1
-            _account(state, "sent", topic, index)
+        if index is None or _index_field(index) > _name_field(topic):  # no RPC grows over what a peer accepts
+            return None
+        self._counters[INDEX_WRITTEN] += 1
+        _account(state, "sent", topic, index)
         return index
 
     def _leave_out_unnamed(self, rpc: RPC) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes the node captures of what peers send, of each peer and of all, and whom it keeps out."""
+"""How many bytes the node captures of what peers send and how much CPU that takes, and whom it keeps out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class _Account:
 
 
 class Budget:
-    """Bytes an hour, of one peer and of all together. An hour's worth may come at once; after that the rate holds.
+    """Bytes an hour, or CPU, of one peer and of all together. A period's worth may come at once; after that the rate
+    holds.
 
     Nothing is dropped: `spend` says how long bytes that came are to wait, and meanwhile the peer is not read. While all
     together are over their budget, the rate is shared so that the smallest shares are as great as can be (max-min
@@ -35,21 +36,23 @@ class Budget:
     A peer that comes again finds its account as it was. Time is the caller's, in seconds.
     """
 
-    def __init__(self, of_peer: int, of_all: int) -> None:
+    def __init__(self, of_peer: float, of_all: float, period: float = _HOUR) -> None:
+        """`of_peer`, `of_all`: in `period` seconds."""
         self._of_peer = of_peer
         self._of_all = of_all
+        self._period = period
         self._left = float(of_all)
         self._at: float | None = None
         self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
         self._share = inf  # bytes a second
         self._looked = -inf
 
-    def spend(self, peer: bytes, size: int, connected: Collection[bytes], now: float) -> float:
+    def spend(self, peer: bytes, size: float, connected: Collection[bytes], now: float) -> float:
         """`size` bytes of a peer have come. `connected`: all peers. The seconds for which the bytes are to wait.
 
         To be asked again after a second, with no bytes: when others go, it is sooner.
         """
-        rate = self._of_all / _HOUR
+        rate = self._of_all / self._period
         elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now
         self._left = min(self._of_all, self._left + elapsed * rate) - size
@@ -59,7 +62,7 @@ class Budget:
         account = self._account(peer, now)
         elapsed = max(0.0, now - account.at)
         account.at = now
-        own_rate = self._of_peer / _HOUR
+        own_rate = self._of_peer / self._period
         account.own = min(self._of_peer, account.own + elapsed * own_rate) - size
         account.use = account.use * exp(-elapsed / _MINUTE) + size
         saved = max(account.share, _MINUTE * rate / max(1, len(connected)))
@@ -76,7 +79,7 @@ class Budget:
         accounts = [account for account in map(self._accounts.get, connected) if account is not None]
         # nobody knows how much a peer wants that is held back
         wants = sorted(inf if a.held else a.use * exp((a.at - now) / _MINUTE) / _MINUTE for a in accounts)
-        left = self._of_all / _HOUR * _TO_SHARE
+        left = self._of_all / self._period * _TO_SHARE
         for number, want in enumerate(wants):
             sharing = len(wants) - number
             if want * sharing >= left:

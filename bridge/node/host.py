@@ -74,6 +74,9 @@ BROKEN: Final = (
     trio.TooSlowError,
 )
 _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
+_TURN: Final = 0.005  # s of CPU for one peer's RPCs, until others have their turn
+_CPU_PERIOD: Final = 4.0  # s; so much of its CPU a peer may take at once
+_LAST_CPU: Final = 0.1  # s for the RPCs of a peer that has gone
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
 _ASK_AGAIN: Final = 1.0  # s; whether a peer that is over its budget may be read, or written to
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
@@ -128,6 +131,7 @@ class Node:
         self._reached: set[bytes] = set()  # those of them being dialled
         self._budget = Budget(options.peer_bytes, options.all_bytes)
         self._budget_out = Budget(options.peer_bytes_out, options.all_bytes_out)
+        self._budget_cpu = Budget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
         self._unfinished = Unfinished[Session](options.unfinished_bytes)
         self._banned = Banned(options.ban)
 
@@ -186,7 +190,7 @@ class Node:
         """Send a message to the network, signed by this one of the node's authors. How many peers it was queued for.
 
         Policy none: data and topic alone (StrictNoSign); else from, seqno and signature too (StrictSign), and the key
-        where the peer id does not contain it. SeqnoError, before anything is sent.
+        where the peer id does not contain it. SeqnoError or MessageTooLargeError, before anything is sent.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy != "none":
@@ -312,7 +316,7 @@ class Node:
                     dropped=session.dropped,
                     savings=_savings(self.router.savings_of(link.peer).values()),
                     bytes_in=session.bytes_in,
-                    held_back=session.held_back,
+                    held_back=session.held_back or session.cpu_held,
                     bytes_out=session.bytes_out,
                     sent_slowly=session.sent_slowly,
                 )
@@ -607,8 +611,8 @@ class Node:
                 for payload in payloads:
                     self._take_in(link, session, payload)
                     done += 1
-                    if not done % _FRAMES_BETWEEN_CHECKPOINTS:
-                        await trio.lowlevel.checkpoint()
+                    if session.cpu >= _TURN or not done % _FRAMES_BETWEEN_CHECKPOINTS:
+                        await self._end_turn(link, session)
                 greatest = self._unfinished.holds(session, splitter.held)
                 if greatest is not None:
                     self.counters["unfinished_dropped"] += 1
@@ -632,9 +636,10 @@ class Node:
                 unread = b""
             else:
                 self._spend(link, session, len(unread))
+            session.cpu = _LAST_CPU if session.cpu_held else 0.0
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
-                    self._take_in(link, session, payload)
+                    self._take_in(link, session, payload, read=session.cpu < _LAST_CPU)
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
@@ -650,6 +655,20 @@ class Node:
             await trio.sleep(min(pause, _ASK_AGAIN))
             pause = self._spend(link, session, 0)
         session.held_back = False
+
+    async def _end_turn(self, link: Link, session: Session) -> None:
+        """Lets others have their turn: waits as long as the peer is over its budget of CPU."""
+        cpu, session.cpu = session.cpu, 0.0
+        pause = self._budget_cpu.spend(link.peer, cpu, self._links, trio.current_time())
+        if not pause:
+            await trio.lowlevel.checkpoint()
+            return
+        self.counters["over_budget_cpu"] += 1
+        session.cpu_held = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._budget_cpu.spend(link.peer, 0, self._links, trio.current_time())
+        session.cpu_held = False
 
     def _spend(self, link: Link, session: Session, size: int) -> float:
         # what is captured of many small RPCs is more than what came
@@ -670,13 +689,16 @@ class Node:
         self._nursery.start_soon(self._disconnect, link.id)
         session.end("kept out for its conduct")
 
-    def _take_in(self, link: Link, session: Session, payload: bytes | Cut) -> None:
+    def _take_in(self, link: Link, session: Session, payload: bytes | Cut, read: bool = True) -> None:
+        """Capture an RPC, after the router has read it. Unless `read`, no router reads it: the queries check it."""
+        began = time.thread_time()
         if isinstance(payload, Cut):
-            self._incoming(link, session, payload.head, payload.declared_length)
+            self._incoming(link, session, payload.head, payload.declared_length, read)
         else:
-            self._incoming(link, session, payload, 0)
+            self._incoming(link, session, payload, 0, read)
+        session.cpu += time.thread_time() - began
 
-    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int) -> None:
+    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int, read: bool) -> None:
         counters = self.counters
         if not payload:
             # an RPC of nothing: captured, it would read as the end of this direction
@@ -690,13 +712,14 @@ class Node:
         delivers: list[Deliver] = []
         verdicts = b""
         try:
-            rpc = None if declared else read_rpc(payload)
-            if rpc is None or isinstance(rpc, Rejected):
-                counters["rpc_oversized" if declared else "rpc_malformed"] += 1
-                if not declared:
-                    self.router.punish(link.peer)
-                rpc = RPC()  # it may have been the first one
-            sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
+            if read:
+                rpc = None if declared else read_rpc(payload)
+                if rpc is None or isinstance(rpc, Rejected):
+                    counters["rpc_oversized" if declared else "rpc_malformed"] += 1
+                    if not declared or declared > self._options.gossip.rpc_limits.size:
+                        self.router.punish(link.peer)
+                    rpc = RPC()  # it may have been the first one
+                sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
         finally:  # whatever happens to the RPC, its frame is kept
             frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
             session.bytes_in += len(frame)

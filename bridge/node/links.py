@@ -78,6 +78,8 @@ class Session:
         self.bytes_in = 0  # of captured frames
         self.bytes_spent = 0  # of the peer's budget
         self.held_back = False
+        self.cpu = 0.0  # seconds that reading its RPCs took, not spent of its budget yet
+        self.cpu_held = False
         self.bytes_out = 0  # of captured frames
         self.sent_slowly = False
         self.end_reason = ""

@@ -32,6 +32,9 @@ class NodeOptions:
     # The same of what the node sends. Over that, RPCs wait, and the node drops those that find no room in the queue.
     peer_bytes_out: int = 1 << 30
     all_bytes_out: int = 4 << 30
+    # CPU that reading RPCs takes, as parts of one core. The node reads a peer more slowly that is over.
+    peer_cpu: float = 0.5
+    all_cpu: float = 0.75
     ban: float = 3600.0  # that a peer below the graylist threshold is kept out; 0: the node does not hang up on it
     dial_timeout: float = 15.0
     redial_first: float = 1.0  # after the first failure; doubles with each

@@ -13,11 +13,14 @@ import struct
 from typing import Final
 
 import trio
+from Crypto.PublicKey.RSA import construct as rsa_from_numbers
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p import new_host
 from libp2p.abc import IMuxedConn, IMuxedStream, IPeerStore, IRawConnection, ISecureConn
 from libp2p.crypto import ed25519 as libp2p_ed25519
-from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.keys import KeyPair, KeyType
+from libp2p.crypto.rsa import RSAPublicKey
+from libp2p.crypto.serialization import key_type_to_public_key_deserializer
 from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key
 from libp2p.custom_types import THandler, TProtocol
 from libp2p.host import basic_host
@@ -53,6 +56,8 @@ from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 
 from bridge.node.inflow import BufferedTCP, InflowNoise, InflowSession
+from schemas.public_key import read_rsa
+from schemas.reject import Rejected
 
 CREDIT_BYTES: Final = 64 * 1024  # a window update is sent for this much that was read
 AGENT: Final = "kiln_agent"  # peerstore key of a peer's agent version
@@ -61,6 +66,8 @@ MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
 _ZERO_WINDOW_WAIT: Final = 0.02  # s
 _TO_CLOSE: Final = 5.0  # s: from the end of a connection until its socket is closed in any case
 _AGENT_CHARS: Final = 128
+_IDENTIFY_ITEMS: Final = 256  # addresses, and protocols
+_IDENTIFY_ITEM: Final = 512  # bytes of one
 
 
 class _BufferedListener(TCPListener):
@@ -245,8 +252,29 @@ class _NoDialling(AutoConnector):
         return
 
 
+def _read_rsa_key(data: bytes) -> RSAPublicKey:
+    """An RSA key of a stranger, in a noise handshake, a peer id or an envelope. ValueError: it is none.
+
+    Stock gives the bytes to loaders of every kind of key, private keys and Diffie-Hellman groups included, which check
+    primes: one key can cost minutes.
+    """
+    numbers = read_rsa(data)
+    if isinstance(numbers, Rejected):
+        raise ValueError(numbers.detail)
+    return RSAPublicKey(rsa_from_numbers((numbers.n, numbers.e)))
+
+
 async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
-    """Stock forgets what software a peer runs."""
+    """Stock forgets what software a peer runs, and reads keys, signed records and lists of any length.
+
+    The noise handshake has proved the key, and the addresses stand in `listen_addrs` as well.
+    """
+    message.ClearField("public_key")
+    message.ClearField("signedPeerRecord")
+    for items in (message.listen_addrs, message.protocols):
+        usual = [item for item in items[:_IDENTIFY_ITEMS] if len(item) <= _IDENTIFY_ITEM]
+        del items[:]
+        items.extend(usual)
     await update_peerstore_from_identify(peerstore, peer_id, message)
     peerstore.put(peer_id, AGENT, message.agent_version[:_AGENT_CHARS])
 
@@ -262,6 +290,8 @@ def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> Basic
     if not libp2p_log.handlers:
         libp2p_log.addHandler(logging.NullHandler())
     identify.AGENT_VERSION = agent  # of the whole process: it is a constant there
+    key_type_to_public_key_deserializer[KeyType.RSA.value] = _read_rsa_key
+    setattr(RSAPublicKey, RSAPublicKey.from_bytes.__name__, staticmethod(_read_rsa_key))
     for module in (basic_host, identify_push):
         setattr(module, update_peerstore_from_identify.__name__, _update_from_identify)
     private = libp2p_ed25519.Ed25519PrivateKey.from_bytes(key.private_bytes_raw())

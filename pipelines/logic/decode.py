@@ -11,14 +11,28 @@ from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
+from pipelines.logic.processing import PROCESSING_ERRORS, PROCESSING_FAILED, describe
 from schemas.cid import cid_text
 from schemas.dht.announcement import read_datagram
-from schemas.frames import BEP50, HISTORY, MAX_MESSAGES, METADATA_ONLY, RPC_TOO_MANY, gossip_messages, read_frame
+from schemas.frames import (
+    BEP50,
+    HISTORY,
+    MAX_MESSAGES,
+    METADATA_ONLY,
+    RPC_TOO_COSTLY,
+    RPC_TOO_MANY,
+    TOO_MANY_VERDICTS,
+    gossip_messages,
+    read_frame,
+)
 from schemas.identity import (
+    MAX_RPC_COST,
     UNVERIFIED,
+    Judgement,
     Policy,
     Verdict,
-    judge,
+    check,
+    id_cost,
     message_id,
     peer_of_ed25519,
     peer_text,
@@ -33,13 +47,17 @@ from schemas.topic_table import Bundles, TopicSource, TopicTable, agreement, mes
 from schemas.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
-_GIVEN: Mapping[int, tuple[Verdict, str]] = {
-    Verdict.GOOD: (Verdict.GOOD, ""),
-    Verdict.UNSIGNED: (Verdict.UNSIGNED, ""),
-    Verdict.BAD: (Verdict.BAD, "bad_signature"),
-    Verdict.AGAINST_POLICY: (Verdict.AGAINST_POLICY, "against_policy"),
+_GIVEN: Mapping[int, Judgement] = {
+    Verdict.GOOD: Judgement(Verdict.GOOD),
+    Verdict.UNSIGNED: Judgement(Verdict.UNSIGNED),
+    Verdict.BAD: Judgement(Verdict.BAD, "bad_signature"),
+    Verdict.AGAINST_POLICY: Judgement(Verdict.AGAINST_POLICY, "against_policy"),
 }
 """What a verdict of the bridge means, and why a message may not pass."""
+
+
+_WHOLE = (METADATA_ONLY, PROCESSING_FAILED)
+"""Reasons with which quarantine has the message, and not its data alone."""
 
 
 class Place(NamedTuple):
@@ -131,6 +149,11 @@ def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, 
     return Faulty(Place(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
+def failed(stage: str, error: Exception, place: Place, data: bytes, at: int, frame: bytes = b"") -> Faulty:
+    """The fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in `Faulty`."""
+    return Faulty(place, stage, PROCESSING_FAILED, describe(error), data, at, frame)
+
+
 class Decoder:
     """Decodes frames one after another, and each message once, however many copies of it come.
 
@@ -139,11 +162,13 @@ class Decoder:
     """
 
     _MOST = 20_000  # messages that are known
+    _MOST_BYTES = 16 << 20  # of these messages
     _LARGEST = 2048  # bytes of one
 
     def __init__(self, how: Decoding) -> None:
         self._how = how
         self._known: dict[_Key, _Judged] = {}
+        self._known_bytes = 0
 
     def decode(self, value: bytes | None, partition: int, offset: int, stamp: int) -> Iterator[Decoded | Faulty]:
         """Everything in one record, as the function `decode` says."""
@@ -154,7 +179,14 @@ class Decoder:
             yield from self.decode_frame(frame, partition, offset)
 
     def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
-        """Everything in one frame."""
+        """Everything in one frame. Where decoding itself fails, the fault is of that message, or of the frame."""
+        try:
+            yield from self._items(frame, partition, offset)
+        except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
+            place = Place(partition, offset, None)
+            yield failed("decode", error, place, frame.payload, frame.observed_at // 1000, _known_by(frame))
+
+    def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
         if frame.direction != Frame.IN:
             return
         if frame.protocol == BEP50:
@@ -178,13 +210,26 @@ class Decoder:
         # each access to a protobuf makes a copy: read once for all messages
         network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
         remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
+        if len(verdicts) > len(messages):
+            whole, detail = Place(partition, offset, None), f"{len(verdicts)} verdicts on {len(messages)} messages"
+            yield Faulty(whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _known_by(frame))
+            verdicts = b""  # nobody knows which verdict is of which message
+        cost = unread = 0
         for index, message in enumerate(islice(messages, MAX_MESSAGES)):
             given = verdicts[index] if index < len(verdicts) else 0
-            judged = self._judged(message, given, network, origin, agreed.table)
+            if cost >= MAX_RPC_COST and given not in _GIVEN:
+                unread += 1
+                continue
             place = Place(partition, offset, index)
+            try:
+                judged = self._judged(message, given, network, origin, agreed.table)
+            except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
+                yield failed("decode", error, place, message.SerializeToString(), observed_at, _known_by(frame))
+                continue
+            cost += judged.cost
             if judged.stage:
                 stage, reason, detail, author, copy = judged[:5]
-                data = message.SerializeToString() if reason == METADATA_ONLY else message.data
+                data = message.SerializeToString() if reason in _WHOLE else message.data
                 yield Faulty(place, stage, reason, detail, data, observed_at, _known_by(frame), author, copy)
             else:
                 yield Decoded(
@@ -203,6 +248,11 @@ class Decoder:
                     judged.copy,
                     getattr(message, "from") == local_peer != b"",
                 )
+        if unread:
+            detail = f"{unread} of {len(messages)} messages are not read: checking the others cost all that one RPC may"
+            yield Faulty(
+                Place(partition, offset, None), "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, _known_by(frame)
+            )
         if len(messages) > MAX_MESSAGES:
             detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
             yield Faulty(
@@ -215,8 +265,10 @@ class Decoder:
         key = (message.SerializeToString(), given, network, origin, table)
         judged = self._known.get(key)
         if judged is None:
-            if len(self._known) >= self._MOST:
+            self._known_bytes += len(key[0])
+            if len(self._known) >= self._MOST or self._known_bytes > self._MOST_BYTES:
                 self._known.clear()
+                self._known_bytes = len(key[0])
             judged = self._known[key] = _judge(message, given, network, origin, table, self._how)
         return judged
 
@@ -237,6 +289,7 @@ class _Judged(NamedTuple):
     separator: Separator | None = None
     verdict: Verdict = Verdict.NOT_CHECKED
     content: PubsubMessage = PubsubMessage("UPDATE")
+    cost: int = 0  # nominal µs (schemas.identity.MAX_RPC_COST)
 
 
 def _judge(message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: Decoding) -> _Judged:
@@ -245,8 +298,9 @@ def _judge(message: Message, given: int, network: str, origin: Origin, table: To
     # a bridge never says so, and a window whose batches are published must not hold what nobody could check
     unverifiable = given == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
     known_as = unverified_id(message) if unverifiable else message_id(message)
+    cost = id_cost(message)
     if isinstance(name, Rejected):
-        return _Judged("topic", name.reason, name.detail, "", Copy(network, known_as, given))
+        return _Judged("topic", name.reason, name.detail, "", Copy(network, known_as, given), cost=cost)
     topic = parse_topic(name)
     if topic is not None:
         network = topic.network
@@ -254,16 +308,23 @@ def _judge(message: Message, given: int, network: str, origin: Origin, table: To
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
-        verdict, reason = _verdict(message, name, given, how.policy(network, origin))
+        verdict, reason, signature_cost = _verdict(message, name, given, how.policy(network, origin))
+        cost += signature_cost
     if reason:
-        return _Judged("signature", reason, "", "", copy)
+        return _Judged("signature", reason, "", "", copy, cost=cost)
     if unverifiable and not message.HasField("data"):
-        return _Judged(HISTORY, METADATA_ONLY, "a copy of a message, of which the log has no data", "", copy)
-    content = read_message(message.data, how.batch_typ)
+        detail = "a copy of a message, of which the log has no data"
+        return _Judged(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
+    try:
+        content = read_message(message.data, how.batch_typ)
+    except PROCESSING_ERRORS as error:  # pure; caught here too, as the breaker counts the author's messages that fail
+        author = _author(message, verdict) or ""
+        return _Judged("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
     if isinstance(content, Rejected):
-        return _Judged("message", content.reason, content.detail, _author(message, verdict) or "", copy)
+        author = _author(message, verdict) or ""
+        return _Judged("message", content.reason, content.detail, author, copy, cost=cost)
     source: TopicSource = "name" if message.HasField("topic") else "index"
-    return _Judged("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content)
+    return _Judged("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
 
 
 def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
@@ -304,7 +365,7 @@ def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
     )
 
 
-def _verdict(message: Message, topic: str, given: int, policy: Policy) -> tuple[Verdict, str]:
+def _verdict(message: Message, topic: str, given: int, policy: Policy) -> Judgement:
     """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass.
 
     A signature is over the topic's name: the index that was on the wire in its place is not part of what was signed.
@@ -313,12 +374,13 @@ def _verdict(message: Message, topic: str, given: int, policy: Policy) -> tuple[
     if found is not None:
         return found
     if not message.HasField("topicIndex"):
-        return judge(message, policy)
-    verdict, reason = judge(message, policy, topic)
-    if verdict is Verdict.BAD and message.HasField("topic"):
+        return check(message, policy)
+    found = check(message, policy, topic)
+    if found.verdict is Verdict.BAD and message.HasField("topic"):
         # beside a name the index may be the author's own, a field like any other, and signed with the rest
-        return judge(message, policy)
-    return verdict, reason
+        again = check(message, policy)
+        return again._replace(cost=found.cost + again.cost)
+    return found
 
 
 def author(decoded: Decoded) -> str | None:

@@ -9,7 +9,7 @@ from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import PeerID, Send
 from bridge.gossip.router import Router
 from bridge.gossip.table_side import TableSide
-from schemas.identity import Verdict
+from schemas.identity import Judgement, Verdict
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 T = "/ceramic/mainnet"
@@ -17,11 +17,11 @@ OWN = b"\x00\x24own"
 MESHSUB = "/meshsub/1.2.0"
 
 
-def check(message: Message) -> Verdict:
+def check(message: Message) -> Judgement:
     """A stand-in for signatures: good unless it says so."""
     if not message.HasField("signature"):
-        return Verdict.UNSIGNED
-    return Verdict.GOOD if message.signature == b"good" else Verdict.BAD
+        return Judgement(Verdict.UNSIGNED)
+    return Judgement(Verdict.GOOD if message.signature == b"good" else Verdict.BAD)
 
 
 def message(

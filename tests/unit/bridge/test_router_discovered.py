@@ -9,7 +9,7 @@ import pytest
 
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.router import Router
-from schemas.identity import Verdict
+from schemas.identity import Judgement, Verdict
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 T = "/ceramic/mainnet"
@@ -30,7 +30,7 @@ def says(*, subscribe: bool = True, graft: bool = False) -> RPC:
 
 
 def router(topics: Iterable[str] = (T,)) -> Router:
-    made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Verdict.GOOD)
+    made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Judgement(Verdict.GOOD))
     for topic in topics:
         made.join(topic, 0.0)
     return made

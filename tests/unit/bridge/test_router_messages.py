@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from random import Random
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
     OWN,
     T,
@@ -22,12 +24,12 @@ from kit.scripted_peers import (
 from bridge.gossip.cache import gossip_id
 from bridge.gossip.options import RouterOptions
 from bridge.gossip.outcomes import Deliver
-from bridge.gossip.parts import split
+from bridge.gossip.parts import RpcLimits, split
 from bridge.gossip.router import Router
 from bridge.gossip.signatures import verifier
 from schemas.frames import MAX_MESSAGES
-from schemas.identity import Policy, Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.identity import MAX_RPC_COST, Judgement, Policy, Verdict, peer_of, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 
 # ---------------------------------------------------------------- messages
 
@@ -62,7 +64,7 @@ def test_a_forged_copy_first_masks_nothing() -> None:
 def test_signatures_are_checked_once_per_message_and_only_on_our_topics() -> None:
     calls: list[Message] = []
 
-    def counting(each: Message) -> Verdict:
+    def counting(each: Message) -> Judgement:
         calls.append(each)
         return check(each)
 
@@ -109,10 +111,10 @@ def test_our_own_messages_coming_back_are_left_alone_even_after_a_restart() -> N
 def test_garbage_stops_buying_our_time() -> None:
     calls = 0
 
-    def bad(_: Message) -> Verdict:
+    def bad(_: Message) -> Judgement:
         nonlocal calls
         calls += 1
-        return Verdict.BAD
+        return Judgement(Verdict.BAD)
 
     router = Router(OWN, RouterOptions(), Random(1), bad)
     router.join(T, 0.0)
@@ -121,6 +123,50 @@ def test_garbage_stops_buying_our_time() -> None:
     assert len(verdicts) == 5000
     assert calls < 50
     assert verdicts[-1] == Verdict.NOT_CHECKED
+
+
+def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_neither_checked_nor_relayed_and_the_sender_pays() -> None:
+    router = Router(OWN, RouterOptions(), Random(1), lambda each: check(each)._replace(cost=MAX_RPC_COST // 10))
+    router.join(T, 0.0)
+    with_peers(router, 3)
+    rpc = rpc_of(*(message(number) for number in range(100)))
+    _, delivered, verdicts = router.receive(peer(0), rpc, 1.0)
+    assert (len(delivered), len(verdicts)) == (10, 100)
+    assert verdicts == bytes([Verdict.GOOD]) * 10 + bytes(90)
+    assert router.counters["messages_over_cost"] == 90
+    assert router.peers[peer(0)].score < 0
+    # who brings them a few at a time brings them all
+    for number in range(10, 100, 10):
+        rpc = rpc_of(*(message(each) for each in range(number, number + 10)))
+        assert len(router.receive(peer(1), rpc, 2.0)[1]) == 10
+
+
+def test_a_mebibyte_of_ordinary_messages_is_relayed_whole() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    messages = [Message(data=bytes(270), seqno=number.to_bytes(8), topic=T) for number in range(2750)]
+    for each in messages:
+        sign(each, key)
+    rpc = rpc_of(*messages)
+    assert rpc.ByteSize() > 1 << 20
+    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"))
+    router.join(T, 0.0)
+    with_peers(router, 3)
+    assert len(router.receive(peer(0), rpc, 1.0)[1]) == 2750
+    assert router.peers[peer(0)].score >= 0
+
+
+@pytest.mark.parametrize(("name", "kind", "data"), KEY_ATTACKS, ids=[name for name, _, _ in KEY_ATTACKS])
+def test_one_key_that_is_made_to_be_expensive_is_enough(name: str, kind: PublicKey.KeyType, data: bytes) -> None:
+    encoded = public_key(kind, data)
+    bad = Message(data=b"x", seqno=b"\x01", topic=T, key=encoded, signature=bytes(64))
+    setattr(bad, "from", b"\x12\x20" + sha256(encoded).digest())  # a keyword in Python
+    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"))
+    router.join(T, 0.0)
+    with_peers(router, 2)
+    assert router.receive(peer(0), rpc_of(bad), 1.0) == ([], [], bytes([Verdict.BAD]))
+    assert router.unbearable(peer(0))
+    assert not router.unbearable(peer(1))
+    assert router.counters["key_algorithm"] == 1
 
 
 def test_of_a_million_messages_in_one_rpc_five_thousand_are_taken_and_the_sender_pays() -> None:
@@ -149,7 +195,7 @@ def test_good_messages_over_the_limit_of_one_rpc_are_left_and_what_goes_on_keeps
         assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
     assert router.peers[peer(0)].score >= 0
     both = rpc_of(*(message(number) for number in range(8000, 8000 + MAX_MESSAGES + 1)))
-    assert [len(part.publish) for part in split(both, 1 << 30)] == [MAX_MESSAGES, 1]
+    assert [len(part.publish) for part in split(both, RpcLimits(1 << 30, 1 << 30)).rpcs] == [MAX_MESSAGES, 1]
     _, delivered, verdicts = router.receive(peer(1), both, 1.0)
     assert (len(delivered), verdicts) == (MAX_MESSAGES, b"\1" * MAX_MESSAGES)
 

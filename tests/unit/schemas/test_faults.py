@@ -15,6 +15,7 @@ from bridge.fetching import attempts, pending
 from bridge.ipfs import blocks
 from bridge.publishing.outbox import GONE as BATCHES_GONE
 from bridge.publishing.outbox import MALFORMED as BATCH_MALFORMED
+from pipelines.logic.processing import PROCESSING_FAILED
 from pipelines.transforms.sink import OTHER_SEPARATOR
 from schemas import cid, frames, genesis, identity, pubsub, topic_table
 from schemas.claims import CONTRADICTS
@@ -27,8 +28,17 @@ RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
 
 WRITTEN: dict[str, tuple[str, ...]] = {
     "frame": (frames.FRAME_MALFORMED, frames.FRAME_INVALID),
+    "decode": (PROCESSING_FAILED,),
+    "archive": (PROCESSING_FAILED,),
+    "updates": (PROCESSING_FAILED,),
     "hello": topic_table.REASONS,
-    "rpc": (frames.RPC_MALFORMED, frames.RPC_OVERSIZED, frames.RPC_TOO_MANY),
+    "rpc": (
+        frames.RPC_MALFORMED,
+        frames.RPC_OVERSIZED,
+        frames.RPC_TOO_MANY,
+        frames.RPC_TOO_COSTLY,
+        frames.TOO_MANY_VERDICTS,
+    ),
     "topic": (
         topic_table.TOPIC_MISSING,
         frames.TOPIC_NOT_UTF8,
@@ -43,9 +53,9 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     pending.STAGE: (*genesis.REASONS, *attempts.REASONS, blocks.TOO_LARGE),
     "receive": (OTHER_SEPARATOR,),
     frames.HISTORY: items.REASONS,
-    "batch": ("update_malformed",),
+    "batch": ("update_malformed", PROCESSING_FAILED),
     "publisher": (BATCH_MALFORMED, BATCHES_GONE),
-    "sink": ("record_malformed", "entry_malformed"),
+    "sink": ("record_malformed", PROCESSING_FAILED, "entry_malformed"),
 }
 """By stage, every reason as the module that writes the reason calls it."""
 
@@ -124,7 +134,8 @@ def test_no_reader_rejects_for_another_reason() -> None:
 
 
 def test_nothing_is_quarantined_at_another_stage() -> None:
-    places = {"Faulty": 1, "QuarantineRecord": 0, "_Judged": 0}  # "": a message that is none
+    # "": a message that is none
+    places = {"Faulty": 1, "failed": 0, "QuarantineRecord": 0, "quarantine_records": 0, "_Judged": 0}
     stages = {literal(node, places[name], "stage") for name, node in calls() if name in places} - {None, ""}
     assert {"frame", "hello", "rpc", "topic", "signature", "message", "separator", "batch", "publisher"} <= stages
     assert stages <= {fault.stage for fault in FAULTS}

@@ -1,0 +1,38 @@
+"""A libp2p host whose noise handshake shows bytes of the test's choice as its public key."""
+
+from __future__ import annotations
+
+from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from libp2p.crypto.keys import PublicKey
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.security.noise.transport import PROTOCOL_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+
+from bridge.node.streams import swarm_of
+
+
+class _ShownKey(Ed25519PublicKey):
+    shown = b""
+
+    def serialize(self) -> bytes:
+        return self.shown
+
+
+class _DisguisedKey(Ed25519PrivateKey):
+    shown = b""
+
+    def get_public_key(self) -> PublicKey:
+        key = _ShownKey(self.impl.public_key)
+        key.shown = self.shown
+        return key
+
+
+def disguise(host: BasicHost, shown: bytes) -> None:
+    """From now on the host's handshakes show these bytes, a PublicKey protobuf or not."""
+    noise = swarm_of(host).upgrader.security_multistream.transports[TProtocol(PROTOCOL_ID)]
+    assert isinstance(noise, NoiseTransport)
+    assert isinstance(noise.libp2p_privkey, Ed25519PrivateKey)
+    key = _DisguisedKey(noise.libp2p_privkey.impl)
+    key.shown = shown
+    noise.libp2p_privkey = key

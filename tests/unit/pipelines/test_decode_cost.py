@@ -1,0 +1,92 @@
+"""pipelines.logic.decode: the CPU that one RPC may cost, the same whenever and however often it is decoded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode
+from schemas.identity import Verdict, sign
+from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.pubsub import write_keepalive
+
+TOPIC = "/ceramic/testnet-clay"
+SLOW = ec.derive_private_key(0xC0FFEE, ec.SECP384R1())
+QUICK = Ed25519PrivateKey.from_private_bytes(bytes(32))
+FORGED = 1000
+
+
+def forged() -> list[Message]:
+    """Messages of a key that is slow to check, each with the signature of another."""
+    template = Message(data=write_keepalive(1), seqno=b"\0", topic=TOPIC)
+    sign(template, SLOW)
+    messages = []
+    for number in range(FORGED):
+        message = Message.FromString(template.SerializeToString())
+        message.seqno = number.to_bytes(8)
+        messages.append(message)
+    return messages
+
+
+def good(number: int) -> Message:
+    message = Message(data=write_keepalive(1), seqno=number.to_bytes(8), topic=TOPIC)
+    sign(message, QUICK)
+    return message
+
+
+def frame(messages: list[Message], verdicts: bytes = b"") -> bytes:
+    payload = RPC(publish=messages).SerializeToString()
+    return Frame(
+        connection=bytes(16),
+        sequence=1,
+        network="testnet-clay",
+        protocol="/meshsub/1.2.0",
+        payload=payload,
+        verdicts=verdicts,
+    ).SerializeToString()
+
+
+def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_one_row() -> None:
+    record = frame([*forged(), good(1)])
+    began = time.thread_time()
+    items = list(decode(record, 0, 7, 0, Decoding()))
+    assert time.thread_time() - began < 0.6  # all of them would cost a second
+    reasons = Counter(item.reason for item in items if isinstance(item, Faulty))
+    assert reasons.keys() == {"bad_signature", "rpc_too_costly"}
+    checked = reasons["bad_signature"]
+    assert 100 < checked < 300
+    rest = items[-1]
+    assert isinstance(rest, Faulty)
+    assert rest.place.position is None
+    assert rest.detail.startswith(f"{FORGED + 1 - checked} of {FORGED + 1} messages")
+
+
+def test_what_the_bridge_has_checked_is_read_however_expensive_the_rest_is() -> None:
+    record = frame([*forged(), good(1)], bytes(FORGED) + bytes([Verdict.GOOD]))
+    items = list(decode(record, 0, 7, 0, Decoding()))
+    assert [item.place.position for item in items if isinstance(item, Decoded)] == [FORGED]
+
+
+def test_a_decoder_that_knows_the_messages_stops_at_the_same_one() -> None:
+    messages = forged()
+    decoder = Decoder(Decoding())
+    for message in messages:
+        assert len(list(decoder.decode(frame([message]), 0, 6, 0))) == 1
+    record = frame(messages)
+    assert list(decoder.decode(record, 0, 7, 0)) == list(decode(record, 0, 7, 0, Decoding()))
+
+
+def test_a_mebibyte_of_ordinary_messages_is_decoded_whole() -> None:
+    messages = []
+    for number in range(2750):
+        message = Message(data=write_keepalive(1).ljust(270), seqno=number.to_bytes(8), topic=TOPIC)
+        sign(message, QUICK)
+        messages.append(message)
+    record = frame(messages)
+    assert len(record) > 1 << 20
+    items = list(decode(record, 0, 0, 0, Decoding()))
+    assert Counter(type(item) for item in items) == {Decoded: 2750}
