@@ -13,16 +13,34 @@ contradictory fields gets a ValueError.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
+from schemas import cid, streamid
+from schemas.frames import MAX_TOPIC
+
 Origin = Literal["LIVE", "REPLAY"]
 SeparatorSource = Literal["genesis", "topic", "model"]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Micros = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Name = Annotated[str, Meta(min_length=1)]
+MIN_MICROS: Final = -62_135_596_800_000_000
+MAX_MICROS: Final = 253_402_300_799_999_999
+Micros = Annotated[int, Meta(ge=MIN_MICROS, le=MAX_MICROS)]
+"""A time in the years 1 to 9999, which every reader of the tables can show."""
+
+# Some of these stand in a row of each tip of a block, so each has its bound.
+Code = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC)]
+Part = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""A key or a value of a separator (schemas.topics)."""
+CidText = Annotated[str, Meta(min_length=1, max_length=cid.MAX_TEXT)]
+StreamText = Annotated[str, Meta(min_length=1, max_length=streamid.MAX_TEXT)]
+MessageId = Annotated[str, Meta(min_length=1, max_length=8192)]
+Author = Annotated[str, Meta(max_length=8192)]
+TopicText = Annotated[str, Meta(max_length=MAX_TOPIC)]
+Words = Annotated[str, Meta(max_length=64 * 1024)]
 
 # A tick of the log's clock on kiln.updates: no key, an empty value (decision 1).
 TICK: Final = b""
@@ -42,15 +60,15 @@ class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     Repeats after a crash carry the same one (decision 7).
     """
 
-    query: Name
+    query: Code
     batch: Natural
 
 
 class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
 
-    key: Name
-    value: Name
+    key: Part
+    value: Part
 
 
 class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -61,11 +79,11 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
     """Where the separator is known from; None: not known yet. "genesis" with no separator: it has none (decision 4)."""
-    stream: Name
-    tip: Name
-    from_: str | None = msgspec.field(name="from")
+    stream: StreamText
+    tip: CidText
+    from_: Author | None = msgspec.field(name="from")
     """Peer id of the author; None where the message is unsigned."""
-    message: Name
+    message: MessageId
     epoch: Epoch
     frame: Coordinates
     observed_at: Micros
@@ -77,7 +95,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     network: Name
     origin: Origin
     separator: SeparatorRecord
-    cid: Name
+    cid: CidText
     block: bytes
     opened_at: Micros
     closed_at: Micros
@@ -86,13 +104,13 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.publications`: one attempt to publish a batch: a receipt with one peer or more, or the error."""
 
-    cid: Name
-    transport: Name
+    cid: CidText
+    transport: Code
     published_at: Micros
-    topic: str | None = None
-    target: str | None = None
+    topic: TopicText | None = None
+    target: TopicText | None = None
     peers: Natural | None = None
-    error: str | None = None
+    error: Words | None = None
 
     def __post_init__(self) -> None:
         if (self.error is None) != bool(self.peers):
@@ -103,7 +121,7 @@ class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The tip of an update that waited for the genesis, and is in `kiln.updates` since."""
 
     origin: Origin
-    tip: Name
+    tip: CidText
 
 
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,11 +131,11 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     network: Name
-    stream: Name
+    stream: StreamText
     separator: SeparatorRecord | None
     observed_at: Micros
-    source: Name = "genesis"
-    without: Name | None = None
+    source: Code = "genesis"
+    without: Code | None = None
     waited: tuple[WaitedTip, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,11 +146,28 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
 class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.quarantine`: bytes that could not be used, and why; the key says where they came from."""
 
-    stage: Name
-    reason: Name
-    detail: str
+    stage: Code
+    reason: Code
+    detail: Words
     data: bytes
     observed_at: Micros
+
+
+MAX_QUARANTINED: Final = 5 * 1024 * 1024
+"""Bytes in one record of quarantine: base64 makes four thirds of them, and a topic takes records of 8 MiB."""
+MAX_DETAIL: Final = 1024
+"""Characters of `detail` that Kiln writes: JSON may make six bytes of each."""
+
+
+def quarantine_records(
+    stage: str, reason: str, detail: str, data: bytes, observed_at: int
+) -> Iterator[QuarantineRecord]:
+    """The records that hold all of `data`: each fits a topic, and `detail` says which part of many it is."""
+    size, observed_at = len(data), min(max(observed_at, MIN_MICROS), MAX_MICROS)
+    for start in range(0, size or 1, MAX_QUARANTINED):
+        part = data[start : start + MAX_QUARANTINED]
+        which = "" if size <= MAX_QUARANTINED else f"bytes {start} to {start + len(part)} of {size}: "
+        yield QuarantineRecord(stage, reason, (which + detail)[:MAX_DETAIL], part, observed_at)
 
 
 class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,11 +181,11 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     network: Name
-    cid: Name
+    cid: CidText
     reason: Literal["batch", "genesis", "claim"]
     observed_at: Micros
     separator: SeparatorRecord | None = None
-    message: str | None = None
+    message: Author | None = None
     update: UpdateRecord | None = None
     topic: SeparatorRecord | None = None
     model: SeparatorRecord | None = None
@@ -172,11 +207,11 @@ class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     network: Name
-    cid: Name
+    cid: CidText
     observed_at: Micros
     separator: SeparatorRecord
     block: bytes | None = None
-    reason: Name | None = None
+    reason: Code | None = None
 
     def __post_init__(self) -> None:
         if (self.block is None) == (self.reason is None):
@@ -242,7 +277,10 @@ def quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
 
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
     """The reverse of quarantine_key. A key with a slash that is no coordinates of a frame (as a record of another topic
-    has) is nothing; any other is taken as a CID. ValueError if the key is not UTF-8."""
+    has) is nothing, as is one that is longer than a CID; any other is taken as a CID. ValueError if the key is not
+    UTF-8."""
+    if len(key) > cid.MAX_TEXT:
+        return QuarantineKey(None, None, None, None)
     text = key.decode()
     match = _COORDINATES.fullmatch(text)
     if match:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from schemas.frames import BEP50, CONNECTION_BYTES, CUT_PAYLOAD, MAX_RPC, read_rpc
+from schemas.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
 from schemas.proto.kiln.frame_pb2 import Frame
 from schemas.reject import Rejected
 from schemas.topic_table import hello_of
@@ -31,14 +31,13 @@ class Connection:
         protocol: str,
         remote_address: bytes = b"",
     ) -> None:
-        """`connection`: 16 bytes, new for each connection; peers as multihash bytes. ValueError: not 16 bytes."""
-        if len(connection) != CONNECTION_BYTES:
-            raise ValueError(f"connection has {len(connection)} bytes, not {CONNECTION_BYTES}")
+        """`connection`: 16 bytes, new for each connection; peers as multihash bytes. ValueError: a value is beyond its
+        bound in a Frame, so that no reader would take a frame of the connection."""
         self.id: Final = connection
         self.hello_in = b""
         self.hello_out = b""
         self.closed = False
-        self._same = Frame(
+        same = Frame(
             network=network,
             connection=connection,
             local_peer=local_peer,
@@ -46,7 +45,12 @@ class Connection:
             protocol=protocol,
             remote_address=remote_address,
             origin=Frame.LIVE,
-        ).SerializeToString()
+        )
+        self._same = same.SerializeToString()
+        same.sequence = 1
+        fault = frame_fault(same)
+        if fault is not None:
+            raise ValueError(fault.detail)
         self._has_hellos = protocol != BEP50
         self._sequence_in = 0
         self._sequence_out = 0
@@ -87,10 +91,10 @@ class Connection:
             self._same
             + Frame(
                 direction=Frame.IN if direction == "IN" else Frame.OUT,
-                observed_at=observed_at,
+                observed_at=max(observed_at, 0),  # a clock that stands before 1970
                 payload=payload,
                 sequence=sequence,
-                verdicts=verdicts,
+                verdicts=verdicts[:MAX_MESSAGES],
                 declared_length=declared_length,
             ).SerializeToString()
         )

@@ -21,7 +21,6 @@ from schemas.records import (
     UNREADABLE,
     BlockRecord,
     Epoch,
-    QuarantineRecord,
     SeparatorRecord,
     StreamRecord,
     UpdateRecord,
@@ -31,6 +30,7 @@ from schemas.records import (
     encode,
     quarantine_key,
     quarantine_record_key,
+    quarantine_records,
     update_key,
 )
 from schemas.streamid import StreamID, StreamIdError
@@ -596,8 +596,8 @@ class PendingFetches:
             self._end(wanted.place, "blocks" if first else "again")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
-        fault = QuarantineRecord(stage, reason, detail, data, now)
-        self._stages[0].append(Output("quarantine", key, encode(fault)))
+        for fault in quarantine_records(stage, reason, detail, data, now):
+            self._stages[0].append(Output("quarantine", key, encode(fault)))
         self.counts["quarantined"] += 1
 
     def _end(self, place: Place, what: str) -> None:

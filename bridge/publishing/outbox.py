@@ -18,13 +18,14 @@ from bridge.publishing.transition import BY_SEPARATOR, Topics
 from schemas.cid import CidError
 from schemas.pubsub import write_batch_update
 from schemas.records import (
+    MAX_DETAIL,
     UNREADABLE,
     BatchRecord,
     PublicationRecord,
-    QuarantineRecord,
     decode_batch,
     encode,
     quarantine_record_key,
+    quarantine_records,
 )
 from schemas.topics import Separator, TopicError
 
@@ -548,12 +549,14 @@ class Outbox:
             self.failed += 1
         options = self._options
         target = options.target(receipt.topic) if options.target and receipt.topic else None
-        receipt = structs.replace(receipt, transport=options.transport, target=target)
+        error = receipt.error and receipt.error[:MAX_DETAIL]
+        receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
         return Output(place, "publications", receipt.cid.encode(), encode(receipt))
 
     def _quarantine(self, place: Place, reason: str, detail: str, value: bytes, now: int) -> Output:
         self.quarantined += 1
-        fault = QuarantineRecord("publisher", reason, detail, value, now)
+        # one output for each record: of more than a record of quarantine holds, the batch's own record has the rest
+        fault = next(quarantine_records("publisher", reason, detail, value, now))
         topic, partition, offset = _kafka_place(place)
         return Output(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
 

@@ -16,11 +16,12 @@ from pipelines.history.chunks import Span
 from pipelines.history.grouped import MIXED, TALLIES, TALLY, Mixed, MixedRows, Wrote, read_groups, tallies
 from pipelines.history.messages import Where, quarantine_row
 from pipelines.lake.files import TableFiles
-from pipelines.logic.decode import Faulty, Place, unreadable
+from pipelines.logic.decode import Faulty, Place, failed, unreadable
 from pipelines.logic.held_frames import Ranges, contains, insert
+from pipelines.logic.processing import PROCESSING_ERRORS
 from pipelines.transforms.archive import FRAMES, fault_records, frame_row
 from pipelines.transforms.packed import pack, unpack
-from schemas.frames import HISTORY, read_frame
+from schemas.frames import DIRECTIONS, HISTORY, frame_fault, read_frame
 from schemas.history.formats import FORMATS
 from schemas.history.items import Source, Unread
 from schemas.history.lines import Part
@@ -114,7 +115,11 @@ def _from_kafka(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
                     if stamp in where.span:
                         _tell(faults, unreadable(frame, value, partition, offset, stamp))
                 elif wanted.takes(frame):
-                    yield from out.add(_mixed(partition, offset, stamp, frame))
+                    row = _mixed(partition, offset, stamp, frame)
+                    if isinstance(row, Mixed):
+                        yield from out.add(row)
+                    else:
+                        _tell(faults, row)
         yield from out.tell(Wrote(faults.close(), frames=frames))
 
     return rows
@@ -134,9 +139,18 @@ def _from_files(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
                             _tell(faults, _unread(item, path.name, part.heard_at // 1000), of_frame=False)
                             continue
                         frames += 1
-                        if wanted.takes(item):
+                        fault = frame_fault(item)
+                        if fault is not None:
+                            why = Rejected(fault.reason, f"{path.name}, frame {number + 1}: {fault.detail}")
+                            refused = unreadable(why, item.SerializeToString(), 0, 0, part.heard_at // 1000)
+                            _tell(faults, refused, of_frame=False)
+                        elif wanted.takes(item):
                             offset = item.sequence if reader.of_lines else number
-                            yield from out.add(_mixed(part.partition, offset, item.observed_at // 1000, item))
+                            row = _mixed(part.partition, offset, item.observed_at // 1000, item)
+                            if isinstance(row, Mixed):
+                                yield from out.add(row)
+                            else:
+                                _tell(faults, row)
         yield from out.tell(Wrote(faults.close(), frames=frames))
 
     return rows
@@ -153,10 +167,13 @@ def _tell(faults: TableFiles, fault: Faulty, *, of_frame: bool = True) -> None:
         faults.add(row if of_frame else (None, None, *row[2:]), len(record.data))
 
 
-def _mixed(partition: int, offset: int, stamp: int, frame: Frame) -> Mixed:
-    row = frame_row(partition, offset, stamp, frame)
-    name = f"{frame.connection.hex()}{row[2]}"
-    return Mixed("", name, FRAME, frame.sequence, partition, offset, data=pack(row))
+def _mixed(partition: int, offset: int, stamp: int, frame: Frame) -> Mixed | Faulty:
+    try:
+        row = frame_row(partition, offset, stamp, frame)
+        name = f"{frame.connection.hex()}{DIRECTIONS[frame.direction]}"
+        return Mixed("", name, FRAME, frame.sequence, partition, offset, data=pack(row))
+    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
+        return failed("archive", error, Place(partition, offset, None), frame.SerializeToString(), stamp)
 
 
 def _written(where: Where) -> Callable[[_Batches], _Batches]:

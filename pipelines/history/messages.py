@@ -19,11 +19,22 @@ from pipelines.history.first import CopiesOfMessage, Place, same_signed, same_un
 from pipelines.history.grouped import MIXED, TALLY, Mixed, MixedRows, Wrote, read_groups
 from pipelines.lake.files import TableFiles
 from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, failed, unreadable
 from pipelines.logic.decode import Place as FramePlace
+from pipelines.logic.processing import PROCESSING_ERRORS
 from pipelines.spark.rows import RowBuffer
-from pipelines.transforms.archive import FRAMES, MESSAGES, copy_row, fault_records, frame_of, message_row, with_pairs
+from pipelines.transforms.archive import (
+    FRAMES,
+    MESSAGES,
+    FrameRow,
+    copy_row,
+    fault_records,
+    frame_of,
+    message_row,
+    with_pairs,
+)
 from pipelines.transforms.packed import pack, unpack
+from schemas.frames import frame_fault
 from schemas.identity import Verdict
 from schemas.records import Origin, QuarantineRecord
 
@@ -141,20 +152,40 @@ def _copies(how: Decoding, where: Where) -> Callable[[_Batches], _Batches]:
         out, decoder, frames = MixedRows(), Decoder(how), 0
         for batch in batches:
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                frame, partition, offset = frame_of(row), row[15], row[16]
                 inside = row[6] in where.span
                 frames += 1
-                for item in decoder.decode_frame(frame, partition, offset):
-                    if inside and item.copy is not None:
-                        table.add(copy_row(item, frame))
-                    if isinstance(item, Decoded):
-                        yield from out.add(_copy(item))
-                    elif inside:
-                        for record in fault_records(item):
-                            faults.add(quarantine_row(item, record), len(record.data))
+                for item, copy in _read_frame(decoder, row):
+                    if isinstance(item, Faulty):
+                        if inside:
+                            for record in fault_records(item):
+                                faults.add(quarantine_row(item, record), len(record.data))
+                    else:
+                        yield from out.add(item)
+                    if inside and copy is not None:
+                        table.add(copy, _BESIDE)
         yield from out.tell(Wrote(table.close() + faults.close(), frames=frames))
 
     return rows
+
+
+def _read_frame(decoder: Decoder, row: FrameRow) -> list[tuple[Mixed | Faulty, _Row | None]]:
+    """The good messages and the faults of a frame, each with its row of `copies`. Where this fails, the frame is a
+    fault."""
+    place = FramePlace(row[15], row[16], None)
+    try:
+        frame = frame_of(row)
+        fault = frame_fault(frame)
+        if fault is not None:  # an earlier Kiln has written the row
+            return [(unreadable(fault, frame.SerializeToString(), *place[:2], row[6]), None)]
+        return [
+            (_copy(item) if isinstance(item, Decoded) else item, None if item.copy is None else copy_row(item, frame))
+            for item in decoder.decode_frame(frame, *place[:2])
+        ]
+    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
+        return [(failed("archive", error, place, row[8], row[6]), None)]
+
+
+_BESIDE = 500  # bytes of a row of `copies`, about
 
 
 def _copy(item: Decoded) -> Mixed:

@@ -15,11 +15,17 @@ import pyarrow.parquet as pq
 
 from conf.location import Location
 from pipelines.lake.lake import Lake, skipped_by
-from pipelines.spark.rows import RowBuffer, arrow_schema
+from pipelines.spark.rows import Refuse, RowBuffer, arrow_schema
 from schemas.tables import TABLES
 
 FILE_BYTES = 128 << 20
 """A file that has reached this size is closed, and the next one begun."""
+
+_REPEATED = frozenset(
+    "network direction origin local_peer remote_peer protocol topic topic_source type from_peer separator_key "
+    "separator_value separator_source source cid transport stage reason".split()
+)
+"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow holds each value once."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
@@ -38,13 +44,14 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 class TableFiles:
     """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
 
-    def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None) -> None:
-        """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table."""
+    def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: Refuse | None = None) -> None:
+        """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table. `refuse`: takes
+        each row that the table cannot hold; by default `add` or `close` raises."""
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
         self._table = table
-        self._schema = arrow_schema(TABLES[table].columns, strict=True)
-        self._buffer = RowBuffer(self._schema, rows=20_000)
+        self._schema = _with_dictionaries(arrow_schema(TABLES[table].columns, strict=True))
+        self._buffer = RowBuffer(self._schema, rows=20_000, refuse=refuse)
         self._file: _OpenFile | None = None
         self._closed: list[DataFile] = []
 
@@ -55,7 +62,8 @@ class TableFiles:
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Takes rows that are an Arrow batch in the table's columns."""
-        self._write(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
+        self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def close(self) -> list[DataFile]:
         """All files written, each whole and on disk; none where there was no row."""
@@ -77,6 +85,18 @@ class TableFiles:
         if self._file is not None:
             self._closed.append(self._file.close())
             self._file = None
+
+
+def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
+    encoded = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [
+            pa.field(field.name, encoded, field.nullable)
+            if field.name in _REPEATED and field.type == pa.string()
+            else field
+            for field in schema
+        ]
+    )
 
 
 class _OpenFile:
@@ -122,6 +142,8 @@ class _Range:
 
     def widen(self, column: pa.Array) -> None:
         self.nulls += column.null_count
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary
         found = pc.min_max(column)
         if not found["min"].is_valid:
             return

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.logic.stretch import ALL, Selection, Stretch
+from pipelines.logic.processing import PROCESSING_FAILED
+from pipelines.logic.stretch import ALL, FAILED, Selection, Stretch
 from pipelines.logic.windows import ClosedWindow, PartitionWindows
 from schemas.batch import MAX_BLOCK, write_leaves
-from schemas.records import BatchRecord, QuarantineRecord, SeparatorRecord, batch_key, encode, quarantine_record_key
+from schemas.records import (
+    BatchRecord,
+    SeparatorRecord,
+    batch_key,
+    encode,
+    quarantine_record_key,
+    quarantine_records,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ def batch_stretches(
     for stretch in stretches:
         for found in windows.take(stretch):
             if isinstance(found, int):
-                yield _unreadable(partition, stretch, found)
+                yield from _unreadable(partition, stretch, found)
             else:
                 yield from batch_outputs(found, limit)
 
@@ -67,13 +75,10 @@ def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
         )
 
 
-def _unreadable(partition: int, stretch: Stretch, index: int) -> Output:
+def _unreadable(partition: int, stretch: Stretch, index: int) -> Iterator[Output]:
     offset = stretch.offsets[index]
-    fault = QuarantineRecord(
-        stage="batch",
-        reason="update_malformed",
-        detail=f"record {partition}/{offset} of updates: {stretch.messages[index]}",
-        data=stretch.leaves[index],
-        observed_at=stretch.stamps[index],
-    )
-    return Output("quarantine", quarantine_record_key("updates", partition, offset), encode(fault))
+    reason = PROCESSING_FAILED if stretch.owners[index] == FAILED else "update_malformed"
+    detail = f"record {partition}/{offset} of updates: {stretch.messages[index]}"
+    key = quarantine_record_key("updates", partition, offset)
+    for record in quarantine_records("batch", reason, detail, stretch.leaves[index], stretch.stamps[index]):
+        yield Output("quarantine", key, encode(record))

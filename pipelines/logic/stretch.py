@@ -13,15 +13,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from pipelines.logic.processing import PROCESSING_ERRORS, describe
 from schemas.batch import stream_key
 from schemas.cid import CidError, cid_bytes
-from schemas.records import UNREADABLE, Origin, UpdateRecord, decode_update
+from schemas.records import MAX_DETAIL, UNREADABLE, Origin, UpdateRecord, decode_update
 from schemas.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
 """In `Stretch.owners`: a tick, or an update that goes into no batch. The record only moves the log's clock."""
 FAULT: Final = -2
 """In `Stretch.owners`: a record that cannot be read. `leaves` has its bytes, and `messages` says why."""
+FAILED: Final = -3
+"""In `Stretch.owners`: as FAULT, of a record at which Kiln itself failed."""
 
 
 class WindowKey(NamedTuple):
@@ -67,7 +70,7 @@ class Stretch(msgspec.Struct, array_like=True, gc=False):
     table: list[Owner]
     """each owner once"""
     owners: list[int]
-    """index in `table`, or NO_UPDATE, or FAULT"""
+    """index in `table`, or NO_UPDATE, FAULT or FAILED"""
     leaves: list[bytes]
     """the tip of the stream (schemas.batch)"""
     heard: list[int]
@@ -110,7 +113,9 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Select
                     observed_at = update.observed_at
                     message = f"{network}\n{origin}\n{update.message}"
             except (*UNREADABLE, StreamIdError, CidError) as error:
-                owner, leaf, message = FAULT, value, str(error)
+                owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL]
+            except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this
+                owner, leaf, message = FAILED, value, describe(error)
         owners.append(owner)
         leaves.append(leaf)
         heard.append(observed_at)

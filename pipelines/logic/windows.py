@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from pipelines.logic.stretch import FAULT, Stretch, WindowKey
+from pipelines.logic.stretch import NO_UPDATE, Stretch, WindowKey
 from schemas.batch import stream_key, tips_of
 from schemas.log import MAX_EPOCH_WRITERS
 
@@ -206,7 +206,7 @@ class PartitionWindows:
                     found += self.advance(clock)
                     due = self._next_due()
             if owner < 0:
-                if owner == FAULT:
+                if owner != NO_UPDATE:
                     found.append(index)
                 continue
             if written[owner] is not writer:

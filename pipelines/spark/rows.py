@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
+from pipelines.logic.processing import PROCESSING_ERRORS
 from schemas.tables import Column, Table
 
 _ARROW = {
@@ -23,6 +24,13 @@ _ARROW = {
 # RowBuffer asks for a drain at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
 _ROWS = 5_000
 _BYTES = 16 << 20
+
+
+_CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
+"""What Arrow raises on values that a column cannot hold. It is a fault of the rows alone: nothing here does I/O."""
+
+Refuse = Callable[[Sequence[object], Exception], None]
+"""Takes a row that no Arrow batch can hold, and why."""
 
 
 def arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
@@ -51,10 +59,12 @@ def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
 class RowBuffer:
     """Rows (tuples in the schema's order) on their way to Arrow batches of bounded size."""
 
-    def __init__(self, schema: pa.Schema, rows: int = _ROWS) -> None:
-        """`rows`: the most rows of a batch."""
+    def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: Refuse | None = None) -> None:
+        """`rows`: the most rows of a batch. `refuse`: takes each row that cannot be converted; by default `drain`
+        raises."""
         self._schema = schema
         self._most = rows
+        self._refuse = refuse
         self._rows: list[Sequence[object]] = []
         self._bytes = 0
 
@@ -65,12 +75,30 @@ class RowBuffer:
         return len(self._rows) >= self._most or self._bytes >= _BYTES
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """The rows since the last `drain` as one batch. No batch where there are no rows."""
-        if self._rows:
+        """The rows since the last `drain` as one batch. No batch where there are no rows.
+
+        More than one where the rows cannot be converted together: then each half is tried alone, down to the row.
+        """
+        rows, self._rows, self._bytes = self._rows, [], 0
+        yield from self._batches(rows)
+
+    def _batches(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
+        if not rows:
+            return
+        try:
             columns = [
                 pa.array(values, type=field.type)
-                for values, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+                for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
             ]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
-            self._rows = []
-            self._bytes = 0
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        except _CONVERSION_ERRORS as error:  # of these values, or of too many bytes in one column
+            if len(rows) > 1:
+                half = len(rows) // 2
+                yield from self._batches(rows[:half])
+                yield from self._batches(rows[half:])
+            elif self._refuse is None:
+                raise
+            else:
+                self._refuse(rows[0], error)
+            return
+        yield batch

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,13 +26,16 @@ from pipelines.logic.decode import (
     Decoder,
     Decoding,
     Faulty,
+    Place,
     author,
+    failed,
     identities,
     is_lasting,
     own_identity,
     unreadable,
 )
 from pipelines.logic.held_frames import Sieve
+from pipelines.logic.processing import PROCESSING_ERRORS
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.remembered import Remembered, new_copies
@@ -40,9 +44,9 @@ from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed
 from schemas.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
 from schemas.identity import Verdict, peer_text, raw_peer
 from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.records import QuarantineRecord, encode, quarantine_key
+from schemas.records import MAX_QUARANTINED, QuarantineRecord, encode, quarantine_key, quarantine_records
 from schemas.reject import Rejected
-from schemas.tables import TABLES
+from schemas.tables import TABLES, Column
 
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
@@ -57,9 +61,6 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
 
 IDENTITIES = ("early", "late")
 """The digests by which copies of a message are known (decision 5)."""
-
-# Most bytes of a quarantine record: base64 makes four thirds of them, and a topic takes records of 8 MiB.
-PART = 5 << 20
 
 WRITTEN = "kind string, key binary, value binary"
 FAULT, PASSED, WROTE = "fault", "passed", "wrote"
@@ -150,7 +151,10 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
     be asked for every copy: the one that passed before may be a later one of this task.
     """
     sieve = Sieve({})
-    frames, copies = TableFiles(lake, "frames"), TableFiles(lake, "copies")
+    refused: list[Faulty] = []
+    refuse = partial(_refuse, refused)
+    frames = TableFiles(lake, "frames", refuse=partial(refuse, FRAMES))
+    copies = TableFiles(lake, "copies", refuse=partial(refuse, COPIES))
     decoder = Decoder(how)
     passing: set[tuple[object, ...]] = set()  # what this task let through: the rest would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
@@ -158,17 +162,16 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             spans[partition] = (spans.get(partition, (offset,))[0], offset)
-            frame = read_frame(value)
-            if isinstance(frame, Rejected):
-                yield from _faulty(unreadable(frame, value, partition, offset, stamp))
-                continue
-            new = sieve.passes(frame.connection, frame.direction, frame.sequence)
-            if new:
-                frames.add(frame_row(partition, offset, stamp, frame), len(value))
-            held = len(value)  # by the messages of a frame, all together, for as long as there is one
-            for item in decoder.decode_frame(frame, partition, offset):
-                if new and item.copy is not None:
-                    copies.add(copy_row(item, frame))
+            record = read_record(decoder, partition, offset, stamp, value)
+            new = False
+            if record.frame is not None:
+                new = sieve.passes(record.frame.connection, record.frame.direction, record.frame.sequence)
+                if new:
+                    frames.add(record.row, len(value))
+            held = len(value or b"")  # by the messages of a frame, all together, for as long as there is one
+            for item, copy in zip(record.items, record.copies, strict=True):
+                if new and copy is not None:
+                    copies.add(copy, _BESIDE)
                 if isinstance(item, Faulty):
                     yield from _faulty(item)
                     continue
@@ -183,8 +186,11 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
                     yield Item("messages", digests, item.place.text, item, held + _BESIDE)
                     held = 0
+    files = frames.close(), copies.close()
+    for fault in refused:
+        yield from _faulty(fault)
     if spans:
-        told = msgspec.msgpack.encode(Passed(spans, sieve.taken, frames.close(), copies.close(), good))
+        told = msgspec.msgpack.encode(Passed(spans, sieve.taken, *files, good))
         yield Item(PASSED, (task,), task.hex(), (told,), len(told))
 
 
@@ -192,14 +198,68 @@ _BESIDE: Final = 500
 """bytes of a message, or of its row, about, beside its data"""
 
 
+class RecordRows(NamedTuple):
+    """The rows of one record of `kiln.frames`."""
+
+    items: list[Decoded | Faulty]
+    copies: list[_Row | None]
+    """the row of `copies` of each item"""
+    frame: Frame | None = None
+    """`None`: the record is no Frame, or has no row"""
+    row: _Row = ()
+    """of `frames`"""
+
+
+def read_record(decoder: Decoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
+    """Everything that one record gives, and nothing of any other. Where this fails, the record is a fault of the stage
+    `archive`, and stays in `frames` if it has a row there."""
+    frame: Frame | Rejected | None = None
+    row: _Row = ()
+    try:
+        frame = read_frame(value)
+        if isinstance(frame, Rejected):
+            return RecordRows([unreadable(frame, value, partition, offset, stamp)], [None])
+        row = frame_row(partition, offset, stamp, frame)
+        items = list(decoder.decode_frame(frame, partition, offset))
+        copies = [None if item.copy is None else copy_row(item, frame) for item in items]
+    except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
+        fault = failed("archive", error, Place(partition, offset, None), value or b"", stamp)
+        return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
+    return RecordRows(items, copies, frame, row)
+
+
+def _refuse(faults: list[Faulty], columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> None:
+    """Takes a row that its table cannot hold."""
+    faults.append(refused_row(columns, row, error))
+
+
+def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> Faulty:
+    """The fault of a row, in the order of `columns`, that its table cannot hold. The bytes are the payload of the frame
+    or the data of the message; a row of `copies` has none."""
+    named = {column.name: value for column, value in zip(columns, row, strict=True)}
+    partition, offset, index = (named.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
+    data, at = named.get("payload", named.get("data")), named["observed_at"]
+    assert isinstance(partition, int)
+    assert isinstance(offset, int)
+    place = Place(partition, offset, index if isinstance(index, int) else None)
+    return failed("archive", error, place, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0)
+
+
 def with_rows(items: Iterable[Item]) -> Iterator[Item]:
     """Items of `items_of` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
     for item in items:
-        if isinstance(item.row, Decoded):
-            size = len(item.row.envelope.data) + _BESIDE
-            yield Item(item.kind, item.identities, item.place, message_row(item.row), size)
-        else:
+        if not isinstance(item.row, Decoded):
             yield item
+            continue
+        message = item.row
+        try:
+            row = message_row(message)
+        except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+            data = message.envelope.SerializeToString()
+            yield from _faulty(failed("archive", error, message.place, data, message.observed_at))
+            continue
+        size = len(message.envelope.data) + len(message.message) + len(message.topic) + _BESIDE
+        yield Item(item.kind, item.identities, item.place, row, size)
 
 
 def _faulty(item: Faulty) -> Iterator[Item]:
@@ -327,19 +387,13 @@ def fault_rows(item: Faulty) -> Iterator[tuple[bytes, tuple[str, str, bytes, byt
     one record; each then holds a part, and says which."""
     own = own_identity(item)
     for number, record in enumerate(fault_records(item)):
-        identity = blake2b(own + (number * PART).to_bytes(8), digest_size=16).digest() if number else own
+        identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
         yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
 
 
 def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
     """What quarantine says of a fault, part after part."""
-    size = len(item.data)
-    for start in range(0, size or 1, PART):
-        part = item.data[start : start + PART]
-        detail = item.detail if size <= PART else f"bytes {start} to {start + len(part)} of {size}: {item.detail}"
-        yield QuarantineRecord(
-            stage=item.stage, reason=item.reason, detail=detail, data=part, observed_at=item.observed_at
-        )
+    return quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
@@ -347,7 +401,8 @@ def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
 
 def written_rows(rows: Iterable[Loose], lake: Lake) -> _Batches:
     """What has passed in; WRITTEN out. The rows of `messages` go into files."""
-    files = TableFiles(lake, "messages")
+    refused: list[Faulty] = []
+    files = TableFiles(lake, "messages", refuse=partial(_refuse, refused, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
     counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
     for kind, row, size in rows:
@@ -364,10 +419,17 @@ def written_rows(rows: Iterable[Loose], lake: Lake) -> _Batches:
                 yield from out.drain()
         elif out.add((kind, None, row[0]), size):
             yield from out.drain()
+    written = files.close()
+    for fault in refused:
+        for _, (reason, by, key, value) in fault_rows(fault):
+            counts[reason] += 1
+            bad[by] += 1
+            if out.add((FAULT, key, value), len(value)):
+                yield from out.drain()
     faults = bad.total()
     del bad[""]  # signed by nobody
     tallies = [Tally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    out.add((WROTE, None, pack(Wrote(files.close(), counts, faults, tallies))))
+    out.add((WROTE, None, pack(Wrote(written, counts, faults, tallies))))
     yield from out.drain()
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from pipelines.lake.files import DataFile, TableFiles
 from pipelines.lake.lake import Lake
+from pipelines.logic.processing import PROCESSING_ERRORS, PROCESSING_FAILED, describe
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.log_clock import Clock
@@ -22,6 +23,8 @@ from pipelines.transforms.packed import Item, Loose, loose, pack, packed, packed
 from schemas.batch import BlockError, read_block, read_foreign_block
 from schemas.queries import QUERIES
 from schemas.records import (
+    MAX_DETAIL,
+    MAX_MICROS,
     UNREADABLE,
     BatchRecord,
     decode_batch,
@@ -62,6 +65,7 @@ RECEIVED_ROWS, CLOCK, WROTE = "received", "clock", "wrote"
 """Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands; `Wrote`."""
 
 _TASKS = 2
+_BESIDE = 500  # bytes of a row, about, beside its record's value
 
 _UPDATED_AT, _LOG_PARTITION = (
     next(place for place, column in enumerate(TABLES["updates"].columns) if column.name == name)
@@ -209,10 +213,12 @@ def items_of(batches: _Batches) -> Iterator[Item]:
                 if not key and not value:
                     continue  # a tick
             place = f"{topic}/{partition}/{offset}"
+            held = len(value or b"")  # by the rows of a record, all together
             for number, (kind, identity, row) in enumerate(
                 _read(topic, partition, offset, at, key or b"", value or b"")
             ):
-                yield Item(kind, (_digest(kind, *identity),), f"{place}/{number}", row, len(value or b""))
+                yield Item(kind, (_digest(kind, *identity),), f"{place}/{number}", row, held + _BESIDE)
+                held = 0
     for partition, offset in newest.items():
         place = f"{CLOCK}/{partition}/{offset}"
         yield Item(CLOCK, (_digest(CLOCK, partition, offset),), place, (partition, clock["updates", partition]), 0)
@@ -220,31 +226,55 @@ def items_of(batches: _Batches) -> Iterator[Item]:
 
 def written_rows(rows: Iterable[Loose], lake: Lake, stood: Clock) -> _Batches:
     """What has passed in; WRITTEN out. Rows of tables go into files."""
-    files = {table: TableFiles(lake, table) for table in FILLED}
+    refused: list[tuple[str, Sequence[object], Exception]] = []
+
+    def files_of(table: str) -> TableFiles:
+        return TableFiles(lake, table, refuse=lambda row, error: refused.append((table, row, error)))
+
+    files = {table: files_of(table) for table in FILLED}
     out = RowBuffer(pa.schema([("kind", pa.string()), ("data", pa.binary())]))
     for kind, row, size in rows:
         if kind in files:
             files[kind].add(at_the_clock(row, stood) if kind == "updates" else row, size)
         elif out.add((kind, pack(row)), size):
             yield from out.drain()
-    out.add((WROTE, pack(Wrote([file for each in files.values() for file in each.close()]))))
+    closed = [file for each in files.values() for file in each.close()]
+    if refused:
+        last = TableFiles(lake, "quarantine")
+        for table, row, error in refused:
+            last.add(_refused(table, row, error))
+        closed += last.close()
+    out.add((WROTE, pack(Wrote(closed))))
     yield from out.drain()
+
+
+def _refused(table: str, row: Sequence[object], error: Exception) -> _Row:
+    """The row of `quarantine` of a row that its table cannot hold. Not the values themselves: one of them is why."""
+    columns = TABLES[table].columns
+    named = {column.name: value for column, value in zip(columns, row, strict=True)}
+    texts = ", ".join(f"{name} {value[:80]!r}" for name, value in named.items() if isinstance(value, str))
+    detail = f"a row of {table} ({texts}): {describe(error)}"[:MAX_DETAIL]
+    data = named.get("data", named.get("block"))
+    at = next((value for name, value in named.items() if name.endswith("_at") and isinstance(value, int)), 0)
+    is_time = 0 <= at <= MAX_MICROS
+    kept = data if isinstance(data, bytes) else b""
+    return None, None, None, None, "sink", PROCESSING_FAILED, detail, kept, at if is_time else 0
 
 
 def _digest(*parts: object) -> bytes:
     return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
-def _read(
-    topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes
-) -> Iterator[tuple[str, _Row, _Row]]:
+def _read(topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes) -> list[tuple[str, _Row, _Row]]:
     """(table, what makes the row one, row) for all that a record says; what cannot be read is quarantined itself."""
     try:
-        yield from _READERS[topic](partition, offset, now, key, value)
+        return list(_READERS[topic](partition, offset, now, key, value))
     except (*UNREADABLE, BlockError) as error:
-        detail = f"record {partition}/{offset} of {topic}: {error}"
-        row = (None, None, None, None, "sink", "record_malformed", detail, value, now)
-        yield "quarantine", (detail,), row
+        reason, detail = "record_malformed", str(error)
+    except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this
+        reason, detail = PROCESSING_FAILED, describe(error)
+    detail = f"record {partition}/{offset} of {topic}: {detail}"[:MAX_DETAIL]
+    return [("quarantine", (detail,), (None, None, None, None, "sink", reason, detail, value, now))]
 
 
 def _update(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:

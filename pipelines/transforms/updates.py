@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, identities
+from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, author, failed, identities, own_identity
+from pipelines.logic.processing import PROCESSING_ERRORS
 from pipelines.spark.batch_clock import remembering, seen_at
 from pipelines.spark.epoch import epoch_of_task
 from pipelines.spark.known_streams import StreamsTopic, known_streams
@@ -34,6 +35,7 @@ from schemas.records import (
     WantedRecord,
     encode,
     quarantine_key,
+    quarantine_records,
     update_key,
 )
 from schemas.streamid import StreamID
@@ -208,17 +210,32 @@ def rows_of(
             for item in decoder.decode(value, partition, offset, stamp):
                 if isinstance(item, Faulty):
                     continue
-                if item.content.type == "UPDATE":
-                    made = _of_update(item, epoch, how, known, waited, separating)
-                elif item.content.type == "BATCH_UPDATE" and separating.fetch:
-                    made = _of_batch(item)
-                else:
-                    continue
-                for row in made:
+                for row in _of_message(item, epoch, how, known, waited, separating):
                     key = (row.identity, row.place if every_copy else "")
                     if key not in passing:
                         passing.add(key)
                         yield row
+
+
+def _of_message(
+    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
+) -> list[Row]:
+    """What a message has to say. Where this fails, the message is a fault."""
+    try:
+        if item.content.type == "UPDATE":
+            return list(_of_update(item, epoch, how, known, waited, separating))
+        if item.content.type == "BATCH_UPDATE" and separating.fetch:
+            return list(_of_batch(item))
+    except PROCESSING_ERRORS as error:  # `known` and `waited` raise sqlite3.Error alone; all else is pure
+        data = item.envelope.SerializeToString()
+        fault = failed("updates", error, item.place, data, item.observed_at)
+        key, identity = quarantine_key(*item.place), own_identity(fault)
+        records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+        return [
+            Row(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
+            for part, record in enumerate(records)
+        ]
+    return []
 
 
 def _epoch(first: Epoch | None) -> Epoch:

@@ -6,6 +6,7 @@ import hashlib
 from typing import Final, NamedTuple, TypeAlias
 
 from schemas.frames import CONNECTION_BYTES, MAX_NETWORK, MAX_RPC, METADATA_ONLY
+from schemas.frames import MAX_PEER as MAX_FRAME_PEER
 from schemas.identity import MAX_SEQNO, Verdict
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.proto.kiln.frame_pb2 import Frame
@@ -19,7 +20,7 @@ FILE_ENDS_EARLY: Final = "file_ends_early"
 FILE_DAMAGED: Final = "file_damaged"
 REASONS: Final = (LINE_MALFORMED, LINE_TOO_LONG, NO_MESSAGE, METADATA_ONLY, FILE_ENDS_EARLY, FILE_DAMAGED)
 
-MAX_PEER: Final = 2048  # bytes of a peer id, as schemas.identity takes
+MAX_PEER: Final = 2048  # bytes of an author's peer id, as schemas.identity takes
 _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
@@ -114,8 +115,10 @@ class LogFrames:
 def _fault_of(logged: Logged, at: int) -> Rejected | None:
     if not 0 <= at <= _MAX_TIME:
         return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
-    if max(len(logged.author), len(logged.node), len(logged.heard_from)) > MAX_PEER:
-        return Rejected(LINE_MALFORMED, f"a peer id of more than {MAX_PEER} bytes")
+    if len(logged.author) > MAX_PEER:
+        return Rejected(LINE_MALFORMED, f"the author's peer id has {len(logged.author)} bytes; at most {MAX_PEER}")
+    if (longest := max(len(logged.node), len(logged.heard_from))) > MAX_FRAME_PEER:
+        return Rejected(LINE_MALFORMED, f"a peer id of {longest} bytes; a node has one of at most {MAX_FRAME_PEER}")
     if len(logged.seqno) > MAX_SEQNO:
         return Rejected(LINE_MALFORMED, f"a seqno of {len(logged.seqno)} bytes; at most {MAX_SEQNO} are read")
     try:

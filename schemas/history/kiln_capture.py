@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final, Literal, NamedTuple
 
 from schemas.capture import CaptureError, CaptureRecord, read_capture
-from schemas.frames import CUT_PAYLOAD, MAX_RPC, read_rpc
+from schemas.frames import CUT_PAYLOAD, MAX_NETWORK, MAX_RPC, read_rpc
 from schemas.history.items import FILE_DAMAGED, Item, Source, Unread
 from schemas.history.lines import WHOLE, Part, unzipped
 from schemas.proto.gossipsub import rpc_pb2
@@ -27,6 +27,13 @@ from schemas.topic_table import hello_of
 from schemas.topics import parse_topic
 
 NAME: Final = "kiln-capture"
+
+MAX_HELD: Final = 256 * 1024 * 1024
+"""Bytes that a reader holds of the connections and subscriptions of one capture. A few kilobytes of gzip can name
+millions of them."""
+_STREAM_BYTES: Final = 1000  # of one direction of a connection, about, beside its peer ids
+_TOPIC_BYTES: Final = 100  # of a subscription, about
+_MAX_NETWORKS: Final = 10_000  # that are counted
 
 _Lane = tuple[bytes, bytes, Literal["R", "S"]]  # local peer, remote peer, direction
 
@@ -64,27 +71,39 @@ class _Lanes:
     """
 
     def __init__(self) -> None:
-        self._subscribed: dict[_Lane, set[str | int]] = {}
+        self._subscribed: dict[_Lane, set[int]] = {}
         self._number: dict[_Lane, int] = {}
+        self._held = 0
 
     def place(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> tuple[_Lane, int, bool]:
         """(lane, number of the connection, whether this RPC is its hello).
 
-        An RPC that does not parse is one only if first.
+        An RPC that does not parse is one only if first. CaptureError: the capture names more than MAX_HELD.
         """
         lane = (record.local, record.remote, record.direction)
         hello = lane not in self._number or (rpc is not None and self._is_again(lane, rpc))
         if hello:
             self._number[lane] = self._number.get(lane, 0) + 1
+            gone = self._subscribed.get(lane, ())
             self._subscribed[lane] = set()
+            self._hold(_STREAM_BYTES + len(record.local) + len(record.remote) - _TOPIC_BYTES * len(gone))
         if rpc is not None:
             topics = self._subscribed[lane]
+            before = len(topics)
             for option in rpc.subscriptions:
                 if option.subscribe:
                     topics.add(_topic_of(option))
                 else:
                     topics.discard(_topic_of(option))
+            self._hold(_TOPIC_BYTES * (len(topics) - before))
         return lane, self._number[lane], hello
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held > MAX_HELD:
+            raise CaptureError(
+                f"the capture names more connections and subscriptions than {MAX_HELD >> 20} MiB hold. Cut it in two"
+            )
 
     def _is_again(self, lane: _Lane, rpc: rpc_pb2.RPC) -> bool:
         if rpc.control.HasField("extensions"):
@@ -93,11 +112,14 @@ class _Lanes:
         return any(option.subscribe and _topic_of(option) in topics for option in rpc.subscriptions)
 
 
-def _topic_of(option: rpc_pb2.RPC.SubOpts) -> str | int:
-    return option.topicid if option.HasField("topicid") else option.topicIndex
+def _topic_of(option: rpc_pb2.RPC.SubOpts) -> int:
+    """What tells a topic from others: not its name, which can be long."""
+    return hash(option.topicid) if option.HasField("topicid") else option.topicIndex
 
 
 def _parse(payload: bytes) -> rpc_pb2.RPC | None:
+    if len(payload) > MAX_RPC:  # cut in its frame; 64 MiB of empty messages would take gigabytes as objects
+        return None
     rpc = read_rpc(payload)
     return None if isinstance(rpc, Rejected) else rpc
 
@@ -108,7 +130,9 @@ def _name_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
     for name in names:
         # upb hands out bytes where a name is not UTF-8
         if isinstance(name, str) and (topic := parse_topic(name)) is not None:
-            networks[topic.network] += 1
+            network = topic.network
+            if network in networks or (len(network) <= MAX_NETWORK and len(networks) < _MAX_NETWORKS):
+                networks[network] += 1
 
 
 def survey(records: Iterable[CaptureRecord]) -> Survey:
@@ -122,9 +146,7 @@ def survey(records: Iterable[CaptureRecord]) -> Survey:
         lane, number, hello = lanes.place(record, rpc)
         key = (lane, number)
         if hello:
-            streams[key] = Stream(
-                b"" if rpc is None or len(record.rpc) > MAX_RPC else hello_of(rpc), 1, record.observed_at
-            )
+            streams[key] = Stream(b"" if rpc is None else hello_of(rpc), 1, record.observed_at)
         else:
             stream = streams[key]
             streams[key] = Stream(stream.hello, stream.records + 1, record.observed_at)
@@ -197,7 +219,11 @@ def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
 
     `part` is always WHOLE: a capture is not cut.
     """
-    found = survey(_Records(file))
+    try:
+        found = survey(_Records(file))
+    except CaptureError as error:
+        yield Unread(1, b"", FILE_DAMAGED, str(error))
+        return
     records = _Records(file)
     yield from frames_of(records, found, source.digest, found.network(source.network))
     if records.damage:

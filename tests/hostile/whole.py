@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +86,19 @@ class Whole:
         ]
 
 
-def whole(folder: Path, before: float, seconds: float, crowd: int, seed: int, settings: dict[str, str]) -> Whole:
-    """A Kiln runs between two honest peers for `before` s, and for `seconds` s while others attack its bridge."""
+def whole(
+    folder: Path,
+    before: float,
+    seconds: float,
+    seed: int,
+    settings: dict[str, str],
+    attack: Sequence[object],
+    also: Callable[[Stack], AbstractContextManager[object]] = nullcontext,
+) -> Whole:
+    """A Kiln runs between two honest peers for `before` s, and for `seconds` s while others attack its bridge.
+
+    `attack`: options of `hostile.attack`. `also`: what else lasts as long as the attack.
+    """
     stack = Stack(folder, seed, isolated=False, rate=_RATE, network=NETWORK, settings=settings)
     try:
         stack.build()
@@ -100,7 +111,7 @@ def whole(folder: Path, before: float, seconds: float, crowd: int, seed: int, se
         status = stack.status()
         assert status is not None
         bridge = stack.pid("bridge")
-        with _attacked(status.addresses[0], "--flood", "--seed", seed, "--crowd", crowd) as done:
+        with _attacked(status.addresses[0], "--seed", seed, *attack) as done, also(stack):
             turned = time.time()
             time.sleep(seconds)  # what is measured
             ended = time.time()

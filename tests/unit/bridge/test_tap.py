@@ -10,6 +10,7 @@ from bridge.capture.tap import Connection, Direction
 from schemas.frames import CUT_PAYLOAD, MAX_RPC, read_frame
 from schemas.proto.gossipsub import rpc_pb2
 from schemas.proto.kiln.frame_pb2 import Frame
+from schemas.reject import Rejected
 
 ID = bytes(range(16))
 LOCAL, REMOTE = b"\x00\x24local", b"\x00\x24remote"
@@ -137,3 +138,32 @@ def test_nothing_follows_the_closing_frames() -> None:
 def test_connection_id_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="15 bytes, not 16"):
         Connection("local-test", ID[:-1], LOCAL, REMOTE, "/meshsub/1.3.0")
+
+
+BEYOND: dict[str, bytes | str] = {
+    "network": "n" * 257,
+    "local_peer": bytes(65),
+    "remote_peer": bytes(65),
+    "protocol": "p" * 257,
+    "remote_address": bytes(1025),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_no_connection_begins_whose_frames_nobody_would_read(name: str) -> None:
+    fields: dict[str, bytes | str] = {
+        "network": "local-test",
+        "local_peer": LOCAL,
+        "remote_peer": REMOTE,
+        "protocol": "/meshsub/1.3.0",
+        "remote_address": b"",
+    }
+    with pytest.raises(ValueError, match=name):
+        Connection(connection=ID, **{**fields, name: BEYOND[name]})  # type: ignore[arg-type]  # each of its own type
+
+
+@given(st.binary(max_size=40), st.integers(-(2**63), 2**63 - 1), st.integers(0, 12_000), st.sampled_from(("IN", "OUT")))
+def test_every_frame_keeps_the_bounds(payload: bytes, at: int, verdicts: int, direction: Direction) -> None:
+    made = connection()
+    for sent in (payload, payload * 200_000):
+        assert not isinstance(read_frame(made.frame(direction, sent, at, bytes(verdicts))), Rejected)

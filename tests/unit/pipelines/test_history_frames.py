@@ -102,3 +102,23 @@ def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_go
     ((stage, detail, place),) = written(where.run, "quarantine", "stage", "detail", "kafka_offset")
     assert (stage, place) == ("history", None)
     assert str(detail).startswith("some.rpc, line 2: ")
+
+
+def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_rest_is_read(
+    where: Where, tmp_path: Path
+) -> None:
+    file = tmp_path / "giant.rpc"
+    rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()
+    giant = b"\xff" * 65_535
+    with file.open("wb") as out:
+        peers = (b"them", giant, b"others")
+        write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", peer, "/meshsub/1.2.0", rpc) for peer in peers])
+    digest = hashlib.sha256(file.read_bytes()).digest()
+    (part,) = parts_of(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+    given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
+    rows = [row for batch in _from_files(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
+    assert len({row["name"] for row in rows if row["name"]}) == 2, "two connections are read"
+    refused = written(where.run, "quarantine", "stage", "reason", "data", "detail")
+    assert [each[:2] for each in refused] == [("frame", "frame_invalid")] * 2, "the frame, and the closing one"
+    assert all(Frame.FromString(data).remote_peer == giant for _, _, data, _ in refused if isinstance(data, bytes))
+    assert all("giant.rpc, frame" in str(detail) and "remote_peer" in str(detail) for *_, detail in refused)

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.frames import MAX_RPC, REASONS, gossip_messages, named_topic, read_frame, read_rpc
+from schemas.frames import (
+    MAX_ADDRESS,
+    MAX_HELLO,
+    MAX_MESSAGES,
+    MAX_NETWORK,
+    MAX_PEER,
+    MAX_PROTOCOL,
+    MAX_RPC,
+    REASONS,
+    gossip_messages,
+    named_topic,
+    read_frame,
+    read_rpc,
+)
 from schemas.proto.gossipsub import rpc_pb2
 from schemas.proto.kiln import frame_pb2
 from schemas.reject import Rejected
@@ -56,6 +70,50 @@ def test_a_frame_against_the_contract_is_refused_and_the_field_named(fields: dic
     assert reason(result) == "frame_invalid"
     assert isinstance(result, Rejected)
     assert word in result.detail
+
+
+BOUNDS = {
+    "network": MAX_NETWORK,
+    "local_peer": MAX_PEER,
+    "remote_peer": MAX_PEER,
+    "protocol": MAX_PROTOCOL,
+    "payload": MAX_RPC,
+    "hello_in": MAX_HELLO,
+    "hello_out": MAX_HELLO,
+    "verdicts": MAX_MESSAGES,
+    "remote_address": MAX_ADDRESS,
+}
+"""The longest value of each field that has no fixed length."""
+
+
+def test_every_field_of_a_frame_has_a_bound() -> None:
+    kinds = frame_pb2.Frame.DESCRIPTOR.fields_by_name
+    lengths = {name for name, field in kinds.items() if field.type in (field.TYPE_BYTES, field.TYPE_STRING)}
+    assert lengths == {*BOUNDS, "connection"}
+    assert set(kinds) - lengths == {"direction", "origin", "observed_at", "sequence", "declared_length"}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@given(st.integers(0, 3), st.integers(1, 3 * 1024 * 1024))
+@settings(max_examples=10)
+def test_a_field_is_read_up_to_its_bound_and_refused_beyond(name: str, under: int, over: int) -> None:
+    kind = frame_pb2.Frame.DESCRIPTOR.fields_by_name[name].type
+
+    def of_length(length: int) -> frame_pb2.Frame | Rejected:
+        value = bytes(length) if kind == FieldDescriptor.TYPE_BYTES else "x" * length
+        return read_frame(frame(b"", **{name: value}).SerializeToString())
+
+    assert not isinstance(of_length(BOUNDS[name] - under), Rejected)
+    refused = of_length(BOUNDS[name] + over)
+    assert reason(refused) == "frame_invalid"
+    assert isinstance(refused, Rejected)
+    assert name in refused.detail
+    assert len(refused.detail) < 200
+
+
+@given(st.integers(-(2**63), -1))
+def test_a_frame_from_before_1970_is_refused(observed_at: int) -> None:
+    assert reason(read_frame(frame(b"", observed_at=observed_at).SerializeToString())) == "frame_invalid"
 
 
 @pytest.mark.parametrize("value", [None, b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"])

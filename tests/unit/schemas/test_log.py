@@ -9,9 +9,8 @@ import pytest
 from conf.errors import SettingsError
 from conf.settings.reading import load_settings
 from pipelines.logic.windows import PartitionWindows
-from pipelines.transforms.archive import PART
 from schemas.log import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
-from schemas.records import QuarantineRecord, encode
+from schemas.records import MAX_QUARANTINED, QuarantineRecord, encode
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -50,7 +49,7 @@ def test_the_topics_by_stream_are_kept_for_ever_and_only_windows_bind_a_topic_fo
 
 
 def test_the_largest_part_of_what_is_quarantined_fits_a_record() -> None:
-    record = QuarantineRecord("message", "not_json", "x" * 1_000, b"\xff" * PART, 2**63 - 1)
+    record = QuarantineRecord("message", "not_json", "x" * 1_000, b"\xff" * MAX_QUARANTINED, 2**63 - 1)
     assert len(encode(record)) < MAX_RECORD
 
 

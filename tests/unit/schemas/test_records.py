@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from msgspec import structs
 
 from schemas import records as r
+from schemas.log import MAX_RECORD
 
 FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "kafka"
 DECODE: dict[str, Callable[[bytes], r.Record]] = {
@@ -33,7 +34,7 @@ VALID = {topic: Draft202012Validator(schema) for topic, schema in SCHEMAS.items(
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 name = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 natural = st.integers(0, 2**63 - 1)
-micros = st.integers(-(2**63), 2**63 - 1)
+micros = st.integers(r.MIN_MICROS, r.MAX_MICROS)
 origin = st.sampled_from(("LIVE", "REPLAY"))
 separator = st.builds(r.SeparatorRecord, name, name)
 update = st.builds(
@@ -179,6 +180,58 @@ def accepts(topic: str, document: object) -> bool:
 def test_what_validates_is_read_and_nothing_else(topic: str, data: st.DataObject) -> None:
     document = data.draw(value_of(SCHEMAS[topic], SCHEMAS[topic]))
     assert VALID[topic].is_valid(document) == accepts(topic, document)
+
+
+def longest(
+    schema: dict[str, object], document: object, root: dict[str, object]
+) -> Iterator[tuple[list[str | int], int]]:
+    """The path of each text in a document, and the longest that its schema allows there."""
+    if "$ref" in schema:
+        definitions = root["$defs"]
+        assert isinstance(definitions, dict)
+        yield from longest(definitions[str(schema["$ref"]).removeprefix("#/$defs/")], document, root)
+    for option in schema.get("anyOf", ()):  # type: ignore[attr-defined]  # a list of schemas
+        if document is not None:
+            yield from longest(option, document, root)
+    if isinstance(document, dict):
+        for key, value in document.items():
+            for path, limit in longest(schema.get("properties", {}).get(key, {}), value, root):  # type: ignore[attr-defined]  # schemas by key
+                yield [key, *path], limit
+    elif isinstance(document, str) and "enum" not in schema and "contentEncoding" not in schema and "type" in schema:
+        assert isinstance(schema["maxLength"], int), schema
+        yield [], schema["maxLength"]
+
+
+@topics
+@given(data=st.data())
+@settings(max_examples=20)
+def test_every_text_has_a_bound_and_beyond_it_both_sides_refuse(topic: str, data: st.DataObject) -> None:
+    document = json.loads(r.encode(data.draw(RECORDS[topic])))
+    path, limit = data.draw(st.sampled_from(list(longest(SCHEMAS[topic], document, SCHEMAS[topic]))))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = "x" * limit
+    assert VALID[topic].is_valid(document)
+    assert accepts(topic, document)
+    inner[path[-1]] = "x" * (limit + 1)
+    assert not VALID[topic].is_valid(document)
+    assert not accepts(topic, document)
+
+
+@given(st.integers(0, 3 * r.MAX_QUARANTINED), st.text(max_size=3000))
+@settings(max_examples=10)
+def test_quarantine_holds_all_bytes_in_records_that_a_topic_takes(size: int, detail: str) -> None:
+    data = bytes(size)
+    made = list(r.quarantine_records("frame", "frame_invalid", detail, data, 1))
+    assert b"".join(each.data for each in made) == data
+    assert max(len(r.encode(each)) for each in made) < MAX_RECORD
+    assert len({each.detail for each in made}) == len(made)
+
+
+@pytest.mark.parametrize("key", [b"x" * 2000, b"9" * 2_000_000])
+def test_a_key_longer_than_a_cid_is_nothing(key: bytes) -> None:
+    assert r.parse_quarantine_key(key) == (None, None, None, None)
 
 
 @topics

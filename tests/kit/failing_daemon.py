@@ -1,0 +1,60 @@
+"""Spark's daemon for Python workers, whose workers fail at marked records: for tests of what then becomes of the rest.
+
+Spark starts the daemon where `spark.python.daemon.module` names this module. Each function fails in one stage.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from pyspark.daemon import manager
+
+import pipelines.worker_daemon  # noqa: F401 - imported for the workers
+from pipelines.logic import decode, stretch
+from pipelines.transforms import archive, sink, updates
+from schemas.cid import block_cid
+from schemas.streamid import StreamID
+
+STAGES: Final = ("decode", "archive", "updates", "batch", "sink")
+MARKED: Final = {stage: StreamID(3, block_cid(b"fails in %b" % stage.encode())).text for stage in STAGES}
+"""By stage, the stream at which it fails."""
+
+
+class MarkedError(ArithmeticError):
+    """What Kiln would raise if it had a fault."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _failing(stage: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def fails(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        if MARKED[stage] in repr(arguments):
+            raise MarkedError(f"a fault put into {stage}")
+        return function(*arguments, **named)
+
+    return fails
+
+
+def put_in_faults() -> None:
+    """From here on the functions of this process fail."""
+    for stage, module, name in (
+        ("decode", decode, "read_message"),
+        ("archive", archive, "message_row"),
+        ("updates", updates, "separate"),
+        ("batch", stretch, "decode_update"),
+    ):
+        setattr(module, name, _failing(stage, getattr(module, name)))
+    sink._READERS["updates"] = _failing("sink", sink._READERS["updates"])
+
+
+if __name__ == "__main__":
+    # a worker imports this module by its name
+    sys.modules.setdefault("kit.failing_daemon", sys.modules["__main__"])
+    put_in_faults()
+    gc.freeze()
+    manager()
