@@ -25,6 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from conf.errors import KilnError
+from conf.kafka_clients import open_client
 from conf.locks import locked
 from conf.settings.durations import micros, parse_duration
 from conf.settings.model import Settings
@@ -42,6 +43,7 @@ from pipelines.launch import batching, decoding
 from pipelines.spark.kafka import Broker
 from pipelines.spark.s3a import s3a_settings
 from pipelines.spark.session import create_session
+from pipelines.spark.topics import KafkaTopics
 from schemas.history.formats import FORMATS, recognise
 from schemas.printable import printable_lines
 
@@ -132,6 +134,7 @@ def backfill(
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" or publish else {}),
         now=lambda: time.time_ns() // 1000,
         version=_code_version(),
+        topic_id=(lambda: frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
         stopped=stopped,
         report=report,
     )
@@ -277,8 +280,9 @@ def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Input
             live["streams"] = known
     inputs = Inputs(live, at_once)
     if terms.source == "kafka":
+        topic_id = frames_topic_id(settings)
         offsets, gone = kafka_offsets(settings, terms)
-        return replace(inputs, kafka=offsets, gone=gone)
+        return replace(inputs, kafka=offsets, topic_id=topic_id, gone=gone)
     if terms.source == "files":
         return replace(inputs, files=[part for file in terms.files for part in _parts(file, terms, settings.network)])
     return inputs
@@ -291,12 +295,22 @@ def _version_at(lake: Lake, table: str, at: int) -> int | None:
     return max(there, default=None)
 
 
+def frames_topic_id(settings: Settings) -> str:
+    """Read Kafka's id of `kiln.frames`; empty if there is no such topic, or the broker does not tell. KafkaError."""
+    topic, topics = settings.kafka.topic("frames"), KafkaTopics(settings.broker.client_options)
+    try:
+        found = topics.identities([topic])
+    finally:
+        topics.close()
+    return found[topic].id if topic in found else ""
+
+
 def kafka_offsets(settings: Settings, terms: Terms) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """By partition of `kiln.frames`, the offset of the first record that the broker stamped when the run's reading
     begins, or later, and the end. A frame is stamped after it was heard, however late. And in words what of the range
     Kafka has let go. InputError: all of it."""
     kafka = settings.broker
-    consumer = KafkaConsumer(**kafka.client_options(), group_id=None, enable_auto_commit=False)
+    consumer = open_client(KafkaConsumer, **kafka.client_options(), group_id=None, enable_auto_commit=False)
     try:
         topic = kafka.topic("frames")
         parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]

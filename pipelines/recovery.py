@@ -1,9 +1,11 @@
-"""What stands in the way of a start after a power cut, or after somebody put back an older checkpoint; what can be done
-about it, so that nothing is lost and nothing comes twice; and doing it (decision 19).
+"""What stands in the way of a start after a power cut, or after somebody put back an older checkpoint, or deleted a
+topic and created it again; what can be done about it, so that nothing is lost and nothing comes twice; and doing it
+(decision 19).
 
 `mend` does what is right in any case, at each start. `go_back` lets a query begin again where its checkpoint ends well:
 the tables become what they were then, and the query does anew what came since, from what Kafka holds. `go_on` lets
-`updates`, which has no table, begin behind what it wrote, with what it remembers of copies read again.
+`updates`, which has no table, begin behind what it wrote, with what it remembers of copies read again. `read_anew` lets
+a query go on in another topic of the same name, with tables, state and memory as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -33,8 +35,9 @@ from pipelines.spark.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
-from pipelines.spark.remembered import NAME, RememberedError, marked, remembers
+from pipelines.spark.remembered import NAME, RememberedError, marked, release_places, remembers
 from pipelines.spark.told_place import Told
+from pipelines.spark.topics import TopicState, find_misfits, note_topics, read_noted
 from schemas import log
 from schemas.queries import QUERIES
 from schemas.records import Epoch
@@ -67,6 +70,8 @@ class Damage:
     set_aside: tuple[Path, ...] = ()
     back_to: Ending | None = None
     on_from: Told | None = None
+    anew: Mapping[str, TopicState] = field(default_factory=dict)
+    """by full name, topics that the query goes on to read at the offsets `begin`, which `read_anew` does"""
 
     @property
     def mends_itself(self) -> bool:
@@ -74,26 +79,44 @@ class Damage:
 
     @property
     def can_be_put_right(self) -> bool:
-        return self.mends_itself or self.back_to is not None or self.on_from is not None
+        return self.mends_itself or self.back_to is not None or self.on_from is not None or bool(self.anew)
 
 
-def examine(place: Place, names: Iterable[str], told: Told | None = None) -> list[Damage]:
+def examine(
+    place: Place,
+    names: Iterable[str],
+    told: Told | None = None,
+    topics: Mapping[str, Mapping[str, TopicState]] | None = None,
+) -> list[Damage]:
     """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query. And what
     is torn of the tables that no query writes.
 
-    `told`: how far `updates` got, as Kafka has it; None: Kafka does not know, or was not asked.
+    `told`: how far `updates` got, as Kafka has it; None: Kafka does not know, or was not asked. `topics`: those that
+    each query reads, by full name; None: Kafka was not asked.
     """
-    found = [_examine(place, name) or _not_as_told(place, name, told if name == "updates" else None) for name in names]
+    found: list[Damage | None] = []
+    for name in names:
+        damage = _examine(place, name)
+        if damage is None or not damage.mends_itself:
+            told_of = told if name == "updates" else None
+            other = _of_other_topics(place, name, (topics or {}).get(name, {}))
+            damage = _without_the_log(damage, other) or other or _not_as_told(place, name, told_of)
+        found.append(damage)
     found += (_of_no_query(place.lake, table) for table in _OF_NO_QUERY)
     return [damage for damage in found if damage is not None]
 
 
-def mend(place: Place, names: Iterable[str], told: Told | None = None) -> list[str]:
+def mend(
+    place: Place,
+    names: Iterable[str],
+    told: Told | None = None,
+    topics: Mapping[str, Mapping[str, TopicState]] | None = None,
+) -> list[str]:
     """Mends what is right to mend in any case, and says what it did. DamageError: something else is wrong.
 
-    `told`: as `examine` takes it.
+    `told`, `topics`: as `examine` takes them.
     """
-    damages = examine(place, names, told)
+    damages = examine(place, names, told, topics)
     for damage in damages:
         if not damage.mends_itself:
             raise DamageError(
@@ -166,8 +189,101 @@ def go_on(place: Place, damage: Damage, since: log.Offsets, now: int) -> None:
     to_disk(checkpoints)
 
 
+def read_anew(place: Place, damage: Damage) -> None:
+    """Let a query go on in the topics of `damage.anew`, at their offsets `begin`.
+
+    The newest finished micro-batch then ends there, so the next one reads on from there. A micro-batch that was begun
+    and not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state and memory
+    stay as they are. May be cut short, and then be done again.
+    """
+    checkpoint = Checkpoint(place.checkpoints / damage.query)
+    planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
+    if checkpoint.path.folder is not None:
+        _release_places(place, damage, checkpoint, () if done else damage.anew)
+    begin = {topic: state.begin for topic, state in damage.anew.items()}
+    for batch in (planned,) if done else (planned - 1, planned):
+        if batch >= 0:
+            _replace_offsets(place, checkpoint, checkpoint.path / "offsets" / str(batch), begin)
+    first = checkpoint.path / "sources" / "0" / "0"
+    if checkpoint.committed < 0 and first.exists():
+        _replace_offsets(place, checkpoint, first, begin)
+    note_topics(checkpoint.path, {topic: state.id for topic, state in damage.anew.items()})
+
+
+def _release_places(place: Place, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]) -> None:
+    """What passed in an unfinished micro-batch passes again, unless it is in the table: its records are gone from
+    Kafka, so whoever sends them again must not be taken for a repeat. `sink` keeps its rows by themselves, as they come
+    from Kiln alone."""
+    ends = checkpoint.ends(checkpoint.planned)
+    lost: log.Offsets = {topic: ends.get(topic, {}) for topic in unfinished}
+    starts = _starts(checkpoint, checkpoint.planned) if lost and checkpoint.planned >= 0 else {}
+    logs = {table: each for table, each in _logs(place.lake, damage.query).items() if table == "messages"}
+    is_written = _newest_write(place.lake, checkpoint.query_id, logs)[0] >= checkpoint.planned
+    reads = QUERIES[damage.query].reads
+    names = {read for read in reads for topic in damage.anew if topic.endswith(read)}
+
+    def is_of_topic(text: str) -> bool:
+        return len(reads) == 1 or text.split("/")[0] in names
+
+    def is_lost(text: str) -> bool:
+        if is_written or len(reads) > 1:
+            return False
+        part, offset = map(int, text.split("/")[:2])
+        return any(starts.get(topic, {}).get(part, 0) <= offset < ends.get(part, 0) for topic, ends in lost.items())
+
+    folder = checkpoint.path.folder
+    assert folder is not None
+    release_places(folder, is_of_topic, is_lost)
+
+
+def _replace_offsets(place: Place, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
+    """In a file of Spark's, take these offsets for their topics. The file as it was goes to `set-aside`."""
+    old = path.read()
+    *head, last = old.decode().splitlines()
+    source = json.loads(last)
+    source |= {topic: {str(part): at for part, at in parts.items()} for topic, parts in offsets.items()}
+    kept = place.state / "set-aside" / str(time.time_ns()) / checkpoint.path.name / path.name
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(old)
+    path.write(["\n".join([*head, json.dumps(source)]).encode()])
+    if path.folder is not None:  # Hadoop would compare the file with its old check sums
+        path.folder.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
 _SOURCE_HEAD = "\0v1\n"
 """What Spark writes before the offsets where a query begins (KafkaSourceInitialOffsetWriter)."""
+
+
+def _of_other_topics(place: Place, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
+    """Find out whether the offsets of a checkpoint are of other topics than those that are in Kafka."""
+    checkpoint = Checkpoint(place.checkpoints / name)
+    if not topics or not checkpoint.exists:
+        return None
+    try:
+        ends = checkpoint.ends(checkpoint.planned)
+    except (OSError, ValueError, IndexError):  # torn, which `_examine` reports
+        return None
+    misfits = find_misfits(read_noted(checkpoint.path), ends, topics)
+    if not misfits:
+        return None
+    unfinished = checkpoint.planned if checkpoint.planned > checkpoint.committed else None
+    lost = (
+        ""
+        if unfinished is None
+        else f". Its micro-batch {unfinished} was not finished: what it read there and is in no table is lost"
+    )
+    others = ", ".join(misfits)
+    words = f"{'; '.join(each.words for each in misfits.values())}. At its old offsets {name} would skip records"
+    remedy = f"{name} keeps its tables and what it remembers, and reads {others} from the oldest new record on{lost}"
+    anew = {topic: topics[topic]._replace(begin=each.begin) for topic, each in misfits.items()}
+    return Damage(name, words, remedy, anew=anew)
+
+
+def _without_the_log(damage: Damage | None, other: Damage | None) -> Damage | None:
+    """A query whose topic is another one cannot do anew what it did."""
+    if damage is None or other is None:
+        return damage
+    return replace(damage, found=f"{damage.found}. And {other.found}", remedy=_ELSE, back_to=None, on_from=None)
 
 
 def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.backoff import pause_after
 from conf.errors import KilnError
+from conf.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced, replaced_topics
 from conf.logs import say
 from conf.settings.durations import micros
 from conf.settings.model import JobName, Settings
@@ -31,7 +33,9 @@ from pipelines.spark.remembered import held
 from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
 from pipelines.spark.ticks import Ticker
 from pipelines.spark.told_place import Told, ToldPlace
+from pipelines.spark.topics import KafkaTopics, Topics, TopicState, note_topics
 from pipelines.spark.trip import Trip, forget_trip, remember_trip
+from schemas.log import TOPICS
 from schemas.queries import QUERIES
 from schemas.topic_table import BundleError
 
@@ -98,6 +102,13 @@ def told_by(settings: Settings) -> Told | None:
         return place.read(kafka.topic("frames"))
 
 
+def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
+    """By query, the topics that it reads, as `pipelines.recovery.examine` takes them. KafkaError."""
+    reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
+    found = topics.states({topic for each in reads.values() for topic in each})
+    return {name: {topic: found[topic] for topic in each if topic in found} for name, each in reads.items()}
+
+
 class Supervisor:
     """Runs the named queries in one Spark session. Call `start()`, then `check()` every second or so, then `stop()`."""
 
@@ -109,8 +120,10 @@ class Supervisor:
         report: Report = unheard,
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        topics: Topics | None = None,
     ) -> None:
-        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s; `clock`: the time, µs."""
+        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s; `clock`: the time, µs;
+        `topics`: by default those of the settings' broker."""
         self._spark = spark
         self._settings = settings
         self._names = sorted(names, key=lambda name: QUERIES[name].starts)
@@ -132,6 +145,13 @@ class Supervisor:
             for name in self._names
             if kafka.bootstrap
         ]
+        self._topics = KafkaTopics(kafka.client_options) if topics is None else topics
+        self._reads: dict[JobName, dict[str, TopicState]] = {}
+        self._ids: dict[str, TopicIdentity] = {}
+        """of the topics that the queries read or look up, as of the start"""
+        self._missing: list[str] = []
+        """of them those that are gone"""
+        self._topics_at = 0.0
         self.ticker: Ticker | None = None
         self.mended: list[str] = []
         """what a power cut had damaged, and what was done about it at the start, in words"""
@@ -149,9 +169,14 @@ class Supervisor:
             raise GaveUpError(str(error)) from error
         try:
             told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
-            self.mended = mend(place_of(self._settings), self._names, told)
+            reads = read_topics(self._settings, self._topics, self._names)
+            self.mended = mend(place_of(self._settings), self._names, told, reads)
         except DamageError as error:
             raise GaveUpError(str(error)) from error
+        self._reads = {name: reads[name] for name in self._names}
+        watched = {topic for name in self._names for topic in (*QUERIES[name].reads, *QUERIES[name].looks_up)}
+        self._ids = dict(self._topics.identities(map(self._settings.kafka.topic, watched)))
+        self._topics_at = self._now() + CHECK_EVERY
         for name in self._names:
             _refuse_tables_without_checkpoint(name, self._settings)
         if "batch" in self._names:
@@ -170,9 +195,39 @@ class Supervisor:
     def _start(self, name: JobName) -> StreamingQuery:
         say(_LOG, "query starts", query=name)
         try:
-            return launch(name, self._spark, self._settings, self._listener, self._report)
+            self._note_topics(name)
+            query = launch(name, self._spark, self._settings, self._listener, self._report)
+            self._note_topics(name)
         except (DecodingBrokenError, BundleError, KilnError) as error:
             raise GaveUpError(f"{name} stopped: {error}") from error
+        return query
+
+    def _note_topics(self, name: JobName) -> None:
+        """In the checkpoint, once Spark has made it: a checkpoint of an older Kiln has noted no topics."""
+        checkpoint = Checkpoint(self._settings.checkpoints_root / name)
+        if checkpoint.exists:
+            note_topics(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
+
+    def _check_topics(self) -> None:
+        """Compare the topics with those of the start: a query would read on in another topic of the same name. What
+        Spark or kafka-python then do depends on how long that topic is. GaveUpError."""
+        self._topics_at = self._now() + CHECK_EVERY
+        try:
+            found = self._topics.identities(self._ids)
+        except KafkaError:  # the queries fail too, or wait
+            return
+        self._missing = sorted(self._ids.keys() - found.keys())
+        for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
+            words = describe_replaced(topic, self._ids[topic].id, found[topic].id)
+            raise GaveUpError(f"the queries stopped: {words}. Type kiln recover, which says what can be done")
+        for each in TOPICS.values():
+            topic = self._settings.kafka.topic(each.name)
+            if each.for_life and topic in found and found[topic].partitions != self._ids[topic].partitions:
+                raise GaveUpError(
+                    f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
+                    f"{found[topic].partitions}. Their number is for life, as windows are kept by partition: take "
+                    "another kafka.prefix and another state folder (RUNBOOK, Batches come late)"
+                )
 
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
@@ -186,6 +241,8 @@ class Supervisor:
                 each.check()
         except SecondDriverError as error:
             raise GaveUpError(str(error)) from error
+        if self._now() >= self._topics_at:
+            self._check_topics()
         self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
         if self._kept is not None and "batch" in self._runs and self._now() >= self._kept_at + _KEEP_EVERY:
             self._kept_at = self._now()
@@ -200,6 +257,7 @@ class Supervisor:
                 run.query = self._start(name)
 
     def _failed(self, name: JobName, run: _Run) -> None:
+        self._check_topics()  # which explains what Spark's error does not
         run.error = failure_text(run.query.exception())
         progress = self._listener.snapshot().get(name)
         newest = progress.batch_id if progress else -1
@@ -244,6 +302,8 @@ class Supervisor:
         found: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
+        if self._missing:
+            found["topics"] = f"{', '.join(self._missing)}: there is no such topic any more, and queries read it"
         if self.ticker is not None and self.ticker.error:
             found["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
@@ -292,6 +352,7 @@ class Supervisor:
             self._kept.keep()
         for each in self._sole:  # last: until here this driver may write
             each.close()
+        self._topics.close()
 
     def _stop(self, run: _Run, patience: float) -> None:
         deadline = self._now() + patience

@@ -24,6 +24,8 @@ class Query:
     """Delta tables that this query alone appends to"""
     topics: tuple[str, ...] = ()
     """topics that this query writes"""
+    looks_up: tuple[str, ...] = ()
+    """topics that this query reads in full in each application, and of which it keeps no offset"""
     appends: tuple[str, ...] = ()
     """those of `tables` in which each thing is once only as long as the query's checkpoint lives (decision 13)"""
     at_most: int = 200_000
@@ -53,6 +55,7 @@ QUERIES: Final[dict[str, Query]] = {
             "updates",
             ("frames",),
             topics=("updates", "wanted", "quarantine"),
+            looks_up=("streams",),
             every=timedelta(milliseconds=900),  # less than T (decision 1)
             at_most=100_000,
             starts=0,

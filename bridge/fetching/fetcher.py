@@ -34,7 +34,6 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from bridge.fetching.attempts import FAULT, Answer, BlockRequest, FetchFailed, fetch
@@ -45,6 +44,7 @@ from bridge.ipfs import Blocks
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PlaceLostError
+from bridge.kafka.topic_notes import TopicNotes
 from bridge.status import FetcherStatus
 from schemas.records import UNREADABLE, decode_stream
 from schemas.topics import Interest, parse_interest
@@ -78,12 +78,13 @@ class Fetcher(LeaderThread):
         group: str | None = None,
         place_file: Path | None = None,
         leadership: Leadership | None = None,
+        notes: TopicNotes | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
         `interests`: the interests now, as texts (`schemas.topics.parse_interest`); called in this thread. `group`: the
         consumer group that keeps the place; by default one of the network. `place_file`: keeps the place, too.
-        `leadership`: which of several bridges fetches.
+        `leadership`: which of several bridges fetches. `notes`: which topics the place is of.
         """
         super().__init__(
             "fetcher",
@@ -93,6 +94,7 @@ class Fetcher(LeaderThread):
             prefix,
             group or f"{prefix}fetcher.{options.network}",
             leadership,
+            notes,
         )
         self._options = options
         self._file = None if place_file is None else PlaceFile(place_file)
@@ -101,7 +103,7 @@ class Fetcher(LeaderThread):
         self._blocks = blocks
         self._interests = interests
         self._clock_us = clock_us
-        self._pool = ThreadPoolExecutor(options.at_most, "fetch")
+        self._pool = self._new_pool()
         self._known: KnownAnswers | None = None
         self._view = (0, 0, 0, Counter[str]())
         self._places_lost = 0
@@ -139,6 +141,7 @@ class Fetcher(LeaderThread):
 
     def _stood_by(self) -> None:
         """The leader commits places and learns of streams that this fetcher has not seen."""
+        super()._stood_by()
         self._known = None
         if self._file is not None:
             self._file.remove()
@@ -146,6 +149,10 @@ class Fetcher(LeaderThread):
     def _ended(self) -> None:
         # fetches under way end when the blocks are closed
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._new_pool()  # for a thread that starts again; it costs nothing before its first fetch
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._options.at_most, "fetch")
 
     def _read_streams(self) -> KnownAnswers:
         """All streams that are in `kiln.streams` now."""
@@ -177,17 +184,22 @@ class Fetcher(LeaderThread):
         """Moves the consumer to the places that are kept. The offsets that are done, by partition. PlaceLostError."""
         topic = f"{self._prefix}wanted"
         parts = self._partitions(topic)
+        anew = topic in self._begin_topics(topic)
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
         starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
         filed = self._read_file(topic)
         self._filed = dict(filed or {})
         for part in parts:
-            kept = self._kept(consumer, part, filed)
+            kept = None if anew else self._kept(consumer, part, filed)
             offset, metadata = (starts[part], "") if kept is None else kept
             # a clock is greater than what any number of commits has counted up to
             offsets = DoneOffsets(offset, metadata, self._clock_us())
-            if offsets.read > ends[part]:  # the topic was made anew
+            if offsets.read > ends[part]:  # a state that has noted no topic
+                _LOG.error(
+                    "%s, partition %d, ends at %d, and %s had read up to %d: it is read from its beginning",
+                    *(topic, part.partition, ends[part], self._group, offsets.read),
+                )
                 offset = starts[part]
                 offsets = DoneOffsets(offset, "", self._clock_us())
             pending.start(part.partition, offsets)
@@ -196,6 +208,7 @@ class Fetcher(LeaderThread):
             done[part] = offsets
         if self._leads:
             self._commit(consumer, done, {}, everything=True)
+            self._note_topics()
         return done
 
     def _kept(
@@ -223,11 +236,7 @@ class Fetcher(LeaderThread):
     def _read_file(self, topic: str) -> Mapping[int, FiledPlace] | None:
         if self._file is None:
             return None
-        with KafkaAdminClient(
-            bootstrap_servers=self._servers, **self._client_options, bootstrap_timeout_ms=5_000
-        ) as admin:
-            (described,) = admin.describe_topics([topic])
-        self._topic_id = str(described["topic_id"] or "")
+        self._topic_id = self._watched[topic].id
         try:
             return self._file.read(self._topic_id)
         except OSError as error:
@@ -280,6 +289,7 @@ class Fetcher(LeaderThread):
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
         while not self._halts:
+            self._check_topics()
             self._take(consumer, pending, done)
             now = self._clock_us()
             while answers:

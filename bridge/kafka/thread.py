@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
 from typing import Final, Protocol
@@ -17,7 +18,10 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError, KafkaTimeoutError, NoError
 
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from bridge.kafka.topic_notes import NotedTopic, TopicNotes
+from conf.kafka_clients import open_client
 from conf.kafka_refusals import in_words
+from conf.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced, describe_topics, replaced_topics
 
 RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
@@ -25,6 +29,9 @@ default (`offsets.retention.minutes`)."""
 
 STANDS_STILL: Final = 60.0
 """s without a step after which a thread is said to stand still. No step takes so long while all goes well."""
+
+REVIVE_AFTER: Final = 10.0
+"""s from the last step of a thread that a fault has ended until it starts again."""
 
 GIVES_NOTHING: Final = 20.0
 """s without a record after which a thread asks the broker whether there are any."""
@@ -40,6 +47,10 @@ class CannotWorkError(RuntimeError):
 
 class PlaceLostError(CannotWorkError):
     """Nobody knows any more which records are done. The text says what to do."""
+
+
+class TopicReplacedError(CannotWorkError):
+    """A topic is not the one in which the offsets are kept. The text says what to do."""
 
 
 class KafkaThread(ABC):
@@ -64,7 +75,7 @@ class KafkaThread(ABC):
         self._prefix = prefix
         self._group = group
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
         self._state = "not started"
         self._error: str | None = None
         self._moved_at = self._given_at = time.monotonic()
@@ -72,12 +83,26 @@ class KafkaThread(ABC):
 
     def start(self) -> None:
         self._moved()
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def revive(self) -> None:
+        """Start the thread again if a fault has ended it.
+
+        Does nothing before `start`, after `stop`, or within REVIVE_AFTER of the last step.
+        """
+        if self._thread is None or self._thread.is_alive() or self._stop.is_set():
+            return
+        if time.monotonic() - self._moved_at > REVIVE_AFTER:
+            with suppress(RuntimeError):  # no thread can be started now
+                self.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Ends the thread after its present step. Never to be called in a thread that this thread waits for."""
         self._stop.set()
-        self._thread.join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     @property
     def state(self) -> str:
@@ -87,7 +112,8 @@ class KafkaThread(ABC):
     @property
     def error(self) -> str | None:
         """Why the thread cannot work now; None: it can."""
-        if self._error is None and self._thread.is_alive() and time.monotonic() - self._moved_at > STANDS_STILL:
+        alive = self._thread is not None and self._thread.is_alive()
+        if self._error is None and alive and time.monotonic() - self._moved_at > STANDS_STILL:
             return f"{self._failing}: the {self._name} stands still in {self._where()}. A bridge started anew goes on"
         return self._error
 
@@ -97,7 +123,8 @@ class KafkaThread(ABC):
 
     def _where(self) -> str:
         """The calls from the innermost one of this program on."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        ident = None if self._thread is None else self._thread.ident
+        frame = sys._current_frames().get(ident or 0)
         calls = []
         for each, line in () if frame is None else walk_stack(frame):
             path = Path(each.f_code.co_filename)
@@ -124,15 +151,16 @@ class KafkaThread(ABC):
                     self._error = self._state = f"{self._failing}: {error}"
                     self._stop.wait(10.0)
                 # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
-                # as too many open files, comes through it as it is
-                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
+                # as too many open files, comes through it as it is. A RuntimeError says that no thread can be started,
+                # or that kafka-python's own has ended
+                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError, RuntimeError) as error:
                     self._error = self._state = f"{self._failing}, Kafka fails: {self._why(error)}"
                     self._stop.wait(1.0)
         finally:
             self._ended()
             self._state = "stopped"
             if not self._stop.is_set():
-                self._error = f"{self._failing}: the {self._name} has ended by a fault"
+                self._error = f"{self._failing}: the {self._name} has ended by a fault, and starts again"
 
     def _poll(
         self, consumer: KafkaConsumer, timeout_ms: int, max_records: int | None = None
@@ -159,7 +187,7 @@ class KafkaThread(ABC):
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
         """In order. FramesProducerError: there is no such topic. KafkaError."""
-        admin = KafkaAdminClient(bootstrap_servers=self._servers, **self._client_options)
+        admin = open_client(KafkaAdminClient, bootstrap_servers=self._servers, **self._client_options)
         try:  # a consumer of kafka-python would wait for what it does not know without an end
             [told] = admin.describe_topics([topic])
         finally:
@@ -176,7 +204,8 @@ class KafkaThread(ABC):
 
     def _consumer(self, group: str | None) -> KafkaConsumer:
         self._given_at, self._behind = time.monotonic(), {}
-        return KafkaConsumer(
+        return open_client(
+            KafkaConsumer,
             bootstrap_servers=self._servers,
             **self._client_options,
             bootstrap_timeout_ms=5_000,
@@ -228,11 +257,16 @@ class LeaderThread(KafkaThread):
         prefix: str,
         group: str,
         leadership: Leadership | None = None,
+        notes: TopicNotes | None = None,
     ) -> None:
-        """As `KafkaThread`. `leadership`: None is Alone."""
+        """As `KafkaThread`. `leadership`: None is Alone. `notes`: keeps which topics the offsets are of."""
         super().__init__(name, failing, bootstrap_servers, client_options, prefix, group)
         self._leadership = leadership or Alone()
         self._lapsed = False  # the lead, in this session
+        self._notes = notes
+        self._watched: dict[str, TopicIdentity] = {}  # in which this session keeps offsets
+        self._check_at = 0.0
+        self._admin: KafkaAdminClient | None = None
 
     @property
     def _leads(self) -> bool:
@@ -251,6 +285,77 @@ class LeaderThread(KafkaThread):
 
     def _stood_by(self) -> None:
         """Another bridge leads: what this one knew is no longer the newest. Called again and again."""
+        if self._notes is not None:
+            self._notes.remove()
+
+    def _begin_topics(self, *topics: str) -> set[str]:
+        """Compare topics with the noted ones, and watch them for as long as the session lasts.
+
+        Returns:
+            Those that are read from their beginning, whatever offsets Kafka has of the group.
+
+        Raises:
+            TopicReplacedError: A topic was deleted and created again.
+            KafkaError: No broker answers.
+        """
+        self._watched = describe_topics(self._topic_admin(), topics)
+        self._check_at = time.monotonic() + CHECK_EVERY
+        noted = {} if self._notes is None else self._notes.read()
+        self._refuse_replaced({topic: each.id for topic, each in noted.items() if topic in topics}, self._watched)
+        return {topic for topic in topics if topic in noted and noted[topic].anew}
+
+    def _note_topics(self) -> None:
+        """To be called once the offsets that Kafka has are of the topics that `_begin_topics` saw. OSError."""
+        if self._notes is not None:
+            fresh = {topic: NotedTopic(each.id) for topic, each in self._watched.items() if each.id}
+            if fresh != self._notes.read():
+                self._notes.write(fresh)
+
+    def _refuse_replaced(self, noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> None:
+        for topic in replaced_topics(noted, found):
+            raise TopicReplacedError(
+                f"{describe_replaced(topic, noted[topic], found[topic].id)}. Stop Kiln and type kiln recover: then the "
+                "topic is read from its beginning, and what is done already is not done again"
+            )
+
+    def _check_topics(self) -> None:
+        """To be called often. kafka-python reads on in a topic that was created again, at the old offset or at the
+        beginning, and says nothing.
+
+        Raises:
+            TopicReplacedError: A topic is another one.
+            FramesProducerError: A topic has more partitions, which the next session reads.
+        """
+        if time.monotonic() < self._check_at or not self._watched:
+            return
+        self._check_at = time.monotonic() + CHECK_EVERY
+        try:
+            found = describe_topics(self._topic_admin(), self._watched)
+        except (KafkaError, OSError):  # the consumer reports it where it lasts
+            self._close_admin()
+            return
+        self._refuse_replaced({topic: each.id for topic, each in self._watched.items()}, found)
+        for topic, each in found.items():
+            if each.partitions != self._watched[topic].partitions:
+                raise FramesProducerError(
+                    f"{topic} has {each.partitions} partitions now, and had {self._watched[topic].partitions}"
+                )
+
+    def _topic_admin(self) -> KafkaAdminClient:
+        if self._admin is None:
+            self._admin = open_client(
+                KafkaAdminClient,
+                bootstrap_servers=self._servers,
+                **self._client_options,
+                bootstrap_timeout_ms=5_000,
+                request_timeout_ms=5_000,
+            )
+        return self._admin
+
+    def _close_admin(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
 
     def _session(self) -> None:
         if not self._leadership.leads():
@@ -269,5 +374,7 @@ class LeaderThread(KafkaThread):
                 producer.close(2)
         finally:
             consumer.close()
+            self._watched = {}
+            self._close_admin()
         if self._lapsed:
             self._stop.wait(_SETTLE)

@@ -21,6 +21,7 @@ from bridge.ipfs import Blocks, open_blocks
 from bridge.kafka.librdkafka import LibrdkafkaProducer
 from bridge.kafka.producers import StoppableKafkaProducer
 from bridge.kafka.quarantine import Quarantine
+from bridge.kafka.topic_notes import notes_of
 from bridge.node.discovery import Discovery, DiscoveryOptions
 from bridge.node.host import Node
 from bridge.node.keys import load_or_create
@@ -320,6 +321,7 @@ def _publisher(
         pace=pace,
         ledger=_ledger(settings, "gossipsub"),
         leadership=membership,
+        notes=notes_of(settings.bridge_dir, "publisher"),
     )
 
 
@@ -361,6 +363,7 @@ def _announcer(
         group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
         ledger=_ledger(settings, TRANSPORT),
         leadership=membership,
+        notes=notes_of(settings.bridge_dir, TRANSPORT),
     )
 
 
@@ -392,4 +395,5 @@ def _fetcher(settings: Settings, blocks: Blocks, membership: Membership) -> Fetc
         lambda: (*file.read(), *also),
         place_file=settings.bridge_dir / "fetcher.json",
         leadership=membership,
+        notes=notes_of(settings.bridge_dir, "fetcher"),
     )

@@ -52,6 +52,7 @@ from bridge.ipfs import BlocksAwayError
 from bridge.kafka.place import Place
 from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread
+from bridge.kafka.topic_notes import TopicNotes
 from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import (
     MAX_BLOCK_BYTES,
@@ -105,6 +106,7 @@ class Publisher(LeaderThread):
         pace: Pace | None = None,
         ledger: Ledger | None = None,
         leadership: Leadership | None = None,
+        notes: TopicNotes | None = None,
     ) -> None:
         """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
 
@@ -113,7 +115,7 @@ class Publisher(LeaderThread):
         which batches go out now. `group`: the consumer group that keeps the place; by default one of the network.
         `pace`: the gap between two messages of one author. `ledger`: which batches of runs were handed to the node,
         by this transport; by default one that ends with the process. `leadership`: which of several bridges
-        publishes.
+        publishes. `notes`: which topics the place is of.
         """
         super().__init__(
             "publisher",
@@ -123,6 +125,7 @@ class Publisher(LeaderThread):
             prefix,
             group or f"{prefix}publisher.{options.network}",
             leadership,
+            notes,
         )
         self._options = options
         self._publish = publish
@@ -194,6 +197,7 @@ class Publisher(LeaderThread):
                 (consumer.resume if room > 0 else consumer.pause)(*of_live)
                 full = room <= 0 or outbox.open_of_runs >= RUNS_AT_ONCE
                 (consumer.pause if full else consumer.resume)(*of_runs)
+                self._check_topics()
                 for part, records in self._poll(consumer, wait, max(1, room)).items():
                     number = self._number(part)
                     for record in records:
@@ -280,9 +284,10 @@ class Publisher(LeaderThread):
 
         A first start draws and keeps the line of `max_age`. Where Kafka has lost a place, receipts say what is done.
         """
-        topic = f"{self._prefix}batches"
+        topic, history = f"{self._prefix}batches", f"{self._prefix}history"
         parts = self._partitions(topic)
-        of_runs = self._partitions(f"{self._prefix}history")
+        of_runs = self._partitions(history)
+        anew = self._begin_topics(topic, history)
         consumer.assign([*parts, *of_runs])
         starts, ends = consumer.beginning_offsets([*parts, *of_runs]), consumer.end_offsets(parts)
         now = self._clock_us()
@@ -290,7 +295,7 @@ class Publisher(LeaderThread):
         receipted: dict[str, set[str]] | None = None
         since: int | None = None
         for part in parts:
-            kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
+            kept = None if topic in anew else consumer.committed(part, metadata=True, timeout_ms=10_000)
             if kept is not None and kept.offset <= ends[part]:
                 # a place without the line was set by hand: publish from there
                 offset, (not_before, until) = kept.offset, _read_metadata(kept.metadata or "")
@@ -316,7 +321,7 @@ class Publisher(LeaderThread):
             outputs += self._gone(outbox, part, starts[part], now)
             consumer.seek(part, max(offset - REMEMBERED, starts[part]))
         for part in of_runs:
-            kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
+            kept = None if history in anew else consumer.committed(part, metadata=True, timeout_ms=10_000)
             # the ledger and the receipts know what is done, so a place that is lost loses nothing
             offset = starts[part] if kept is None or kept.offset > consumer.end_offsets([part])[part] else kept.offset
             outbox.start(self._number(part), offset, 0)
@@ -327,6 +332,7 @@ class Publisher(LeaderThread):
         outbox.receipted(receipted or {})
         if self._leads:
             self._commit(consumer, outbox)
+            self._note_topics()
         return outbox.places(), outputs
 
     def _gone(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[Output]:

@@ -223,7 +223,11 @@ def check_store(uri: str, problem: str) -> Check:
 
 
 def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
-    """Whether each checkpoint can be understood."""
+    """Whether each checkpoint can be understood, and is of the topics that Kafka has."""
+    others = [query for query in queries if query.problem and query.batch is not None]
+    if others:
+        problem = "; ".join(f"{query.name}: {query.problem}" for query in others)
+        return Check("checkpoints", "fail", problem, "type kiln recover, which says what can be done")
     bad = [query for query in queries if query.problem]
     if bad:
         problem = "; ".join(f"{query.name}: {query.problem}" for query in bad)

@@ -10,15 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from bridge.status import BridgeStatus
 from bridge.status import read_status as read_bridge_status
 from conf.errors import SettingsError
 from conf.kafka_refusals import in_words
+from conf.kafka_topics import TopicIdentity, describe_replaced, describe_topics, replaced_topics
 from conf.location import Location
 from conf.settings.model import Kafka, Settings
 from deploy.observe.bridges import BridgeMember, live_bridges
 from deploy.observe.clocks import ClockStatus, trailing_clocks
 from pipelines.lake.lake import Lake, LakeError
+from pipelines.spark.topics import read_noted
 from pipelines.spark.trip import Trip, read_trip
 from schemas.log import lag
 from schemas.queries import QUERIES
@@ -44,6 +48,8 @@ class TopicStatus:
     name: str
     begin: dict[int, int]
     end: dict[int, int]
+    id: str = ""
+    """Kafka's; empty if the broker does not tell"""
 
     @property
     def records(self) -> int:
@@ -194,11 +200,14 @@ def lag_of(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
 def query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
     """One query's progress and lag."""
     try:
-        checkpoint = read_checkpoint(folder)
-    except (CheckpointError, OSError) as error:
+        checkpoint, noted = read_checkpoint(folder), read_noted(folder)
+    except (CheckpointError, OSError, msgspec.DecodeError) as error:
         return QueryStatus(name, None, None, {}, None, str(error))
-    behind = lag_of(checkpoint.offsets, topics)
-    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, behind, "")
+    there = {topic: TopicIdentity(each.id, len(each.end)) for topic, each in topics.items()}
+    replaced = replaced_topics(noted, there)
+    problem = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
+    behind = None if problem else lag_of(checkpoint.offsets, topics)
+    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, behind, problem)
 
 
 # ---------------------------------------------------------------- broker
@@ -209,8 +218,10 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     # kafka-python goes on trying for long where nothing listens, so look first
     if not any(listens(server, patience) for server in kafka.server_list()):
         return BrokerStatus(kafka.servers, False, "nothing listens there", ())
-    from kafka import KafkaConsumer, TopicPartition
+    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     from kafka.errors import KafkaError
+
+    from conf.kafka_clients import open_client
 
     millis = int(patience * 1000)
     try:
@@ -218,7 +229,8 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     except SettingsError as error:  # the broker runs, and the user may not read the password
         return BrokerStatus(kafka.servers, False, str(error), ())
     try:
-        consumer = KafkaConsumer(
+        consumer = open_client(
+            KafkaConsumer,
             **options,
             bootstrap_timeout_ms=millis,
             request_timeout_ms=max(millis, 1000),
@@ -229,6 +241,8 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
         return BrokerStatus(kafka.servers, False, in_words(error, options, patience), ())
     try:
         names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
+        with open_client(KafkaAdminClient, **options, bootstrap_timeout_ms=millis) as admin:
+            identities = describe_topics(admin, names) if names else {}
         topics = []
         for name in names:
             partitions = [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
@@ -238,6 +252,7 @@ def broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
                     name,
                     {place.partition: offset for place, offset in sorted(begin.items())},
                     {place.partition: offset for place, offset in sorted(end.items())},
+                    identities[name].id if name in identities else "",
                 )
             )
         return BrokerStatus(kafka.servers, True, "", tuple(topics))

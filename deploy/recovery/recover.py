@@ -10,16 +10,20 @@ from typing import Self
 
 from kafka.errors import KafkaError
 
+from bridge.kafka.topic_notes import NotedTopic, TopicNotes, all_notes
 from conf.errors import PrerequisiteError
+from conf.kafka_topics import describe_replaced, replaced_topics
 from conf.locks import locked
 from conf.settings.durations import micros
 from conf.settings.model import Settings
 from deploy.kafka.broker import Say, broker
 from deploy.maintain.maintain import LOCK as MAINTAIN
 from deploy.observe.status import BrokerStatus, broker_status
-from pipelines.recovery import Damage, DamageError, examine, go_back, go_on, set_aside
+from pipelines.recovery import Damage, DamageError, examine, go_back, go_on, read_anew, set_aside
+from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.told_place import ToldPlace
-from pipelines.supervisor import has_told, place_of, told_by
+from pipelines.spark.topics import KafkaTopics, TopicState
+from pipelines.supervisor import has_told, place_of, read_topics, told_by
 from schemas import log
 from schemas.queries import QUERIES
 
@@ -35,6 +39,8 @@ class Recovery:
         self._say = say
         self._locks = ExitStack()
         self._asked: BrokerStatus | None = None
+        self._notes: dict[str, TopicNotes] = {}
+        """of the parts of the bridge that are to read another topic, by their names in `Damage.query`"""
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
@@ -49,16 +55,46 @@ class Recovery:
         self._locks.close()
 
     def find(self) -> list[Damage]:
-        """What is wrong, at most one `Damage` a query. Asks Kafka how far `updates` got, where it has a checkpoint; the
-        embedded broker is started for that."""
+        """What is wrong, at most one `Damage` a query. Asks Kafka how far `updates` got, and for the topics that the
+        checkpoints have read, where there is a checkpoint; the embedded broker is started for that."""
         told = None
-        if has_told(self._settings):
+        topics: dict[str, dict[str, TopicState]] = {}
+        begun = [name for name in QUERIES if Checkpoint(self._settings.checkpoints_root / name).exists]
+        of_bridge: list[Damage] = []
+        if begun or all_notes(self._settings.bridge_dir):
+            kafka = KafkaTopics(self._settings.broker.client_options)
             try:
                 self._broker()
-                told = told_by(self._settings)
+                topics = read_topics(self._settings, kafka, begun)
+                of_bridge = self._find_of_bridge(kafka)
+                told = told_by(self._settings) if has_told(self._settings) else None
             except (PrerequisiteError, KafkaError) as error:
-                self._say(f"{error}: whether the checkpoint of updates is older than its records is not known")
-        return examine(self._place, QUERIES, told)
+                self._say(f"{error}: whether the checkpoints go with what Kafka has is not known")
+            finally:
+                kafka.close()
+        return [*examine(self._place, QUERIES, told, topics), *of_bridge]
+
+    def _find_of_bridge(self, kafka: KafkaTopics) -> list[Damage]:
+        """What the parts of the bridge have read of topics that are others now."""
+        found: list[Damage] = []
+        for notes in all_notes(self._settings.bridge_dir):
+            noted = {topic: each.id for topic, each in notes.read().items()}
+            there = kafka.identities(noted) if noted else {}
+            replaced = replaced_topics(noted, there)
+            if not replaced:
+                continue
+            name = f"bridge, {notes.group}"
+            self._notes[name] = notes
+            words = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
+            remedy = f"The {notes.group} reads {', '.join(replaced)} from the beginning, and skips what has a receipt"
+            anew = {topic: TopicState(there[topic].id, {}, {}) for topic in replaced}
+            found.append(Damage(name, words, remedy, anew=anew))
+        return found
+
+    def _read_anew_by_bridge(self, damage: Damage) -> None:
+        notes = self._notes[damage.query]
+        with locked(self._settings.state, "bridge"):
+            notes.write(notes.read() | {topic: NotedTopic(each.id, True) for topic, each in damage.anew.items()})
 
     def put_right(self, found: Sequence[Damage], now: int) -> list[Damage]:
         """Does what each says; returns those that are left, each with what is in the way as its remedy. Asks Kafka what
@@ -72,13 +108,17 @@ class Recovery:
                     set_aside(self._place, damage)
                 elif damage.on_from is not None:
                     go_on(self._place, damage, self._remembered(damage.on_from.ends, now), now)
+                elif damage.query in self._notes:
+                    self._read_anew_by_bridge(damage)
+                elif damage.anew:
+                    read_anew(self._place, damage)
                 elif damage.back_to is None:
                     left.append(damage)
                 else:
                     oldest = self._oldest() if oldest is None else oldest
                     go_back(self._place, damage, oldest)
             except DamageError as error:
-                left.append(replace(damage, remedy=str(error), back_to=None, on_from=None))
+                left.append(replace(damage, remedy=str(error), back_to=None, on_from=None, anew={}))
         return left
 
     def _oldest(self) -> log.Offsets:

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.errors import KilnError
+from conf.kafka_topics import describe_replaced
 from pipelines.history import batches, frames, messages, publishing, updates
 from pipelines.history.account import RUN_TABLES, Run, Told, check_name, find_run, leaving_in_words, tell
 from pipelines.history.chunks import UPDATES_AT_ONCE, Span, cut, pieces, reach
@@ -61,6 +62,8 @@ class Inputs:
     at_once: int = 8
     """parts of files that are read at once"""
     kafka: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    topic_id: str = ""
+    """Kafka's id of `kiln.frames`, of which the offsets in `kafka` are"""
     files: Sequence[FilePart] = ()
     gone: Sequence[str] = ()
     """in words, what of the range the source no longer has"""
@@ -110,6 +113,8 @@ class Means:
     """the time, µs"""
     version: str
     """of Kiln's code"""
+    topic_id: Callable[[], str] = lambda: ""
+    """Kafka's id of `kiln.frames` now, empty if the broker does not tell it"""
     stopped: Callable[[], bool] = lambda: False
     report: Callable[[Progress], None] = lambda _: None
 
@@ -169,11 +174,13 @@ class _Kept(msgspec.Struct, frozen=True):
     kafka: dict[str, tuple[int, int]] = {}
     files: list[str] = []
     gone: list[str] = []
+    topic_id: str = ""
 
     @classmethod
     def of(cls, inputs: Inputs, terms: Terms) -> _Kept:
         packed = [msgspec.json.encode(each).decode() for each in inputs.files]
-        return cls(dict(inputs.live), terms.chunk, inputs.at_once, dict(inputs.kafka), packed, list(inputs.gone))
+        live, kafka, gone = dict(inputs.live), dict(inputs.kafka), list(inputs.gone)
+        return cls(live, terms.chunk, inputs.at_once, kafka, packed, gone, inputs.topic_id)
 
     @property
     def parts(self) -> list[FilePart]:
@@ -311,14 +318,28 @@ class _Running:
         return frames.from_kafka(records, wanted, self._where)
 
     def _read_group(self, number: int, group: Callable[[], DataFrame]) -> None:
+        self._refuse_another_topic()
         rows = group().persist(StorageLevel.DISK_ONLY)
         try:
             known = rows
             if number:
                 known = rows.unionByName(among(frames.held(self._held(number - 1)), rows))
-            self._commit("reading", number, _tallies(frames.written(in_groups(known), self._where)))
+            wrote = _tallies(frames.written(in_groups(known), self._where))
+            self._refuse_another_topic()  # else the records were of another one
+            self._commit("reading", number, wrote)
         finally:
             rows.unpersist()
+
+    def _refuse_another_topic(self) -> None:
+        noted = self._inputs.topic_id
+        found = self._means.topic_id() if noted else ""
+        if found and found != noted:
+            name = self._terms.name
+            words = describe_replaced(self._means.broker.topic("frames"), noted, found)
+            raise RunError(
+                f"{words}. The run {name} cannot read on: remove it (kiln backfill drop {name}) and begin another one, "
+                "with --source frames for what the table keeps"
+            )
 
     def _held(self, number: int) -> DataFrame:
         return self._own("frames", self._versions_after("reading", number), self._terms.reads.low)

@@ -80,7 +80,7 @@ class _Archive:
                 write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
         finally:
             out.unpersist()
-        frames, copies = self._new.of(passed)
+        frames, copies = self._new.of(passed, write)
         self._commit("messages", [file for each in wrote for file in each.messages], write)
         self._commit("frames", frames, write)
         self._commit("copies", copies, write)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from pipelines.lake.commits import Write
 from pipelines.lake.files import DataFile, rewritten
 from pipelines.lake.held_frames import HeldRanges, read_held_frames
 from pipelines.lake.lake import Lake
@@ -25,13 +26,17 @@ class NewFrames:
         self._lake = lake
         self._held: HeldRanges | None = None
 
-    def of(self, passed: Iterable[Passed]) -> _Files:
-        """The files of `frames` and of `copies`, without what the lake held before this micro-batch."""
+    def of(self, passed: Iterable[Passed], write: Write) -> _Files:
+        """The files of `frames` and of `copies`, without what the lake held before this micro-batch. `write`: that of
+        the micro-batch."""
         in_order = sorted(passed, key=lambda each: min(each.spans.items()))
         if self._held is None:
-            # If this micro-batch is a repeat, its own rows are in the table: no frame was there before itself.
+            # If this micro-batch is a repeat, its own rows are in the table: no frame was there before itself. Rows at
+            # the same offsets of an earlier topic of the name are not its own.
             own = [(part, low, high) for each in in_order for part, (low, high) in each.spans.items()]
-            self._held = read_held_frames(self._lake, own)
+            newest = self._lake.open("frames").transaction_version(write.app_id("frames"))
+            is_repeat = newest is not None and newest >= write.batch_id
+            self._held = read_held_frames(self._lake, own if is_repeat else ())
         frames: list[DataFile] = []
         copies: list[DataFile] = []
         for each in in_order:

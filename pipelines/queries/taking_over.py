@@ -81,7 +81,7 @@ def _write(
     told = decoded(records, plan.decoding, plan.lake).where(F.col("kind") == PASSED).collect()
     rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
     passed = [msgspec.msgpack.decode(data, type=Passed) for (data,) in rows]
-    for table, files in zip(("frames", "copies"), new.of(passed), strict=True):
+    for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
         if files and not plan.commits.commit(table, files, write):
             discard(plan.lake, files)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -265,3 +265,27 @@ def marked(checkpoint: Path) -> Epoch:
     except sqlite3.Error as error:
         raise RememberedError(f"{path}: {error}") from error
     return Epoch(str(query), int(batch))
+
+
+def release_places(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
+    """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
+
+    A digest stays known, so a copy that comes again does not pass. RememberedError.
+
+    Args:
+        checkpoint: The folder with the file; nothing happens if there is none.
+        is_of_topic: Tells whether a place is in the topic.
+        is_lost: Tells whether what passed at a place never got further. Its digest is forgotten.
+    """
+    path = checkpoint / NAME
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.create_function("is_of_topic", 1, is_of_topic)
+            file.create_function("is_lost", 1, is_lost)
+            forgotten = file.execute("DELETE FROM remembered WHERE place != '' AND is_lost(place)").rowcount
+            file.execute("UPDATE remembered SET place = '' WHERE place != '' AND is_of_topic(place)")
+            file.execute("UPDATE head SET held = held - ?", (forgotten,))
+    except sqlite3.Error as error:
+        raise RememberedError(f"{path}: {error}") from error

@@ -17,12 +17,15 @@ from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
+from kit.topics import create_again, recover
 from kit.turns import Turns
 
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.offsets import DoneOffsets
 from bridge.fetching.pending import FetchingOptions
+from bridge.kafka import thread as kafka_thread
 from bridge.kafka.thread import Leadership
+from bridge.kafka.topic_notes import TopicNotes, notes_of
 from deploy.embedded.broker import EmbeddedBroker
 from deploy.kafka.topics import ensure_topics
 from pipelines.logic.windows import PartitionWindows
@@ -92,6 +95,7 @@ class Kiln:
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
         self.place_file: Path | None = None
+        self.notes: TopicNotes | None = None
         ensure_topics(
             address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
@@ -138,6 +142,7 @@ class Kiln:
             lambda: self.interests,
             clock_us,
             place_file=self.place_file,
+            notes=self.notes,
             leadership=leadership,
         )
         fetcher.start()
@@ -399,6 +404,38 @@ def test_the_place_of_a_topic_that_was_made_anew_is_none(kiln: Kiln, tmp_path: P
     fetcher = kiln.start()
     assert awaited(lambda: fetcher.counts["released"] == 2)
     assert fetcher.places_lost == 0
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
+def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
+    kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
+    (tmp_path / "bridge").mkdir()
+    kiln.notes, kiln.place_file = notes_of(tmp_path / "bridge", "fetcher"), tmp_path / "bridge" / "fetcher.json"
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0), wanted(1, 1))
+    fetcher = kiln.start()
+    assert awaited(lambda: fetcher.counts["released"] == 2 and kiln.place() == 2)
+    if not runs:
+        fetcher.stop()
+    create_again(kiln.address, kiln.prefix, "wanted")
+    if not runs:
+        kiln.write(*(wanted(1, message) for message in range(2, 6)))
+        fetcher = kiln.start()
+    said = f"nothing is fetched: {kiln.prefix}wanted is not the topic that was read before"
+    assert awaited(lambda: (fetcher.error or "").startswith(said)), fetcher.error
+    if runs:
+        kiln.write(*(wanted(1, message) for message in range(2, 6)))
+    fetcher.stop()
+    assert len(kiln.updates()) == 2
+
+    assert [damage.query for damage in recover(kiln.address, kiln.prefix, tmp_path)] == ["bridge, fetcher"]
+    again = kiln.start()
+    assert awaited(lambda: again.counts["released"] == 4 and kiln.place() == 4), again.error
+    again.stop()
+    assert sorted(kiln.kept()) == [f"message {number}" for number in range(6)]
+    assert recover(kiln.address, kiln.prefix, tmp_path) == []
 
 
 def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:

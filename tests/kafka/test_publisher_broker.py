@@ -14,10 +14,13 @@ from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 from kit.awaiting import awaited
 from kit.broker_access import client, security
+from kit.topics import add_partitions, create_again, recover
 from kit.turns import Turns
 
 from bridge.ipfs import BlocksAwayError
+from bridge.kafka import thread as kafka_thread
 from bridge.kafka.thread import Leadership
+from bridge.kafka.topic_notes import TopicNotes, notes_of
 from bridge.publishing.ledger import Ledger
 from bridge.publishing.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
 from bridge.publishing.publisher import Publisher
@@ -62,14 +65,15 @@ class Kiln:
         self.kept: list[str] = []
         self.crash = self.crash_after = False
         self.running: list[Publisher] = []
+        self.notes: TopicNotes | None = None
         ensure_topics(
             address, prefix, {"updates": 1}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
 
-    def write(self, *values: bytes, topic: str = "batches") -> None:
+    def write(self, *values: bytes, topic: str = "batches", partition: int = 0) -> None:
         producer = KafkaProducer(**client(self.address), acks="all")
         for value in values:
-            producer.send(f"{self.prefix}{topic}", value=value, partition=0)
+            producer.send(f"{self.prefix}{topic}", value=value, partition=partition)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
@@ -148,6 +152,7 @@ class Kiln:
             clock_us=clock_us,
             ledger=Ledger(self.ledger),
             leadership=leadership,
+            notes=self.notes,
         )
         publisher.start()
         self.running.append(publisher)
@@ -419,3 +424,53 @@ def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_publ
     after.stop()
     assert sum(fatal.cid.encode() in data for data in kiln.sent) == 1
     assert [receipt.error for receipt in kiln.receipts() if receipt.cid == fatal.cid] == [IN_DOUBT]
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
+def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
+    kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """Kafka forgets a group's offsets with the topic, and kafka-python begins at an end of the new one in silence."""
+    monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
+    kiln.notes = notes_of(tmp_path / "bridge", "publisher")
+    (tmp_path / "bridge").mkdir()
+    before, after = [batch(number) for number in range(3)], [batch(number) for number in range(3, 9)]
+    kiln.write(*map(encode, before))
+    publisher = kiln.start()
+    assert awaited(lambda: publisher.published == 3 and publisher.state == "waiting for batches")
+    if not runs:
+        publisher.stop()
+    create_again(kiln.address, kiln.prefix, "batches", "history")
+    if not runs:
+        kiln.write(*map(encode, (before[0], *after)))
+        publisher = kiln.start()
+    said = f"nothing is published: {kiln.prefix}batches is not the topic that was read before"
+    assert awaited(lambda: (publisher.error or "").startswith(said)), publisher.error
+    assert "kiln recover" in (publisher.error or "")
+    if runs:
+        kiln.write(*map(encode, (before[0], *after)))
+    publisher.stop()
+    assert len(kiln.receipts()) == 3
+
+    found = recover(kiln.address, kiln.prefix, tmp_path)
+    assert [(damage.query, f"{kiln.prefix}batches" in damage.found) for damage in found] == [
+        ("bridge, publisher", True)
+    ]
+    again = kiln.start()
+    assert awaited(lambda: again.published == 6 and again.state == "waiting for batches"), again.error
+    again.stop()
+    assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(each.cid for each in (*before, *after))
+    assert recover(kiln.address, kiln.prefix, tmp_path) == []
+    third = kiln.start()
+    assert awaited(lambda: third.state == "waiting for batches")
+    assert third.published == 0
+
+
+def test_partitions_that_are_added_are_read(kiln: Kiln, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
+    kiln.write(encode(batch(0)))
+    publisher = kiln.start()
+    assert awaited(lambda: publisher.published == 1)
+    add_partitions(kiln.address, f"{kiln.prefix}batches", 2)
+    kiln.write(encode(batch(1)), partition=1)
+    assert awaited(lambda: publisher.published == 2), publisher.error

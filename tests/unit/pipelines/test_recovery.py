@@ -9,6 +9,7 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,9 +20,12 @@ from pipelines.lake.commits import Write
 from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.files import TableFiles
 from pipelines.lake.lake import Lake, log_entry
-from pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, set_aside
+from pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, read_anew, set_aside
 from pipelines.spark.checkpoint import Checkpoint
 from pipelines.spark.checkpoint_faults import is_whole
+from pipelines.spark.remembered import NAME, Remembered, RememberedFile
+from pipelines.spark.topics import TopicState, note_topics, read_noted
+from schemas.records import Epoch
 from schemas.tables import TABLES
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
@@ -325,3 +329,110 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
     lake.create(("runs",))
     assert runs(lake) == []
     assert mend(state.place, ["sink"]) == []
+
+
+# ---------------------------------------------------------------- topics
+
+
+def created_again(end: int = 500) -> dict[str, TopicState]:
+    """The topic of `State`, as of a second partition, and of records that retention took."""
+    return {"kiln.updates": TopicState("new", {0: 3, 1: 0}, {0: end, 1: end})}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["between two", "in a micro-batch"])
+def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    state = State(tmp_path)
+    state.run(0, 1, 2)
+    if begun:
+        state.begin(3)
+        state.commit(3)
+    where = location(state.path)
+    note_topics(where, {"kiln.updates": "old", "kiln.batches": "kept"})
+    topics = {"sink": created_again()}
+    with pytest.raises(DamageError, match=r"^sink cannot start: kiln.updates is not the topic .* Type kiln"):
+        mend(state.place, ["sink"], None, topics)
+    (damage,) = examine(state.place, ["sink"], None, topics)
+    assert "reads kiln.updates from the oldest new record on" in damage.remedy
+    assert ("micro-batch 3 was not finished" in damage.remedy) is begun
+    assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.recovery.note_topics", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            read_anew(state.place, damage)
+    (damage,) = examine(state.place, ["sink"], None, topics)  # cut short, and done again
+    read_anew(state.place, damage)
+    checkpoint = Checkpoint(where)
+    assert [checkpoint.ends(batch) for batch in ((2, 3) if begun else (2,))] == [
+        {"kiln.updates": {0: 3, 1: 0}} for _ in range(1 + begun)
+    ]
+    assert (checkpoint.query_id, state.next) == (QUERY, 3)
+    assert state.rows == [f"row {batch}" for batch in range(3 + begun)]
+    assert read_noted(where) == {"kiln.updates": "new", "kiln.batches": "kept"}
+    assert is_whole(state.path / "offsets" / "2")
+    assert len(list((tmp_path / "set-aside").rglob("sink/2"))) == 2
+    assert examine(state.place, ["sink"], None, topics) == []
+
+
+def test_a_query_that_was_stopped_in_its_first_micro_batch_begins_in_the_other_topic(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.begin(0)
+    note_topics(location(state.path), {"kiln.updates": "old"})
+    (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
+    read_anew(state.place, damage)
+    first = (state.path / "sources" / "0" / "0").read_text().splitlines()
+    assert (first[0], json.loads(first[-1])) == ("v1", {"kiln.updates": {"0": 3, "1": 0}})
+    assert Checkpoint(location(state.path)).records(0) is None
+    assert examine(state.place, ["sink"], None, {"sink": created_again()}) == []
+
+
+def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: Path) -> None:
+    """As after a power cut that took records of the broker: the id is the same."""
+    state = State(tmp_path)
+    state.run(0, 1, 2)
+    note_topics(location(state.path), {"kiln.updates": "new"})
+    topics = {"sink": created_again(end=25)}
+    (damage,) = examine(state.place, ["sink"], None, topics)
+    assert damage.found.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
+    read_anew(state.place, damage)
+    assert Checkpoint(location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
+
+
+class MemoryCopy(NamedTuple):
+    place: str
+    identities: tuple[bytes, ...]
+    size: int = 1
+
+
+@pytest.mark.parametrize("query", ["archive", "updates"])
+def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_further(tmp_path: Path, query: str) -> None:
+    """Other records are at the offsets of those that passed, and the same messages may come at the same offsets."""
+    state = State(tmp_path, query)
+    state.run(0, 1, 2)
+    state.begin(3)
+    kept, lost = MemoryCopy("0/5/0", (b"kept",)), MemoryCopy("0/35/0", (b"lost",))
+    remembered = Remembered(str(state.path / NAME), 1_000)
+    with RememberedFile(remembered) as file:
+        assert file.new([kept, lost], 1) == [kept, lost]
+        assert file.new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
+        file.mark(Epoch(QUERY, 2), 1)
+    note_topics(location(state.path), {"kiln.updates": "old"})
+    (damage,) = examine(state.place, [query], None, {query: created_again()})
+    read_anew(state.place, damage)
+    with RememberedFile(remembered) as file:
+        assert file.new([kept, lost], 2) == [lost]
+
+
+def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None:
+    """What it would do anew is no longer in Kafka."""
+    state = State(tmp_path)
+    state.run(0, 1, 2, 3)
+    for batch in (2, 3):
+        for folder in ("offsets", "commits"):
+            (state.path / folder / str(batch)).unlink()
+    note_topics(location(state.path), {"kiln.updates": "old"})
+    (damage,) = examine(state.place, ["sink"], None, {"sink": created_again()})
+    assert "is older than the table tips" in damage.found
+    assert "is not the topic that was read before" in damage.found
+    assert not damage.can_be_put_right

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
+from kafka.errors import KafkaConnectionError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from conf.kafka_topics import TopicIdentity
+from conf.location import location
 from conf.settings.model import JobName, Settings
 from pipelines import supervisor
 from pipelines.lake.commits import Write
@@ -18,6 +21,7 @@ from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.lake import Lake
 from pipelines.logic.breaker import DecodingBrokenError
 from pipelines.spark.progress import ProgressListener, QueryProgress
+from pipelines.spark.topics import TopicState, read_noted
 from pipelines.spark.trip import read_trip
 from pipelines.supervisor import GaveUpError, Supervisor, failure_text
 
@@ -45,6 +49,28 @@ class FakeQuery:
         self.error = self.error or RuntimeError("stopped")
 
 
+class FakeTopics:
+    """Topics of a broker, by full name: id, and the end of the one partition. `away`: no broker answers."""
+
+    def __init__(self, **found: tuple[str, int]) -> None:
+        self.found = {f"kiln.{name}": topic for name, topic in found.items()}
+        self.partitions = 1
+        self.away = False
+
+    def states(self, topics: Iterable[str]) -> Mapping[str, TopicState]:
+        return {name: TopicState(self.found[name][0], {0: 0}, {0: self.found[name][1]}) for name in self._there(topics)}
+
+    def identities(self, topics: Iterable[str]) -> Mapping[str, TopicIdentity]:
+        return {name: TopicIdentity(self.found[name][0], self.partitions) for name in self._there(topics)}
+
+    def _there(self, topics: Iterable[str]) -> list[str]:
+        if self.away:
+            raise KafkaConnectionError("away")
+        return [name for name in topics if name in self.found]
+
+    def close(self) -> None: ...
+
+
 class World:
     """A supervisor, its clock, and the queries that it started."""
 
@@ -55,9 +81,15 @@ class World:
         self.queries: list[FakeQuery] = []
         self.refusal: Exception | None = None
         self.time = 1_800_000_000_000_000
+        self.topics = FakeTopics(frames=("one", 100), updates=("two", 100), streams=("three", 0))
         monkeypatch.setattr(supervisor, "launch", self._launch)
         self.supervisor = Supervisor(
-            cast(SparkSession, None), settings, names, now=lambda: self.now, clock=lambda: self.time
+            cast(SparkSession, None),
+            settings,
+            names,
+            now=lambda: self.now,
+            clock=lambda: self.time,
+            topics=self.topics,
         )
 
     def _launch(
@@ -173,9 +205,9 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
     with pytest.raises(GaveUpError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
-        Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
+        Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
     (settings.state / "checkpoints" / "archive").mkdir(parents=True)
-    Supervisor(cast(SparkSession, None), settings, ["archive"]).start()
+    Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
 
 
 @pytest.mark.parametrize("table", ["frames", "copies", "messages"])
@@ -194,7 +226,7 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     checkpoint = settings.state / "checkpoints" / "archive"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
-    start = Supervisor(cast(SparkSession, None), settings, ["archive"]).start
+    start = Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start
     for begun in (0, 1, 2, 3):
         (checkpoint / "offsets" / str(begun)).write_text("v1\n{}\n{}")
         with pytest.raises(GaveUpError) as caught:
@@ -257,3 +289,109 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
 )
 def test_what_ended_a_query_in_one_line(error: Exception | None, text: str) -> None:
     assert failure_text(error) == text
+
+
+# ---------------------------------------------------------------- topics
+
+
+def read_up_to(settings: Settings, offset: int) -> Path:
+    """The checkpoint of `archive` after a micro-batch that ends at an offset of `kiln.frames`."""
+    checkpoint = settings.state / "checkpoints" / NAME
+    for name, text in {
+        "metadata": '{"id":"the id"}',
+        "offsets/0": f'v1\n{{"batchWatermarkMs":0}}\n{{"kiln.frames":{{"0":{offset}}}}}',
+        "commits/0": "v1\n{}",
+    }.items():
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(text)
+    return checkpoint
+
+
+def test_a_checkpoint_that_has_noted_no_topic_notes_one_to_which_its_offsets_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(state=tmp_path)
+    checkpoint = read_up_to(settings, 100)
+    World(settings, monkeypatch).supervisor.start()
+    assert read_noted(location(checkpoint)) == {"kiln.frames": "one"}
+
+
+def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(state=tmp_path)
+    read_up_to(settings, 101)
+    with pytest.raises(
+        GaveUpError, match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, and was read up to 101: "
+    ):
+        World(settings, monkeypatch).supervisor.start()
+
+
+def test_another_topic_is_refused_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(state=tmp_path)
+    read_up_to(settings, 50)
+    World(settings, monkeypatch).supervisor.start()
+    world = World(settings, monkeypatch)
+    world.topics.found["kiln.frames"] = ("another", 100)
+    with pytest.raises(GaveUpError, match=r"kiln.frames is not the topic .* is another, and .* is one.*kiln recover"):
+        world.supervisor.start()
+    assert world.queries == []
+
+
+def test_a_broker_that_tells_no_ids_is_taken_at_its_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka has topic ids since 2.8."""
+    settings = Settings(state=tmp_path)
+    checkpoint = read_up_to(settings, 50)
+    for known in ("", "one", ""):
+        world = World(settings, monkeypatch)
+        world.topics.found["kiln.frames"] = (known, 100)
+        world.supervisor.start()
+    assert read_noted(location(checkpoint)) == {"kiln.frames": "one"}
+
+
+@pytest.mark.parametrize("topic", ["frames", "streams"], ids=["read", "looked up"])
+def test_a_topic_that_is_created_again_under_a_running_query_stops_it_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    world = World(Settings(state=tmp_path), monkeypatch, ("updates",))
+    world.supervisor.start()
+    world.now += 60
+    world.supervisor.check()
+    world.topics.away = True  # which the queries report
+    world.now += 60
+    world.supervisor.check()
+    world.topics.away = False
+    kept = world.topics.found.pop(f"kiln.{topic}")
+    world.now += 60
+    world.supervisor.check()
+    assert world.supervisor.errors["topics"].startswith(f"kiln.{topic}: there is no such topic")
+    world.topics.found[f"kiln.{topic}"] = kept
+    world.now += 60
+    world.supervisor.check()
+    assert world.supervisor.errors == {}
+    world.topics.found[f"kiln.{topic}"] = ("another", 1_000)
+    world.now += 60
+    with pytest.raises(GaveUpError, match=rf"^the queries stopped: kiln.{topic} is not the topic .*kiln recover"):
+        world.supervisor.check()
+
+
+def test_a_query_that_fails_over_another_topic_says_so(world: World) -> None:
+    world.topics.found["kiln.frames"] = ("another", 1)
+    with pytest.raises(GaveUpError, match=r"kiln.frames is not the topic that was read before"):
+        world.fail(RuntimeError("Partition kiln.frames-0's offset was changed from 100 to 1"))
+
+
+def test_partitions_that_are_added_to_updates_stop_the_queries_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(Settings(state=tmp_path), monkeypatch, ("archive",))
+    world.supervisor.start()
+    world.topics.partitions = 2
+    world.now += 60
+    world.supervisor.check()  # of frames: Spark reads them
+    world = World(Settings(state=tmp_path), monkeypatch, ("updates", "sink"))
+    world.supervisor.start()
+    world.topics.partitions = 2
+    world.now += 60
+    with pytest.raises(GaveUpError, match=r"kiln.updates had 1 partitions, and now has 2. Their number is for life"):
+        world.supervisor.check()

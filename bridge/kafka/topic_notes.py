@@ -1,0 +1,67 @@
+"""The ids of the topics in which a consumer group keeps its offsets, in a file of the bridge's folder.
+
+Kafka drops the offsets of a group together with the topic, so no id in Kafka would outlive a topic that was deleted and
+created again. Of several bridges the leader alone has the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from schemas.records import UNREADABLE
+
+
+class NotedTopic(msgspec.Struct, frozen=True):
+    """The id of a topic. `anew`: its offsets do not count, and it is read from its beginning (`kiln recover`)."""
+
+    id: str
+    anew: bool = False
+
+
+_NOTES = msgspec.json.Decoder(dict[str, NotedTopic])
+
+
+class TopicNotes:
+    """The file of one consumer group: JSON of NotedTopic by full topic name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def group(self) -> str:
+        """The part of the bridge whose file this is."""
+        return self._path.stem.removeprefix(PREFIX)
+
+    def read(self) -> dict[str, NotedTopic]:
+        """Read the notes; none if there is no file, or a power cut has left it unreadable. OSError."""
+        try:
+            return _NOTES.decode(self._path.read_bytes())
+        except (FileNotFoundError, *UNREADABLE):
+            return {}
+
+    def write(self, topics: Mapping[str, NotedTopic]) -> None:
+        """Replace the file in one step. OSError."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(topics))
+        fresh.replace(self._path)
+
+    def remove(self) -> None:
+        """Remove the file, if it is there. OSError."""
+        self._path.unlink(missing_ok=True)
+
+
+PREFIX = "topics-"
+"""How the names of such files begin."""
+
+
+def notes_of(bridge_dir: Path, part: str) -> TopicNotes:
+    """Locate the file of a part of the bridge, such as `publisher`."""
+    return TopicNotes(bridge_dir / f"{PREFIX}{part}.json")
+
+
+def all_notes(bridge_dir: Path) -> list[TopicNotes]:
+    """Find the files of all parts of a bridge."""
+    return [TopicNotes(path) for path in sorted(bridge_dir.glob(f"{PREFIX}*.json"))]

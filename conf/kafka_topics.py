@@ -1,0 +1,57 @@
+"""Identities of Kafka topics: a topic that was deleted and created again has the same name and another id (KIP-516).
+
+An offset means nothing in another topic. Every consumer that keeps offsets therefore keeps the topic's id next to them.
+Every room may import this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient
+
+CHECK_EVERY: Final = 5.0
+"""Seconds between two checks of the topics that a consumer is reading."""
+
+
+class TopicIdentity(NamedTuple):
+    """The id of a topic, empty if the broker is older than Kafka 2.8, and its number of partitions."""
+
+    id: str
+    partitions: int
+
+
+def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicIdentity]:
+    """Ask a broker for the identities of topics.
+
+    Returns:
+        The identities by full topic name, without the topics that do not exist.
+
+    Raises:
+        KafkaError: The broker does not answer.
+    """
+    return {
+        each["name"]: TopicIdentity(str(each["topic_id"] or ""), len(each["partitions"]))
+        for each in admin.describe_topics(sorted(set(topics)))
+        if not each["error_code"]
+    }
+
+
+def replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> list[str]:
+    """Compare noted ids with what the broker has.
+
+    Returns:
+        The topics whose ids differ, in the order of `noted`. A topic that does not exist is none of them, nor is one
+        whose id the broker does not tell.
+    """
+    return [topic for topic, known in noted.items() if known and topic in found and found[topic].id not in ("", known)]
+
+
+def describe_replaced(topic: str, noted: str, found: str) -> str:
+    """Explain that a topic has another id than the one noted."""
+    return (
+        f"{topic} is not the topic that was read before: its id in Kafka is {found}, and the id noted with the offsets "
+        f"is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"
+    )

@@ -1,0 +1,167 @@
+"""Topics that are deleted and created again under the same name, while Kiln is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+from deltalake import DeltaTable
+from kafka import KafkaAdminClient
+from kit.awaiting import wait_until
+from kit.kiln_process import Kiln, kill_all
+
+from deploy.embedded.broker import running
+from deploy.kafka.broker import broker, make_topics
+from pipelines.spark.topics import KafkaTopics
+from schemas.capture import open_capture, read_capture
+from schemas.frames import CUT_PAYLOAD, MAX_RPC
+from schemas.log import TOPICS
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@contextmanager
+def broker_of(kiln: Kiln) -> Iterator[KafkaAdminClient]:
+    """The broker of a Kiln that is stopped."""
+    with (
+        broker(kiln.settings(), lambda words: None, die_with_parent=True),
+        KafkaAdminClient(**kiln.settings().broker.client_options()) as admin,
+    ):
+        yield admin
+
+
+def create_again(kiln: Kiln, topics: Sequence[str]) -> None:
+    """Delete topics and create them as Kiln does."""
+    kafka = kiln.settings().broker
+    full = [kafka.topic(topic) for topic in topics]
+    with broker_of(kiln) as admin:
+        admin.delete_topics(full)
+        wait_until(lambda: not set(full) & set(admin.list_topics()), "the topics are gone")
+        make_topics(kafka, kafka.servers)
+
+
+def end_offset(kiln: Kiln, topic: str) -> int:
+    """The records of a topic of one partition, over all of its time."""
+    with broker_of(kiln):
+        topics = KafkaTopics(kiln.settings().broker.client_options)
+        states = topics.states([kiln.settings().kafka.topic(topic)])
+        topics.close()
+    return sum(sum(state.end.values()) for state in states.values())
+
+
+def payloads(*captures: Path) -> Counter[tuple[str, bytes]]:
+    """The RPCs of captures, by direction, as the table has them: the start of one that is too large."""
+    found: Counter[tuple[str, bytes]] = Counter()
+    for path in captures:
+        with open_capture(path) as stream:
+            records = [each for each in read_capture(stream) if each.rpc]
+        for each in records:
+            rpc = each.rpc if len(each.rpc) <= MAX_RPC else each.rpc[:CUT_PAYLOAD]
+            found["IN" if each.direction == "R" else "OUT", rpc] += 1
+    return found
+
+
+def held_payloads(kiln: Kiln) -> Counter[tuple[str, bytes]]:
+    """Those of the table `frames`."""
+    rows = DeltaTable(str(kiln.lake / "frames")).to_pyarrow_table(columns=["direction", "payload"]).to_pylist()
+    return Counter((row["direction"], row["payload"]) for row in rows if row["payload"])
+
+
+def attempt(kiln: Kiln, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that may fail."""
+    return subprocess.run(
+        kiln.command(*arguments), env=kiln.environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture
+def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Kiln:
+    """A Kiln whose topics have one partition, and three captures next to it."""
+    partitions = {f"KILN_KAFKA__{name}_PARTITIONS": "1" for name in ("FRAMES", "UPDATES", "OTHER")}
+    kiln = Kiln(tmp_path / "state", free_ports(2), partitions)
+    for name, length in (("first", "10s"), ("second", "30s"), ("third", "40s")):
+        path = tmp_path / f"{name}.rpc.gz"
+        kiln.run("generate", str(path), "--for", length, "--rate", "20", "--seed", str(len(name)), "--network", name)
+    return kiln
+
+
+def check_each_thing_is_there_once(kiln: Kiln) -> None:
+    """As `Kiln.check_tables_hold_each_thing_once`, without keys of offsets: those of two topics may be the same."""
+    keys = {
+        "frames": "connection, direction, sequence",
+        "messages": "network, message",
+        "updates": "network, origin, message",
+        "batch_tips": "cid, stream, tip",
+        "tips": "network, stream, tip",
+    }
+    for table, key in keys.items():
+        assert kiln.sql(f"select {key}, count(*) as n from {table} group by all having n > 1 limit 3") == [], table
+    missed = "select stream, tip from updates where separator_key is not null except select stream, tip from batch_tips"
+    assert kiln.sql(missed) == []
+
+
+def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_recover(kiln: Kiln, tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{name}.rpc.gz" for name in ("first", "second", "third"))
+    kiln.run("replay", str(first))
+    kiln.run("run", "--catch-up")
+    read = end_offset(kiln, "frames")
+
+    create_again(kiln, ["frames"])
+    kiln.run("replay", str(second), str(first))
+    assert end_offset(kiln, "frames") > read
+    refused = attempt(kiln, "run", "--catch-up")
+    assert refused.returncode == 1, refused.stdout
+    assert "cannot start: kiln.frames is not the topic that was read before" in refused.stdout
+    assert "kiln recover" in refused.stdout
+    shown = attempt(kiln, "recover")
+    assert shown.returncode == 1
+    assert "archive keeps its tables" in shown.stdout
+    assert "updates keeps its tables" in shown.stdout
+    assert "sink:" not in shown.stdout
+    kiln.run("recover", "--yes")
+    kiln.run("run", "--catch-up")
+    assert held_payloads(kiln) == payloads(first, second)
+    check_each_thing_is_there_once(kiln)
+
+    create_again(kiln, list(TOPICS))
+    kiln.run("replay", str(third))
+    refused = attempt(kiln, "run", "--catch-up")
+    assert refused.returncode == 1
+    shown = attempt(kiln, "recover")
+    assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "batch", "sink")] == [True] * 4
+    kiln.run("recover", "--yes")
+    kiln.run("run", "--catch-up")
+    assert held_payloads(kiln) == payloads(first, second, third)
+    check_each_thing_is_there_once(kiln)
+    assert attempt(kiln, "recover").returncode == 0
+
+
+def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_words(kiln: Kiln, tmp_path: Path) -> None:
+    first, second = (tmp_path / f"{name}.rpc.gz" for name in ("first", "second"))
+    kiln.run("replay", str(first))
+    kiln.run("run", "--catch-up")
+    process = kiln.start("run", "--no-network")
+    try:
+        wait_until(lambda: running(kiln.state) is not None, "the broker runs")
+        out = kiln.state / "started.out"
+        wait_until(lambda: "| late p50" in out.read_text(), "the queries run", 120)
+        kafka = kiln.settings().broker
+        with KafkaAdminClient(**kafka.client_options()) as admin:
+            admin.delete_topics([kafka.topic("frames")])
+            wait_until(lambda: kafka.topic("frames") not in admin.list_topics(), "the topic is gone")
+            make_topics(kafka, kafka.servers)
+        kiln.run("replay", str(second))
+        assert process.wait(timeout=180) == 1
+        assert "kiln.frames is not the topic that was read before" in out.read_text()
+    finally:
+        if process.poll() is None:
+            kill_all(process)
+    kiln.run("recover", "--yes")
+    kiln.run("run", "--catch-up")
+    assert held_payloads(kiln) == payloads(first, second)
+    check_each_thing_is_there_once(kiln)
