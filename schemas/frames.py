@@ -60,6 +60,8 @@ BEP50: Final = "bep50"
 DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
+# No field of a frame breaks its bound whose fields have so few bytes together, peer ids and payload apart.
+_SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_MESSAGES)
 _MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
 _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, and was cut when it was captured")
 
@@ -75,8 +77,8 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
         frame = frame_pb2.Frame.FromString(value)
     except DecodeError:
         return Rejected(FRAME_MALFORMED, f"{len(value)} bytes are not a Frame protobuf")
-    fault = frame_fault(frame)
-    return frame if fault is None else fault
+    wrong = _wrong_field(frame, len(value))
+    return frame if wrong is None else Rejected(FRAME_INVALID, wrong)
 
 
 def frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
@@ -85,11 +87,13 @@ def frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
     What repeats in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
     (docs/design/contracts.md, Frame).
     """
-    wrong = _wrong_field(frame)
+    wrong = _wrong_field(frame, frame.ByteSize())
     return None if wrong is None else Rejected(FRAME_INVALID, wrong)
 
 
-def _wrong_field(frame: frame_pb2.Frame) -> str | None:
+def _wrong_field(frame: frame_pb2.Frame, size: int) -> str | None:
+    """`size`: bytes of the frame as protobuf. Each access to a field makes a copy of its bytes, so that what the size
+    alone says is not looked at."""
     if len(frame.connection) != CONNECTION_BYTES:
         return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
     # proto3 enums are open: an unknown number survives parsing
@@ -105,11 +109,16 @@ def _wrong_field(frame: frame_pb2.Frame) -> str | None:
         return f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}"
     if frame.observed_at < 0:
         return f"observed_at is {frame.observed_at} ns, before 1970"
-    # each access to a field makes a copy of its bytes
-    if (size := len(frame.remote_peer)) > MAX_PEER:
-        return f"remote_peer has {size} bytes; a peer id has at most {MAX_PEER}"
-    if (size := len(frame.local_peer)) > MAX_PEER:
-        return f"local_peer has {size} bytes; a peer id has at most {MAX_PEER}"
+    if (length := len(frame.remote_peer)) > MAX_PEER:
+        return f"remote_peer has {length} bytes; a peer id has at most {MAX_PEER}"
+    if (length := len(frame.local_peer)) > MAX_PEER:
+        return f"local_peer has {length} bytes; a peer id has at most {MAX_PEER}"
+    if (length := len(frame.payload)) > MAX_RPC:
+        return f"payload has {length} bytes; an RPC over {MAX_RPC} is to be cut, with its length in declared_length"
+    return None if size - length <= _SHORT else _wrong_long_field(frame)
+
+
+def _wrong_long_field(frame: frame_pb2.Frame) -> str | None:
     if (size := len(frame.protocol)) > MAX_PROTOCOL:
         return f"protocol has {size} characters; at most {MAX_PROTOCOL} are read"
     if (size := len(frame.hello_in)) > MAX_HELLO:
@@ -120,8 +129,6 @@ def _wrong_field(frame: frame_pb2.Frame) -> str | None:
         return f"remote_address has {size} bytes; at most {MAX_ADDRESS} are read"
     if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict is none: readers check the message
         return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
-    if (size := len(frame.payload)) > MAX_RPC:
-        return f"payload has {size} bytes; an RPC over {MAX_RPC} is to be cut, with its length in declared_length"
     return None
 
 
