@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
 from conf.settings.secrets import MASK, may_be_secret, without_secrets
+from conf.settings.service_links import is_service_link
 
 _MESSAGES = "the query archive writes messages now"
 _GONE: Mapping[Keys, str] = {
@@ -23,7 +24,24 @@ _GONE: Mapping[Keys, str] = {
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """A line for each variable that has Kiln's prefix and names no setting."""
+    """A line for each variable that has Kiln's prefix, names no setting, and is no service link."""
+    names = [*map(variable, known_keys()), CONFIG_VARIABLE]
+    for name in _nameless(environ):
+        if is_service_link(name, environ[name]):
+            continue
+        upper = name.upper()
+        gone = next((why for keys, why in _GONE.items() if f"{upper}__".startswith(f"{variable(keys)}__")), None)
+        hint = f": {gone}" if gone else nearest(upper, names)
+        yield f"environment {name}: no such setting{hint}"
+
+
+def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that have Kiln's prefix because a Service of Kubernetes has a name such as `kiln-bridge`, by name."""
+    return tuple(name for name in _nameless(environ) if is_service_link(name, environ[name]))
+
+
+def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
+    """Variables that have Kiln's prefix and name no setting, by name."""
     known = known_keys()
     names = {variable(key): free for key, free in known.items()}
     tables = {variable(key[:depth]) for key in known for depth in range(1, len(key))}
@@ -31,11 +49,8 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
             continue
-        if any(free and upper.startswith(f"{key}__") for key, free in names.items()):
-            continue
-        gone = next((why for keys, why in _GONE.items() if f"{upper}__".startswith(f"{variable(keys)}__")), None)
-        hint = f": {gone}" if gone else nearest(upper, [*names, CONFIG_VARIABLE])
-        yield f"environment {name}: no such setting{hint}"
+        if not any(free and upper.startswith(f"{key}__") for key, free in names.items()):
+            yield name
 
 
 def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:

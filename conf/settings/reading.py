@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,9 +18,11 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from conf.errors import SettingsError
 from conf.settings.durations import duration_text
-from conf.settings.faults import Places, problem, unknown_variables, unreadable_tables
+from conf.settings.faults import Places, problem, service_links, unknown_variables, unreadable_tables
 from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
 from conf.settings.model import Settings
+
+_LOG = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
@@ -64,7 +68,12 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     problems = [*unknown_variables(os.environ), *unreadable_tables(os.environ)]
     if problems:
         raise SettingsError(problems)
-    environment = EnvSettingsSource(_Environment)()
+    links = service_links(os.environ)
+    _warn_of_links(links)
+    variables = EnvSettingsSource(_Environment)
+    # a Service may be named kiln-bridge--x
+    variables.env_vars = {name: value for name, value in variables.env_vars.items() if name.upper() not in links}
+    environment = variables()
     command_line: dict[str, object] = {
         name: value for name, value in (("state", state), ("network", network)) if value is not None
     }
@@ -82,6 +91,16 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
         from_environment=_leaves(environment),
         from_command_line=_leaves(command_line),
     )
+
+
+@cache  # once in a process, however often settings are read
+def _warn_of_links(names: tuple[str, ...]) -> None:
+    if names:
+        _LOG.warning(
+            "environment: ignored %s: these are service links of Kubernetes, no settings. To have none, set "
+            "enableServiceLinks: false in the pod",
+            ", ".join(names),
+        )
 
 
 def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:

@@ -25,6 +25,8 @@ VALUES = """
 settings:
   network: testnet-clay
   kafka: {bootstrap: "kafka-1:9093", security_protocol: SASL_SSL, sasl_username: k}
+  lake: {uri: "s3://kiln/lake"}
+  checkpoints: {uri: "s3://kiln/checkpoints"}
 secrets:
   KILN_KAFKA__SASL_PASSWORD: {secret: kiln-kafka, key: password}
 serviceMonitor: {enabled: true}

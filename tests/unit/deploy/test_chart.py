@@ -13,6 +13,7 @@ from typing import Any  # what a manifest in YAML may hold
 import kubernetes_validate
 import pytest
 from kit import validators
+from kit.service_links import ServicePort, injected
 from ruamel.yaml import YAML
 
 from conf.settings.keys import known_keys, variable
@@ -30,6 +31,8 @@ settings:
   kafka: {bootstrap: "kafka-1:9093,kafka-2:9093", security_protocol: SASL_SSL, sasl_username: k, frames_partitions: 8}
   bridge: {bootstrap: [], spool_bytes: 2147483648}
   traffic: {garbage: 0.02}
+  lake: {uri: "s3://kiln/lake"}
+  checkpoints: {uri: "s3://kiln/checkpoints"}
 secrets:
   KILN_KAFKA__SASL_PASSWORD: {secret: kiln-kafka, key: password}
 serviceMonitor: {enabled: true, labels: {team: data}}
@@ -83,7 +86,13 @@ def pods(rendered: dict[str, list[Document]]) -> list[Document]:
                 "image": spec["image"],
                 **{name: part[name] for name in ("env", "volumeMounts", "securityContext")},
             }
-            pod = {"containers": [container], "volumes": spec["volumes"], "securityContext": part["podSecurityContext"]}
+            (named,) = part["template"]["spec"]["containers"]
+            pod = {
+                **part["template"]["spec"],
+                "containers": [{**container, **named}],
+                "volumes": spec["volumes"],
+                "securityContext": part["podSecurityContext"],
+            }
             found.append({"metadata": {"labels": part["labels"]}, "spec": pod})
     return found
 
@@ -222,6 +231,53 @@ def test_a_pod_has_the_settings_that_were_given(
         assert settings.kafka.server_list() == ["kafka-1:9093", "kafka-2:9093"]
         assert (settings.kafka.frames_partitions, settings.bridge.spool_bytes) == (8, 2147483648)
         assert settings.traffic.garbage == 0.02
+
+
+def test_no_pod_asks_for_service_links(rendered: dict[str, list[Document]]) -> None:
+    assert [pod["spec"].get("enableServiceLinks") for pod in pods(rendered)] == [False] * len(pods(rendered))
+
+
+@pytest.mark.parametrize("release", ["kiln", "kiln-two", "prod"])
+def test_settings_load_beside_the_variables_that_a_kubelet_sets_for_the_services(
+    values: Path, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = helm("template", release, CHART, "--values", values)
+    made = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
+    services = [each for each in made if each["kind"] == "Service" and each["spec"].get("clusterIP") != "None"]
+    assert services
+    for each in services:
+        ports = [ServicePort(port["name"], port["port"]) for port in each["spec"]["ports"]]
+        for name, value in injected(each["metadata"]["name"], ports).items():
+            monkeypatch.setenv(name, value)
+    (settings,) = (each for each in made if each["kind"] == "ConfigMap")
+    file = tmp_path / "kiln.toml"
+    file.write_text(settings["data"]["kiln.toml"], encoding="utf-8")
+    monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "x")
+    assert load_settings(file).network == "testnet-clay"
+
+
+@pytest.mark.parametrize(
+    ("way", "missing", "place"),
+    [
+        ("spark-applications", ("lake", "checkpoints"), "settings.lake.uri"),
+        ("spark-applications", ("checkpoints",), "settings.checkpoints.uri"),
+        ("pods", ("lake",), "settings.lake.uri"),
+    ],
+)
+def test_pods_that_share_no_storage_are_refused_in_a_sentence(
+    values: Path, way: str, missing: tuple[str, ...], place: str
+) -> None:
+    told = ["--set", f"jobs.as={way}"]
+    for part in missing:
+        told += ["--set", f"settings.{part}.uri=/var/lib/kiln/{part}"]  # a folder of each pod's own
+    done = helm("template", "kiln", CHART, "--values", values, *told)
+    assert done.returncode != 0
+    assert f"jobs.as={way} runs each query in pods of its own, and they share no storage. Set {place}" in done.stderr
+    # a claim of all pods, or places that only a secret names
+    claim = ["--set", "jobs.volume.existingClaim=tables"]
+    secret = [f"secrets.KILN_{part.upper()}__URI.{of}" for part in missing for of in ("secret=kiln-store", "key=uri")]
+    for shared in (claim, [word for each in secret for word in ("--set", each)]):
+        assert helm("template", "kiln", CHART, "--values", values, *told, *shared).returncode == 0
 
 
 def test_each_query_runs_once_in_each_way(rendered: dict[str, list[Document]]) -> None:

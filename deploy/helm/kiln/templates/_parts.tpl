@@ -82,6 +82,8 @@ readinessProbe:
 {{- $part := index . 1 -}}
 serviceAccountName: {{ include "kiln.account" $root }}
 automountServiceAccountToken: false
+# Kiln asks no Service by its variables, and those of a Service named kiln-bridge would look like its settings.
+enableServiceLinks: false
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -107,6 +109,30 @@ affinity: {{- toYaml . | nindent 2 }}
     storageClassName: {{ . }}
     {{- end }}
     resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+
+{{/* Fails where the pods of the queries share no storage, and so would not have one lake. A driver of spark-applications loses its
+     own volume, and with it the checkpoints, at each start. */}}
+{{- define "kiln.sharedStorage" -}}
+{{- $jobs := .Values.jobs -}}
+{{- if and $jobs.enabled (ne $jobs.as "together") (not $jobs.volume.existingClaim) -}}
+{{- $values := .Values -}}
+{{- range $part := ternary (list "lake") (list "lake" "checkpoints") (eq $jobs.as "pods") -}}
+{{- $inStore := hasPrefix "s3://" (dig $part "uri" "" $values.settings) -}}
+{{- if not (or $inStore (hasKey $values.secrets (printf "KILN_%s__URI" (upper $part)))) -}}
+{{- fail (printf "jobs.as=%s runs each query in pods of its own, and they share no storage. Set settings.%s.uri to a place in an object store, such as s3://BUCKET/%s, or jobs.volume.existingClaim to a volume that all pods can write at once." $jobs.as $part $part) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The part of a pod that the Spark operator takes as a template. string: name of Spark's container */}}
+{{- define "kiln.sparkPod" -}}
+spec:
+  enableServiceLinks: false
+  # Spark adds to the first container of a template.
+  containers:
+    - name: {{ . }}
 {{- end }}
 
 {{- define "kiln.checksum" -}}
