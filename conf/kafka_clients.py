@@ -2,9 +2,9 @@
 
 A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. When no broker answers,
 it raises and leaves them all to the thread, which keeps them for as long as the process lives. The socket of each
-connection that fails is in a cycle of Python objects, and stays open until garbage is collected. And a TLS handshake
-that the broker does not answer has no end. So every client of Kiln is made here (`tests/unit/conf/test_kafka_clients.py`
-looks for others).
+connection that fails is in a cycle of Python objects, and stays open until garbage is collected. A TLS handshake
+that the broker does not answer has no end. So every client of Kiln is made here
+(`tests/unit/conf/test_kafka_clients.py` looks for others).
 """
 
 from __future__ import annotations

@@ -45,14 +45,18 @@ def in_words(error: BaseException, client_options: Mapping[str, object], patienc
 
 
 def _refusal(client_options: Mapping[str, object], patience: float) -> BaseException | None:
-    """How one connection to the first broker fails; None: it does not."""
+    """How one connection to the first broker fails; None: it does not, or it cannot be tried."""
     # no public class of kafka-python's tells how a connection failed
     from kafka.errors import KafkaError
-    from kafka.net.manager import KafkaConnectionManager
     from kafka.net.selector import NetworkSelector
 
-    net = NetworkSelector()
-    manager = KafkaConnectionManager(net, **client_options)
+    from conf.kafka_clients import ConnectionManager
+
+    try:
+        net = NetworkSelector()
+    except OSError:  # no descriptor is free: that says nothing about the brokers
+        return None
+    manager = ConnectionManager(net, **client_options)
     kafka_log = logging.getLogger("kafka")
     level = kafka_log.level
     kafka_log.setLevel(logging.CRITICAL)

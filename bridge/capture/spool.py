@@ -49,6 +49,9 @@ _CHUNK: Final = 1024 * 1024  # bytes to disk at a time
 _ASKED: Final = 256 * 1024  # bytes of frames for which one answer is enough; a slow link is to be seen to move
 
 
+# what `connect` raises. SettingsError, a ValueError: the file of the password cannot be read, as where no descriptor is
+# free. RuntimeError: no thread can be started
+_AWAY: Final = (FramesProducerError, OSError, ValueError, RuntimeError)
 # what a producer's send raises, and what reading the spool does
 _REFUSED: Final = (KafkaError, OSError)
 
@@ -243,7 +246,7 @@ class FrameSink:
         while not self._ended:
             try:
                 producer = self._connect()
-            except (FramesProducerError, OSError) as error:
+            except _AWAY as error:
                 self._trouble(error)
                 continue
             with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from confluent_kafka import KafkaError as LibrdkafkaError
@@ -97,18 +97,21 @@ class LibrdkafkaProducer:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         options = librdkafka_options(client_options)
-        try:
-            self._producer = Producer({**options, **_OPTIONS}, logger=_log)
-            # of all topics: to ask for one could make the topic, with the broker's defaults
-            topics = self._producer.list_topics(timeout=_PATIENCE).topics
-        except (KafkaException, ValueError) as error:
-            timeout = KafkaTimeoutError(f"no answer within {_PATIENCE:g} s")
-            why = in_words(timeout, client_options)
-            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {why}") from error
-        if topic not in topics:
-            raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
-        self._thread = threading.Thread(target=self._hear, name="librdkafka", daemon=True)
-        self._thread.start()
+        with ExitStack() as opened:
+            try:
+                self._producer = Producer({**options, **_OPTIONS}, logger=_log)
+                opened.callback(self._producer.close)
+                # of all topics: to ask for one could make the topic, with the broker's defaults
+                topics = self._producer.list_topics(timeout=_PATIENCE).topics
+            except (KafkaException, ValueError) as error:
+                timeout = KafkaTimeoutError(f"no answer within {_PATIENCE:g} s")
+                why = in_words(timeout, client_options)
+                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {why}") from error
+            if topic not in topics:
+                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
+            self._thread = threading.Thread(target=self._hear, name="librdkafka", daemon=True)
+            self._thread.start()
+            opened.pop_all()
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> Record:
         """KafkaError: an earlier record was refused, or the producer has ended."""

@@ -17,6 +17,7 @@ from kafka.errors import KafkaError
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
 from conf.errors import PrerequisiteError
+from conf.kafka_clients import open_client
 from conf.kafka_refusals import in_words
 from schemas.log import MAX_RECORD
 from schemas.proto.kiln import frame_pb2
@@ -96,11 +97,13 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
     FramesProducerError if no broker answers or an option is wrong.
     """
     try:
-        producer = KafkaProducer(
+        producer = open_client(
+            KafkaProducer,
             bootstrap_servers=bootstrap_servers,
             **{**_OPTIONS, "partitioner": RememberingPartitioner(), **(client_options or {})},
         )
-    except (KafkaError, AssertionError, ValueError) as error:  # kafka-python asserts that it knows every option
+    # kafka-python asserts that it knows every option; a RuntimeError says that no thread can be started
+    except (KafkaError, AssertionError, ValueError, RuntimeError) as error:
         options = {**(client_options or {}), "bootstrap_servers": bootstrap_servers}
         why = in_words(error, options) if isinstance(error, KafkaError) else repr(error)
         raise FramesProducerError(f"no producer for {bootstrap_servers}: {why}") from error

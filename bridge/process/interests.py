@@ -82,5 +82,7 @@ class InterestsFile:
                 parse_interest(text)
         except (OSError, ValueError) as error:
             self.error = f"{self._path}: {error}; what was followed before still is"
+            if isinstance(error, OSError):
+                self._stamp = None  # read again, though nobody changes the file: no descriptor was free, say
         else:
             self._texts, self.error = tuple(texts), None

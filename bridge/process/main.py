@@ -90,7 +90,8 @@ async def _run(settings: Settings) -> None:
 
 
 async def _look_after(parts: Parts, settings: Settings) -> None:
-    """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, writes the status."""
+    """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, starts threads again that
+    a fault has ended, writes the status."""
     path = settings.bridge_dir / "status.json"
     problems = Problems(_LOG)
     say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
@@ -102,6 +103,8 @@ async def _look_after(parts: Parts, settings: Settings) -> None:
         parts.shares.among(parts.membership.bridges)
         await _follow(parts, settings.network, interests, peers, view.topics)
         parts.blocks.stay_near(bitswap_peers(parts.node, peers))
+        for thread in (parts.membership, *parts.threads):
+            thread.revive()
         status = status_of(parts, settings, view, interests, time.time())
         problems.see(status.errors)
         with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old

@@ -36,6 +36,7 @@ from bridge.sharing.group import (
     round_of,
 )
 from bridge.status import SharingStatus
+from conf.kafka_clients import open_client
 
 SESSION: Final = 10.0
 """s without a heartbeat after which the broker gives a bridge up. Brokers allow 6 s at least, by default
@@ -172,7 +173,8 @@ class Membership(KafkaThread):
         self._lease = (0.0, 0.0)
 
     def _session(self) -> None:
-        consumer = KafkaConsumer(
+        consumer = open_client(
+            KafkaConsumer,
             bootstrap_servers=self._servers,
             **self._client_options,
             bootstrap_timeout_ms=5_000,

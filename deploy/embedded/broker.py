@@ -120,6 +120,8 @@ def await_broker(
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
+    from conf.kafka_clients import open_client
+
     deadline = time.monotonic() + timeout
     options = {**client_options, "bootstrap_servers": [address], "bootstrap_timeout_ms": 5000}
     host, _, port = address.rpartition(":")
@@ -134,7 +136,7 @@ def await_broker(
                 raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
-                with KafkaAdminClient(**options) as admin:
+                with open_client(KafkaAdminClient, **options) as admin:
                     while time.monotonic() < deadline:
                         # a broker that opened its port but is still fenced is not listed, and takes no topics
                         if admin.describe_cluster()["brokers"]:

@@ -105,13 +105,15 @@ def ensure_topics(
     from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
     from kafka.errors import AuthorizationError, KafkaError, TopicAlreadyExistsError, for_code
 
+    from conf.kafka_clients import open_client
+
     unknown = sorted({*partitions, *retention}.difference(TOPICS))
     if unknown:
         raise TopicsError(f"no such topics: {', '.join(unknown)} (there are {', '.join(TOPICS)})")
     names = {f"{prefix}{name}": name for name in TOPICS}
     options = {**(client_options or {}), "bootstrap_servers": [server.strip() for server in bootstrap.split(",")]}
     try:
-        with KafkaAdminClient(**options) as admin:
+        with open_client(KafkaAdminClient, **options) as admin:
             missing = sorted(names.keys() - set(admin.list_topics()))
             made: list[str] = []
             if missing:

@@ -27,9 +27,13 @@ def live_bridges(kafka: Kafka, network: str, patience: float = 3.0) -> tuple[Bri
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
 
+    from conf.kafka_clients import open_client
+
     group = group_name(kafka.prefix, network)
     try:
-        with KafkaAdminClient(**kafka.client_options(), bootstrap_timeout_ms=int(patience * 1_000)) as admin:
+        with open_client(
+            KafkaAdminClient, **kafka.client_options(), bootstrap_timeout_ms=int(patience * 1_000)
+        ) as admin:
             described = admin.describe_groups([group])[group]
     except (KafkaError, OSError):
         return ()

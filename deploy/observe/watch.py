@@ -6,11 +6,13 @@ import threading
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
+from conf.kafka_clients import open_client
 from deploy.observe.snapshot import BatchLine
 from schemas.batch import BlockError, read_block
 from schemas.exposition import LATENESS_BUCKETS
@@ -109,18 +111,25 @@ class Watch:
 
     def _consumer(self) -> KafkaConsumer:
         # a tick comes each 100 ms: to fetch twice a second costs a screen nothing, and broker and process less
-        consumer = KafkaConsumer(
-            **self._options, max_partition_fetch_bytes=16 << 20, fetch_min_bytes=1 << 20, fetch_max_wait_ms=500
+        consumer = open_client(
+            KafkaConsumer,
+            **self._options,
+            max_partition_fetch_bytes=16 << 20,
+            fetch_min_bytes=1 << 20,
+            fetch_max_wait_ms=500,
         )
-        parts = [
-            TopicPartition(topic, partition)
-            for topic in self._topics
-            for partition in consumer.partitions_for_topic(topic) or ()
-        ]
-        consumer.assign(parts)
-        consumer.seek_to_end(*parts)
-        for part in parts:
-            consumer.position(part)
+        with ExitStack() as opened:
+            opened.callback(consumer.close)
+            parts = [
+                TopicPartition(topic, partition)
+                for topic in self._topics
+                for partition in consumer.partitions_for_topic(topic) or ()
+            ]
+            consumer.assign(parts)
+            consumer.seek_to_end(*parts)
+            for part in parts:
+                consumer.position(part)
+            opened.pop_all()
         return consumer
 
     def _run(self, consumer: KafkaConsumer) -> None:

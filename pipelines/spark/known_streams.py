@@ -6,7 +6,7 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from kafka import KafkaConsumer, TopicPartition
 from pyspark import SparkFiles
 
+from conf.kafka_clients import open_client
 from schemas.records import UNREADABLE, SeparatorRecord, WaitedTip, decode_stream
 
 _POLL_MS: Final = 1_000
@@ -214,7 +215,8 @@ def known_streams(where: StreamsTopic) -> KnownStreams:
     The file is in the folder that Spark has for an application on each machine, and goes with the application.
     kafka.errors.KafkaError: no broker answers.
     """
-    consumer = KafkaConsumer(
+    consumer = open_client(
+        KafkaConsumer,
         bootstrap_servers=list(where.servers),
         **dict(where.options),
         group_id=None,
@@ -223,8 +225,11 @@ def known_streams(where: StreamsTopic) -> KnownStreams:
         bootstrap_timeout_ms=_PATIENCE_MS,
         max_poll_records=10_000,
     )
-    partitions = consumer.partitions_for_topic(where.topic) or set()
-    consumer.assign([TopicPartition(where.topic, partition) for partition in sorted(partitions)])
+    with ExitStack() as opened:  # a task that fails is tried again, in the same process
+        opened.callback(consumer.close)
+        partitions = consumer.partitions_for_topic(where.topic) or set()
+        consumer.assign([TopicPartition(where.topic, partition) for partition in sorted(partitions)])
+        opened.pop_all()
     name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
     path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
     with _alone(path):  # SQLite lets nobody else in while the file is made

@@ -16,6 +16,7 @@ from kafka.errors import FencedInstanceIdError, KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from conf.errors import KilnError
+from conf.kafka_clients import open_client
 
 SESSION = 10.0
 """s after which Kafka takes a driver for dead of which Kafka hears nothing"""
@@ -60,7 +61,8 @@ class SoleDriver:
                     f"and {SESSION:.0f} s later on another"
                 )
             time.sleep(0.5)
-        self._consumer = consumer = KafkaConsumer(
+        self._consumer = consumer = open_client(
+            KafkaConsumer,
             **self._options,
             group_id=self._group,
             group_instance_id=_INSTANCE,
@@ -136,7 +138,7 @@ class SoleDriver:
 
         `until`: how long to ask again where Kafka cannot tell yet, as before its first group.
         """
-        admin = KafkaAdminClient(**self._options)
+        admin = open_client(KafkaAdminClient, **self._options)
         try:
             while True:
                 try:

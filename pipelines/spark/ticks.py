@@ -18,6 +18,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, UnsupportedVersionError
 from kafka.protocol.consumer import OffsetSpec as OldOffsetSpec
 
+from conf.kafka_clients import open_client
 from conf.librdkafka import librdkafka_options
 from pipelines.logic.tick_schedule import TickSchedule
 from pipelines.logic.trailing import TrailingClock, behind_the_log
@@ -102,7 +103,10 @@ class Ticker:
                 self._quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
                 self.error = None
         finally:
+            # an error of kafka-python's is in a cycle of objects, and holds this frame until garbage is collected
             producer.purge()
+            producer.close()
+            del admin
 
     def _pause(self, partitions: Iterable[TickSchedule]) -> float:
         """Until the next look, s: at the moment when a window ends, where that comes first."""
@@ -151,7 +155,7 @@ def _ticked(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Me
 def greatest_stamps(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
     """Where the clock of each partition of a topic stands, by what the broker holds of it, ms; nothing for partitions
     without records, or where the broker is too old to be asked (before Kafka 3.0). KafkaError."""
-    admin = KafkaAdminClient(**client_options)
+    admin = open_client(KafkaAdminClient, **client_options)
     try:
         found = admin.list_partition_offsets(dict.fromkeys(partitions, OldOffsetSpec.MAX_TIMESTAMP))
     except UnsupportedVersionError:

@@ -10,6 +10,7 @@ import msgspec
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from conf.kafka_clients import open_client
 from schemas import log
 
 
@@ -36,7 +37,7 @@ class ToldPlace:
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
         """`client_options`: kafka-python's."""
-        self._consumer = KafkaConsumer(**client_options, group_id=group, enable_auto_commit=False)
+        self._consumer = open_client(KafkaConsumer, **client_options, group_id=group, enable_auto_commit=False)
 
     def __enter__(self) -> Self:
         return self
