@@ -16,7 +16,7 @@ _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 class RpcLimits:
     """Bytes that a peer accepts in one RPC, the length prefix not included.
 
-    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.16 it does so, too,
+    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.17 it does so, too,
     where all but the data of messages is over `overhead` (`DefaultMaxControlMessageSize`, pb/validator.go): control
     messages, subscriptions, and of a message its topic, author, signature and unknown fields.
     """

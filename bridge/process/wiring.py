@@ -17,6 +17,8 @@ from bridge.capture.spool import FrameSink
 from bridge.fetching.fetcher import Fetcher
 from bridge.fetching.pending import FetchingOptions
 from bridge.gossip.options import RouterOptions
+from bridge.gossip.parts import RpcLimits
+from bridge.gossip.router import MessageTooLargeError
 from bridge.ipfs import Blocks, open_blocks
 from bridge.kafka.librdkafka import LibrdkafkaProducer
 from bridge.kafka.producers import StoppableKafkaProducer
@@ -180,7 +182,9 @@ def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameS
         network=settings.network,
         listen=settings.bridge.listen,
         bootstrap=settings.bridge.bootstrap,
-        gossip=RouterOptions(policy=settings.policy.of(settings.network)),
+        gossip=RouterOptions(
+            policy=settings.policy.of(settings.network), rpc_limits=RpcLimits(settings.bridge.max_rpc_out)
+        ),
         bundles=Bundles(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
         agent="kiln/0.1.0",
@@ -306,7 +310,7 @@ def _publisher(
     def publish(topic: str, data: bytes) -> int:
         try:
             return trio.from_thread.run_sync(node.publish, topic, data, pace.author(topic), trio_token=token)
-        except (trio.RunFinishedError, SeqnoError) as error:
+        except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
 
     return Publisher(

@@ -504,6 +504,7 @@ class Bridge(Section):
     spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     memory_bytes: int = Field(default=64 << 20, ge=1 << 20)
     max_rpc: int = Field(default=4 << 20, ge=64 << 10, le=4 << 20)
+    max_rpc_out: int = Field(default=1 << 20, ge=64 << 10, le=4 << 20)
     min_free: int = Field(default=512 << 20, ge=0)
     peer_bytes: int = Field(default=1 << 30, ge=1 << 20)
     all_bytes: int = Field(default=4 << 30, ge=1 << 20)
@@ -681,7 +682,7 @@ class Settings(Section):
     """All of Kiln's settings; `conf/kiln.toml` says what each is for."""
 
     state: Path = Path("state")
-    network: Annotated[str, _like(r"[^/\s]+", "a name without slash and space")] = "local-demo"
+    network: Annotated[str, _like(r"[^/\s]{1,256}", "a name without slash and space")] = "local-demo"
     durability: Literal["power", "process"] = "power"
     kafka: Kafka = Kafka()
     batch: Batch = Batch()

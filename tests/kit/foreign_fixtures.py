@@ -36,6 +36,14 @@ def go_kad_built() -> Path:
     return foreign_peer.build_go_kad()
 
 
+@pytest.fixture(scope="session")
+def go_pubsub_built() -> Path:
+    """The go pubsub peer's binary; skips without go."""
+    if shutil.which("go") is None:
+        pytest.skip("no go toolchain to build the go pubsub peer with")
+    return foreign_peer.build_go_pubsub()
+
+
 @pytest.fixture
 def peers() -> Iterator[ExitStack]:
     """Peers started in a test are ended with it."""
@@ -74,6 +82,18 @@ def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
         folder = tmp_path / f"rust{next(numbers)}"
         return peers.enter_context(foreign_peer.rust_peer(rust_built, folder, port=port, **options))
+
+    return start
+
+
+@pytest.fixture
+def go_pubsub_peer(peers: ExitStack, tmp_path: Path, go_pubsub_built: Path) -> NewPeer:
+    """`go_pubsub_peer()`: a running peer of go-libp2p-pubsub."""
+    numbers = count(1)
+
+    def start(*, port: int = 0) -> ForeignPeer:
+        folder = tmp_path / f"go_pubsub{next(numbers)}"
+        return peers.enter_context(foreign_peer.go_pubsub_peer(go_pubsub_built, folder, port=port))
 
     return start
 

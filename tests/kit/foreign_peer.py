@@ -2,6 +2,7 @@
 
 go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing only.
 js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
+go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; of the commands, `publish_raw` publishes.
 go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
 
 All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON object a line. js and rust tell more:
@@ -48,10 +49,12 @@ __all__ = [
     "Published",
     "Received",
     "build_go_kad",
+    "build_go_pubsub",
     "build_rust",
     "built_with_go",
     "go_kad_peer",
     "go_peer",
+    "go_pubsub_peer",
     "install_js",
     "js_peer",
     "payload",
@@ -374,6 +377,11 @@ def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) ->
     return ForeignPeer(f"go DHT node in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
+def go_pubsub_peer(binary: Path, folder: Path, *, port: int = 0) -> ForeignPeer:
+    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it."""
+    return ForeignPeer(f"go pubsub peer in {folder.name}", [str(binary), *_flags(port, {})], folder)
+
+
 def _flags(port: int, options: Mapping[str, str]) -> list[str]:
     return [word for name, value in [("port", str(port)), *options.items()] for word in (f"--{name}", value)]
 
@@ -416,6 +424,11 @@ def build_rust(built: Path = BUILT) -> Path:
 def build_go_kad(built: Path = BUILT) -> Path:
     """The go DHT node's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
     return built_with_go(SOURCES / "go_kad", "go_kad", ".", built)
+
+
+def build_go_pubsub(built: Path = BUILT) -> Path:
+    """The go pubsub peer's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    return built_with_go(SOURCES / "go_pubsub", "go_pubsub", ".", built)
 
 
 _QUICKLY: Final = ("-ldflags=-s -w", "-gcflags=all=-N -l -dwarf=false")

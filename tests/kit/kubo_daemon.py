@@ -17,8 +17,14 @@ from conftest import free_ports
 from bridge.ipfs import BlocksAwayError
 from bridge.ipfs.kubo import Kubo
 from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT, built_with_go
 
 PATIENCE = 60.0  # s
+
+
+def build(built: Path = BUILT) -> Path:
+    """Kubo 0.43, in `.peers`: built with go when its pins changed since (minutes, the first time)."""
+    return built_with_go(Path(__file__).with_name("kubo"), "kubo", "github.com/ipfs/kubo/cmd/ipfs", built)
 
 
 def program() -> str:
