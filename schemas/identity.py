@@ -241,7 +241,7 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
 def id_cost(message: rpc_pb2.Message) -> int:
     """Nominal CPU of reading a message and making its id, in µs: the part of a message's cost that no key explains."""
     size = len(_author(message))
-    return _MESSAGE_COST + (size * size // 700 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
+    return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
 def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:

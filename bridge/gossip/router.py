@@ -47,6 +47,7 @@ from schemas.public_key import KEY_ALGORITHM
 from schemas.topic_table import Bundles
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
+_TEXT_LOOKS: Final = 3  # of `max_ids_per_rpc`, that an id as text takes beside its own
 
 
 class MessageTooLargeError(ValueError):
@@ -624,17 +625,16 @@ class Router:
     def _ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """(id as sent, id as we call it); overlong ones are left out."""
         for raw in raws:
+            if state.looks < 0:
+                return
             if len(raw) > self._options.max_id_bytes:
                 self._counters["id_too_long"] += 1
                 continue
             if is_key_form(raw):
                 state.spell = key_form
-                yield raw, canonical_id(raw)
             elif is_text_form(raw):
-                state.spell = text_form
-                yield raw, canonical_id(raw)
-            else:
-                yield raw, raw
+                state.spell, state.looks = text_form, state.looks - _TEXT_LOOKS
+            yield raw, canonical_id(raw)
 
     def _take_ihave(self, state: PeerState, control: ControlMessage, sends: list[Send], now: float) -> None:
         options = self._options

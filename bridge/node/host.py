@@ -59,7 +59,7 @@ from bridge.status import PeerStatus, SavingStatus
 from conf.backoff import pause_after
 from conf.logs import say
 from schemas.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
-from schemas.identity import peer_of, peer_text, sign
+from schemas.identity import Verdict, peer_of, peer_text, sign
 from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from schemas.reject import Rejected
 
@@ -77,6 +77,12 @@ _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _TURN: Final = 0.005  # s of CPU for one peer's RPCs, until others have their turn
 _CPU_PERIOD: Final = 4.0  # s; so much of its CPU a peer may take at once
 _LAST_CPU: Final = 0.1  # s for the RPCs of a peer that has gone
+# Messages that the node does not check, two queries check later: a millisecond each for the slowest keys, and as many
+# of one RPC as `schemas.identity.MAX_RPC_COST` allows. An honest peer sends hardly any, since they are on topics that
+# the node is not subscribed to.
+_UNCHECKED_CPU: Final = 0.004  # s
+_UNCHECKED_MOST: Final = 200
+_UNCHECKED_BYTES: Final = 150  # of a signed message, at least
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
 _ASK_AGAIN: Final = 1.0  # s; whether a peer that is over its budget may be read, or written to
 _OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
@@ -636,10 +642,17 @@ class Node:
                 unread = b""
             else:
                 self._spend(link, session, len(unread))
-            session.cpu = _LAST_CPU if session.cpu_held else 0.0
+            last = 0.0
+            over = self._budget_cpu.spend(link.peer, session.cpu, self._links, trio.current_time()) > 0
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
-                    self._take_in(link, session, payload, read=session.cpu < _LAST_CPU)
+                    if over:
+                        self.counters["over_budget_left"] += len(payload.head if isinstance(payload, Cut) else payload)
+                        continue
+                    session.cpu = 0.0
+                    self._take_in(link, session, payload, read=last < _LAST_CPU)
+                    last += session.cpu
+            self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
         if splitter.pending:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
@@ -720,6 +733,8 @@ class Node:
                         self.router.punish(link.peer)
                     rpc = RPC()  # it may have been the first one
                 sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
+            unchecked = verdicts.count(Verdict.NOT_CHECKED) if read else len(payload) // _UNCHECKED_BYTES
+            session.cpu += _UNCHECKED_CPU * min(unchecked, _UNCHECKED_MOST)
         finally:  # whatever happens to the RPC, its frame is kept
             frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
             session.bytes_in += len(frame)

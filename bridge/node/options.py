@@ -33,8 +33,8 @@ class NodeOptions:
     peer_bytes_out: int = 1 << 30
     all_bytes_out: int = 4 << 30
     # CPU that reading RPCs takes, as parts of one core. The node reads a peer more slowly that is over.
-    peer_cpu: float = 0.5
-    all_cpu: float = 0.75
+    peer_cpu: float = 0.7
+    all_cpu: float = 0.8
     ban: float = 3600.0  # that a peer below the graylist threshold is kept out; 0: the node does not hang up on it
     dial_timeout: float = 15.0
     redial_first: float = 1.0  # after the first failure; doubles with each

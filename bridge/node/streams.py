@@ -271,10 +271,12 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")
-    for items in (message.listen_addrs, message.protocols):
-        usual = [item for item in items[:_IDENTIFY_ITEMS] if len(item) <= _IDENTIFY_ITEM]
-        del items[:]
-        items.extend(usual)
+    addresses = [each for each in message.listen_addrs[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
+    protocols = [each for each in message.protocols[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
+    message.ClearField("listen_addrs")
+    message.ClearField("protocols")
+    message.listen_addrs.extend(addresses)
+    message.protocols.extend(protocols)
     await update_peerstore_from_identify(peerstore, peer_id, message)
     peerstore.put(peer_id, AGENT, message.agent_version[:_AGENT_CHARS])
 

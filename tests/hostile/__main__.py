@@ -1,8 +1,10 @@
 """Hostile peers for as long as you like, and the figures: `make hostile ARGS="flood --seconds 600"`.
 
 flood: floods of every kind and a crowd that comes and goes, beside honest traffic. topics: peers that are each on
-thousands of topics. batches: such a flood beside a whole Kiln, and how late its batches come. Exit code 0: all that is
-promised held. 1: something did not.
+thousands of topics. batches: such a flood beside a whole Kiln, and how late its batches come. giants: RPCs and records
+with giant fields beside a whole Kiln, likewise. keys: what an RPC costs by what is in it, and expensive keys in every
+field beside a whole Kiln. large: messages of more than go accepts, to a bridge with Kubo and
+go-libp2p-pubsub behind it, and to a whole Kiln. Exit code 0: all that is promised held. 1: something did not.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from pathlib import Path
 from kit.bridge_alone import BridgeAlone
 
 from conf.settings.model import Bridge
+from hostile.costs import dear, measure, rpcs, table
+from hostile.giants import giants_in_the_log
+from hostile.large import large_messages
 from hostile.scene import MEMORY, MIB, flood, names, wrong
 from hostile.whole import whole
 
@@ -41,9 +46,35 @@ def _batches(args: argparse.Namespace, folder: Path) -> list[str]:
         "KILN_BRIDGE__PEER_BYTES": str(args.peer_mib * MIB),
         "KILN_BRIDGE__ALL_BYTES": str(args.all_mib * MIB),
     }
-    came = whole(folder, args.quiet, args.seconds, args.crowd, args.seed, settings)
+    came = whole(folder, args.quiet, args.seconds, args.seed, settings, ("--flood", "--crowd", args.crowd))
     print(came)
     return came.wrong()
+
+
+def _giants(args: argparse.Namespace, folder: Path) -> list[str]:
+    came = whole(folder, args.quiet, args.seconds, args.seed, {}, ("--giants",), giants_in_the_log)
+    print(came)
+    return came.wrong()
+
+
+def _large(args: argparse.Namespace, folder: Path) -> list[str]:
+    heard = large_messages(folder / "alone", args.messages, args.seed)
+    print(heard)
+    if not args.seconds:
+        return heard.wrong()
+    came = whole(folder / "whole", args.quiet, args.seconds, args.seed, {}, ("--large",))
+    print(came)
+    return heard.wrong() + came.wrong()
+
+
+def _keys(args: argparse.Namespace, folder: Path) -> list[str]:
+    costs = [measure(what, rpc) for what, rpc in rpcs()]
+    print(table(costs))
+    if not args.seconds:
+        return dear(costs)
+    came = whole(folder, args.quiet, args.seconds, args.seed, {}, ("--keys",))
+    print(came)
+    return dear(costs) + came.wrong()
 
 
 def _names(args: argparse.Namespace, folder: Path) -> list[str]:
@@ -77,6 +108,22 @@ def main() -> int:
         one.add_argument("--peer-mib", type=int, default=256, help="bridge.peer_bytes, in MiB")
         one.add_argument("--all-mib", type=int, default=1024, help="bridge.all_bytes, in MiB")
         one.set_defaults(run=run)
+    giants = kinds.add_parser("giants")
+    giants.add_argument("--seconds", type=float, default=120)
+    giants.add_argument("--quiet", type=float, default=60, help="seconds without an attack, to compare with")
+    giants.add_argument("--seed", type=int, default=1)
+    giants.set_defaults(run=_giants)
+    keys = kinds.add_parser("keys")
+    keys.add_argument("--seconds", type=float, default=120, help="of attack on a whole Kiln; 0: no whole Kiln")
+    keys.add_argument("--quiet", type=float, default=60, help="seconds without an attack, to compare with")
+    keys.add_argument("--seed", type=int, default=1)
+    keys.set_defaults(run=_keys)
+    large = kinds.add_parser("large")
+    large.add_argument("--messages", type=int, default=150, help="honest ones that go peers behind a bridge receive")
+    large.add_argument("--seconds", type=float, default=120, help="of attack on a whole Kiln; 0: no whole Kiln")
+    large.add_argument("--quiet", type=float, default=60, help="seconds without an attack, to compare with")
+    large.add_argument("--seed", type=int, default=1)
+    large.set_defaults(run=_large)
     other = kinds.add_parser("topics")
     other.add_argument("--seconds", type=float, default=60)
     other.add_argument("--quiet", type=float, default=20, help="seconds without an attack, to compare with")

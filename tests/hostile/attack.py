@@ -1,7 +1,8 @@
 """Peers that mean harm to a node, until stdin ends. Prints a line when the first has come, and at the end what they
 did, as JSON.
 
-    cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--crowd N] [--topics N --peers N --at-once N]
+    cd tests && python -m hostile.attack ADDRESS --seed N [--flood] [--giants] [--keys] [--large] [--crowd N]
+        [--topics N --peers N --at-once N]
 
 Of a flood, each peer does one thing, as fast as it is read. The crowd comes and goes, and each of it keeps its key. The
 others subscribe to so many topics and stay. When the node hangs up, a peer comes again, with a new key.
@@ -16,19 +17,25 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from random import Random
 
 import msgspec
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kit.large_messages import large_message, message_of_overhead
 from kit.node_town import ENDS, TOPIC, call_at, message, raw_peer, subscription
+from kit.strange_identity import disguise
 from libp2p.abc import INetStream
 
 from bridge.gossip.wire import encode
 from bridge.node.streams import swarm_of
+from hostile.giants import GIANTS
+from hostile.keys import KEYS, shown_identities
 from schemas.frames import MAX_RPC
 from schemas.proto.gossipsub.rpc_pb2 import RPC
 
+LARGE_EVERY = 2.0  # s
 STAY = 20.0  # s: of one of the crowd, in the mean, and away for as long
 _DIALS = 8  # of the crowd, at once
 _PAUSE = 0.01  # s between two RPCs of a flood
@@ -107,10 +114,19 @@ class _Attack:
 
     async def run(self, args: argparse.Namespace) -> None:
         async with trio.open_nursery() as nursery:
-            for speech in SPEECHES if args.flood else ():
+            speeches = (
+                *(SPEECHES if args.flood else ()),
+                *(GIANTS if args.giants else ()),
+                *(KEYS if args.keys else ()),
+            )
+            for speech in speeches:
                 nursery.start_soon(self._again, speech.__name__, partial(self._flood, speech, speech.__name__), 0.0)
             for name, pause in (("reads nothing", float("inf")), ("reads slowly", 1.0)) if args.flood else ():
                 nursery.start_soon(self._again, name, partial(self._flood, iwant, name), pause)
+            if args.keys:
+                nursery.start_soon(self._handshakes)
+            if args.large:
+                nursery.start_soon(self._again, "large messages", self._large, 0.0)
             for number in range(args.crowd):
                 nursery.start_soon(self._crowd, Random(self._rng.getrandbits(64)), args.crowd, number)
             for _ in range(args.peers):
@@ -122,6 +138,24 @@ class _Attack:
             await stream.write(encode(payload))
             self._said[name] += len(payload)
             await trio.sleep(_PAUSE)  # the pace of the attack
+
+    async def _large(self, stream: INetStream) -> None:
+        """A message of more than go accepts in an RPC, every other one of those with much beside its data."""
+        for number in count(self._rng.getrandbits(32)):
+            payload = (large_message if number % 2 else message_of_overhead)(number)
+            await stream.write(encode(payload))
+            self._said["large messages"] += len(payload)
+            await trio.sleep(LARGE_EVERY)  # the pace of the attack
+
+    async def _handshakes(self) -> None:
+        """Connections whose handshake shows a key that is expensive to read."""
+        for shown in shown_identities():
+            async with raw_peer() as host:
+                disguise(host, shown)
+                with suppress(*ENDS, trio.TooSlowError), trio.fail_after(20):
+                    await call_at(host, self._address)
+            self._came["strange handshakes"] += 1
+            await trio.sleep(0.2)  # the pace of the attack
 
     async def _names(self, topics: int, at_once: int, stream: INetStream) -> None:
         """Subscribes to so many, and stays until the node hangs up."""
@@ -189,6 +223,9 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flood", action="store_true", help="floods of every kind, a peer for each")
+    parser.add_argument("--giants", action="store_true", help="RPCs with giant fields, a peer for each kind")
+    parser.add_argument("--keys", action="store_true", help="expensive keys in every field, a peer for each")
+    parser.add_argument("--large", action="store_true", help="a message of more than go accepts, each 2 s")
     parser.add_argument("--crowd", type=int, default=0, help="peers that come and go")
     parser.add_argument("--peers", type=int, default=0, help="peers that subscribe")
     parser.add_argument("--topics", type=int, default=0, help="to so many topics, each")

@@ -1,4 +1,4 @@
-"""CPU that one RPC costs the router and the decoder of the queries, by what is in it: `make hostile ARGS=costs`.
+"""CPU that one RPC costs the router and the queries' decoder: `make hostile ARGS="keys --seconds 0"`.
 
 The RPCs are as large as the bridge reads, and made to be expensive: keys of every type and size, with signatures that
 are good and bad, in each field that may hold a key; long ids, long fields, and as many items as fit.
@@ -55,7 +55,7 @@ class Cost:
         )
 
 
-HEADER: Final = """| an RPC of | messages | KiB | ms of one message | ms in the router | ms in the decoder |
+_HEADER: Final = """| an RPC of | messages | KiB | ms of one message | ms in the router | ms in the decoder |
 | --- | ---: | ---: | ---: | ---: | ---: |"""
 
 
@@ -200,7 +200,7 @@ def _many_items() -> Iterator[tuple[str, RPC]]:
         names.subscriptions.add(subscribe=True, topicid=f"{TOPIC}/sep/model/k{number}")
     yield "100,000 subscriptions", names
     yield "a million empty subscriptions", RPC.FromString(b"\x0a\x00" * (MAX_RPC // 2))
-    forms = {
+    forms: dict[str, Callable[[], bytes]] = {
         "ids of nothing": lambda: rng.randbytes(46),
         "ids as text": lambda: _text_id(rng),
         "ids with keys": lambda: b"\x08\x01\x12\x20" + rng.randbytes(40),
@@ -257,7 +257,12 @@ def measure(what: str, rpc: RPC) -> Cost:
     return Cost(what, len(rpc.publish), len(payload), in_router, in_decoder, most)
 
 
-def wrong(costs: list[Cost]) -> list[str]:
+def table(costs: list[Cost]) -> str:
+    """In Markdown, a row for each."""
+    return "\n".join((_HEADER, *map(str, costs)))
+
+
+def dear(costs: list[Cost]) -> list[str]:
     """What is promised and did not hold."""
     return [
         f"{cost.what}: {seconds * 1e3:.0f} ms"

@@ -37,7 +37,7 @@ def subject_key(algorithm: bytes, key: bytes) -> bytes:
     return sequence(algorithm, tlv(0x03, b"\x00" + key))
 
 
-def public_key(kind: PublicKey.KeyType, data: bytes) -> bytes:
+def public_key(kind: PublicKey.KeyType.ValueType, data: bytes) -> bytes:
     """A PublicKey protobuf."""
     return PublicKey(Type=kind, Data=data).SerializeToString()
 
@@ -86,7 +86,7 @@ def rsa_key(modulus: int, exponent: int = 65537) -> bytes:
     return subject_key(sequence(_RSA, _NULL), sequence(integer(modulus), integer(exponent)))
 
 
-KEY_ATTACKS: Final[tuple[tuple[str, PublicKey.KeyType, bytes], ...]] = (
+KEY_ATTACKS: Final[tuple[tuple[str, PublicKey.KeyType.ValueType, bytes], ...]] = (
     *(
         (f"Diffie-Hellman {bits} as {PublicKey.KeyType.Name(kind)}", kind, diffie_hellman(bits))
         for bits in (2048, 4096, 8192)

@@ -23,7 +23,8 @@ class _DisguisedKey(Ed25519PrivateKey):
     shown = b""
 
     def get_public_key(self) -> PublicKey:
-        key = _ShownKey(self.impl.public_key)
+        key = _ShownKey.from_bytes(super().get_public_key().to_bytes())
+        assert isinstance(key, _ShownKey)
         key.shown = self.shown
         return key
 

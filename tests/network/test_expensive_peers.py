@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kit.key_bytes import diffie_hellman, public_key
 from kit.node_town import ENDS, OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscribed, subscription
 from kit.strange_identity import disguise
+from libp2p.peer.id import ID
 
 from bridge.gossip.wire import encode
 from schemas.identity import peer_text, sign
@@ -59,6 +60,9 @@ def test_a_handshake_with_such_a_key_is_refused_and_costs_nothing(tmp_path: Path
     async def test(town: Town) -> None:
         a, b = await town.pair()
         async with raw_peer() as host:
+            disguise(host, host.get_public_key().serialize())
+            await call(host, a)
+            await host.disconnect(ID(a.node.peer))
             disguise(host, DH)
             began = time.process_time()
             with suppress(*ENDS, trio.TooSlowError), trio.fail_after(20):

@@ -37,7 +37,7 @@ def cpu(run: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def message_with(kind: PublicKey.KeyType, data: bytes, field: str) -> Message:
+def message_with(kind: PublicKey.KeyType.ValueType, data: bytes, field: str) -> Message:
     """A message whose author has this key, in the field `key` or within the peer id itself."""
     encoded = public_key(kind, data)
     message = Message(data=b"x", seqno=b"\x01", topic="t", signature=bytes(64))
@@ -57,7 +57,7 @@ def spki(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
 @pytest.mark.parametrize("field", ["key", "from"])
 @pytest.mark.parametrize(("name", "kind", "data"), KEY_ATTACKS, ids=[name for name, _, _ in KEY_ATTACKS])
 def test_a_key_of_another_algorithm_than_its_type_costs_nothing(
-    name: str, kind: PublicKey.KeyType, data: bytes, field: str
+    name: str, kind: PublicKey.KeyType.ValueType, data: bytes, field: str
 ) -> None:
     message = message_with(kind, data, field)
     judged: list[tuple[Verdict, str]] = []
@@ -115,7 +115,7 @@ def test_rsa_keys_are_the_loaders(bits: int, exponent: int, rng: Random) -> None
     assert read_public_key(PublicKey.RSA, data) == key
 
 
-VALID: tuple[tuple[PublicKey.KeyType, bytes], ...] = (
+VALID: tuple[tuple[PublicKey.KeyType.ValueType, bytes], ...] = (
     *((PublicKey.ECDSA, spki(ec.derive_private_key(0xC0FFEE, curve).public_key())) for curve in CURVES),
     *((PublicKey.RSA, rsa_key(Random(bits).getrandbits(bits) | 1 << bits - 1 | 1)) for bits in (2048, 4096, 8192)),
 )
@@ -130,7 +130,7 @@ STRANGE = tuple((kind, data) for _, kind, data in KEY_ATTACKS)
 )
 @settings(max_examples=1000, deadline=None)
 def test_bytes_that_are_nearly_a_key_cost_nothing_and_a_key_has_one_encoding(
-    valid: tuple[PublicKey.KeyType, bytes], changes: list[tuple[int, int]], cut: int, more: bytes
+    valid: tuple[PublicKey.KeyType.ValueType, bytes], changes: list[tuple[int, int]], cut: int, more: bytes
 ) -> None:
     kind, data = valid[0], bytearray(valid[1])
     for place, value in changes:
