@@ -81,6 +81,11 @@ def has_come(bridge: Running, stranger: bytes, count: int) -> bool:
     return large_frames(bridge, stranger, Frame.IN) >= count or bridge.node.view().kept_out > 0
 
 
+def was_cut(bridge: Running, count: int) -> bool:
+    """So many RPCs were cut, or the bridge has hung up on their sender."""
+    return bridge.node.counters["rpc_oversized"] >= count or bridge.node.view().kept_out > 0
+
+
 def large_frames(bridge: Running, stranger: bytes, direction: int) -> int:
     return sum(
         len(frame.payload) > 512 << 10
@@ -122,6 +127,24 @@ def test_where_the_network_takes_more_large_messages_are_relayed_and_their_sende
                 await town.until_heard(other, RPC.FromString(large).publish[0].data)
             assert bridge.node.router.peers[host.get_id().to_bytes()].score >= 0
         assert bridge.node.view().kept_out == 0
+
+    in_town(tmp_path, test)
+
+
+@pytest.mark.parametrize(("accepted", "kept_out"), [(64 << 10, 1), (1 << 20, 0)])
+def test_rpcs_that_are_cut_cost_their_sender_where_no_peer_accepts_them(
+    accepted: int, kept_out: int, tmp_path: Path
+) -> None:
+    async def test(town: Town) -> None:
+        gossip = RouterOptions(rpc_limits=RpcLimits(accepted))
+        bridge = await town.node(replace(OPTIONS, max_rpc=64 << 10, gossip=gossip))
+        async with raw_peer() as host:
+            stream = await call(host, bridge, "/meshsub/1.2.0")
+            for number in range(1, 31):
+                with suppress(*ENDS):
+                    await stream.write(encode(bytes(100_000)))
+                    await town.bell.until(partial(was_cut, bridge, number))
+            assert bridge.node.view().kept_out == kept_out
 
     in_town(tmp_path, test)
 

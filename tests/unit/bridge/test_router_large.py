@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -59,7 +60,7 @@ def laden(number: int) -> Message:
 
 @pytest.mark.parametrize("make", [large, laden])
 def test_what_no_peer_accepts_is_delivered_and_neither_relayed_nor_announced_nor_sent(
-    make: type[Message],
+    make: Callable[[int], Message],
 ) -> None:
     router = with_peers(node(), 3)
     with_peers(router, 1, "/floodsub/1.0.0", first=10)
@@ -88,7 +89,9 @@ def test_who_has_a_large_message_is_told_that_it_need_not_be_sent() -> None:
 
 
 @pytest.mark.parametrize("make", [large, laden])
-def test_who_sends_such_messages_again_and_again_is_graylisted_and_others_are_not(make: type[Message]) -> None:
+def test_who_sends_such_messages_again_and_again_is_graylisted_and_others_are_not(
+    make: Callable[[int], Message],
+) -> None:
     router = with_peers(node(), 3)
     for number in range(30):
         router.receive(peer(0), rpc_of(make(number)), 1.0 + number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.scripted_peers import T, message, node, peer
@@ -81,7 +83,7 @@ def test_parts_are_accepted_and_hold_the_same_things(
         assert [key for key in sent if len(key) < 50] == [key for key in ids_in(rpc, name) if len(key) < 50]
 
 
-def is_subsequence(some: list[object], of: list[object]) -> bool:
+def is_subsequence(some: Sequence[object], of: Sequence[object]) -> bool:
     rest = iter(of)
     return all(each in rest for each in some)
 
