@@ -48,7 +48,7 @@ fuzz: setup ## fuzz decoders, router, batcher and property tests with new seeds 
 chaos: setup ## kill, cut, pause, fill, tear: faults at seeded moments in a whole running Kiln (ARGS="--seed 1 --faults 20")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)
 
-hostile: setup ## a bridge among peers that mean harm, and what became of the honest ones (ARGS="flood --seconds 600", "topics")
+hostile: setup ## a bridge among peers that mean harm, and what became of the honest ones (ARGS="flood --seconds 600", "topics", "large")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m hostile $(ARGS)
 
 lint: $(VENV)/.installed ## check style and types
