@@ -491,6 +491,10 @@ class Router:
             if known is not None:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
+            if not can_relay and verdict == Verdict.UNSIGNED:
+                # anybody can pad an unsigned message, whose id is that of its data: the copy that fits is still wanted
+                delivered.append(Deliver(message, topic, state.peer))
+                continue
             seen.add(key, mark(data, verdict), now)
             if getattr(message, "from") in self._own:
                 counters["own_message"] += 1  # from before a restart

@@ -142,6 +142,21 @@ def test_a_large_message_among_small_ones_takes_none_of_them_along() -> None:
         assert [each for send in sends if send.peer == one for each in send.rpc.publish] == small
 
 
+def test_an_unsigned_message_that_a_stranger_padded_stands_in_nobodys_way() -> None:
+    """The id of an unsigned message is that of its data alone."""
+    router = with_peers(node(), 3)
+    true = Message(topic=T, data=bytes(2000))
+    padded = Message(topic=T, data=bytes(2000))
+    padded.MergeFromString(b"\xa2\x06" + encode(bytes(600_000)))  # field 100
+    assert gossip_id(padded) == gossip_id(true)
+    sends, _, verdicts = router.receive(peer(0), rpc_of(padded), 1.0)
+    assert (sends, verdicts) == ([], bytes([Verdict.UNSIGNED]))
+    assert asked(router.receive(peer(2), ihave([gossip_id(true)]), 1.1)[0]) == [gossip_id(true)]
+    sends, delivered, _ = router.receive(peer(1), rpc_of(true), 1.2)
+    assert receivers(sends) == {peer(0), peer(2)}
+    assert [each.message for each in delivered] == [true]
+
+
 def test_an_own_message_that_no_rpc_carries_is_refused_before_anything_is_remembered() -> None:
     router = with_peers(node(), 3)
     own = large(1)
