@@ -220,14 +220,22 @@ class Supervisor:
         for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
             words = describe_replaced(topic, self._ids[topic].id, found[topic].id)
             raise GaveUpError(f"the queries stopped: {words}. Type kiln recover, which says what can be done")
+        looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
         for each in TOPICS.values():
             topic = self._settings.kafka.topic(each.name)
-            if each.for_life and topic in found and found[topic].partitions != self._ids[topic].partitions:
+            if topic not in found or found[topic].partitions == self._ids[topic].partitions:
+                continue
+            words = (
+                f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
+                f"{found[topic].partitions}"
+            )
+            if each.for_life:
                 raise GaveUpError(
-                    f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
-                    f"{found[topic].partitions}. Their number is for life, as windows are kept by partition: take "
-                    "another kafka.prefix and another state folder (RUNBOOK, Batches come late)"
+                    f"{words}. Their number is for life, as windows are kept by partition: take another kafka.prefix "
+                    "and another state folder"
                 )
+            if each.name in looked_up:
+                raise GaveUpError(f"{words}. Start Kiln again: a start reads all of them")
 
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.

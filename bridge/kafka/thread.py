@@ -151,9 +151,8 @@ class KafkaThread(ABC):
                     self._error = self._state = f"{self._failing}: {error}"
                     self._stop.wait(10.0)
                 # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
-                # as too many open files, comes through it as it is. A RuntimeError says that no thread can be started,
-                # or that kafka-python's own has ended
-                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError, RuntimeError) as error:
+                # as too many open files, comes through it as it is
+                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
                     self._error = self._state = f"{self._failing}, Kafka fails: {self._why(error)}"
                     self._stop.wait(1.0)
         finally:

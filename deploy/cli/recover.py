@@ -20,7 +20,7 @@ def recover(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Find what a power cut has damaged, and checkpoints older than their tables, and put them right.
+    """Find what a power cut has damaged, checkpoints older than their tables, and topics created again; repair them.
 
     Without --yes the command changes nothing. Nothing is deleted: files that are in the way go to the folder set-aside
     of the state folder. No Kiln may run meanwhile. The exit code is 1 while something is left to be put right.

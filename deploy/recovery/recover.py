@@ -86,7 +86,9 @@ class Recovery:
             name = f"bridge, {notes.group}"
             self._notes[name] = notes
             words = "; ".join(describe_replaced(topic, noted[topic], there[topic].id) for topic in replaced)
-            remedy = f"The {notes.group} reads {', '.join(replaced)} from the beginning, and skips what has a receipt"
+            remedy = (
+                f"It reads {', '.join(replaced)} from the beginning, and passes over what has a receipt or is known"
+            )
             anew = {topic: TopicState(there[topic].id, {}, {}) for topic in replaced}
             found.append(Damage(name, words, remedy, anew=anew))
         return found

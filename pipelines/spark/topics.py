@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
-from conf.kafka_clients import open_client
 from conf.kafka_topics import TopicIdentity, describe_replaced, describe_topics
 from conf.location import Location
 from schemas import log
@@ -75,6 +74,8 @@ class KafkaTopics:
     @property
     def _admin(self) -> KafkaAdminClient:
         from kafka import KafkaAdminClient
+
+        from conf.kafka_clients import open_client
 
         if self._client is None:
             self._client = open_client(

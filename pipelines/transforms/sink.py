@@ -351,7 +351,8 @@ def _publication(partition: int, offset: int, now: int, key: bytes, value: bytes
 def _quarantined(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:
     fault = decode_quarantine(value)
     row = (*parse_quarantine_key(key), fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
-    yield "quarantine", (key, fault.stage, fault.reason, fault.detail), row
+    # with the bytes: another record may be at the same offset of a topic that was created again
+    yield "quarantine", (key, fault.stage, fault.reason, fault.detail, _digest(fault.data)), row
 
 
 def _stream(partition: int, offset: int, now: int, key: bytes, value: bytes) -> Iterator[tuple[str, _Row, _Row]]:

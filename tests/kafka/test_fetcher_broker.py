@@ -298,7 +298,7 @@ def test_crash_after_a_release_repeats_it_in_the_same_epoch(kiln: Kiln) -> None:
 
         fetcher = kiln.start(clock_us=clock)
         assert awaited(lambda: kiln.running[-1].state == "stopped")
-        crashed += fetcher.error == "nothing is fetched: the fetcher has ended by a fault"
+        crashed += fetcher.error == "nothing is fetched: the fetcher has ended by a fault, and starts again"
     assert crashed == 5
     last = kiln.start()
     assert awaited(lambda: kiln.place() == 500)

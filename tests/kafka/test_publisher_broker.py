@@ -258,7 +258,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     kiln.crash = True
     kiln.write(encode(second))
     assert awaited(lambda: publisher.error is not None)
-    assert publisher.error == "nothing is published: the publisher has ended by a fault"
+    assert publisher.error == "nothing is published: the publisher has ended by a fault, and starts again"
     kiln.crash = False
     again = kiln.start()
     assert awaited(lambda: again.published >= 1 and again.state == "waiting for batches")

@@ -51,12 +51,14 @@ from deploy.observe.status import (
     lag_of,
     lake_status,
     parse_offsets,
+    query_status,
     read_checkpoint,
     read_status,
 )
 from deploy.show.doctor import render_checks
 from deploy.show.status import ago, render_status, status_json
 from pipelines.lake.lake import Lake
+from pipelines.spark.topics import note_topics
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 
@@ -134,6 +136,20 @@ def test_lag_counts_what_is_held_and_not_committed() -> None:
     assert lag_of({"kiln.frames": {0: 110, 1: 60, 2: 9}}, topics) == 0
     assert lag_of({"kiln.other": {0: 0}}, topics) is None
     assert lag_of({}, topics) is None
+
+
+def test_a_query_whose_topic_is_another_says_so_and_has_no_lag(tmp_path: Path) -> None:
+    """Neither is its offset one of this topic."""
+    write_checkpoint(tmp_path, batches=3, commits=3)
+    topics = {"kiln.frames": TopicStatus("kiln.frames", {0: 0, 1: 0}, {0: 900, 1: 900}, "new")}
+    assert query_status("archive", location(tmp_path), topics).lag == 900 - 20 + 900 - 40
+    note_topics(location(tmp_path), {"kiln.frames": "old"})
+    found = query_status("archive", location(tmp_path), topics)
+    assert (found.batch, found.lag) == (2, None)
+    assert found.problem.startswith("kiln.frames is not the topic that was read before")
+    assert is_bad(check_checkpoints([found]), "archive: kiln.frames is not the topic", "kiln recover")
+    away = query_status("archive", location(tmp_path), {})
+    assert (away.problem, away.lag) == ("", None)
 
 
 # ---------------------------------------------------------------- status

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from pipelines.backfill import parse_source, parse_time
 from pipelines.history.account import RunNameError, check_name, find_run, runs, tell
 from pipelines.history.chunks import Span, cut, pieces, reach
+from pipelines.history.run import Inputs, Means, RunError, run
 from pipelines.history.terms import Terms, differences
+from pipelines.lake.delta_rs import DeltaRsCommits
 from pipelines.lake.lake import Lake
 from pipelines.logic.decode import Decoding
+from pipelines.spark.kafka import Broker
 from pipelines.transforms.archive import frame_of, frame_row
 from schemas.frames import BEP50
 from schemas.identity import peer_text, raw_peer
@@ -80,6 +85,21 @@ def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
     assert again is not None
     assert again.range_to == 2
     assert len(again.events) == 1
+
+
+def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_path: Path) -> None:
+    """Its offsets mean nothing in a topic of the same name that was created since."""
+    lake = Lake(str(tmp_path / "lake"))
+    terms, inputs = replace(TERMS, source="kafka"), Inputs({}, kafka={"0": (0, 5)}, topic_id="one")
+    ids = iter(["another", "another", "one", ""])
+    no_spark = cast(SparkSession, None)
+    means = Means(no_spark, lake, DeltaRsCommits, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
+    for _ in range(2):  # the id is kept with the run
+        with pytest.raises(RunError, match=r"^kiln.frames is not the topic .* is another, .*kiln backfill drop a-run"):
+            run(terms, means, lambda: inputs)
+    for _ in range(2):  # it reads on; a broker before Kafka 2.8 tells no id
+        with pytest.raises(AttributeError, match="NoneType"):
+            run(terms, means, lambda: inputs)
 
 
 @pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ü", "a\n"])

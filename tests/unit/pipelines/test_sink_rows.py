@@ -302,6 +302,16 @@ def test_a_batch_whose_block_cannot_be_read_is_quarantined_whole(block: bytes) -
     assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", value)
 
 
+def test_another_fault_at_the_offset_of_an_earlier_topic_is_another_row() -> None:
+    other = structs.replace(FAULT, data=b"another")
+    identities = [
+        identity
+        for fault in (FAULT, FAULT, other)
+        for _, identity, _ in _read("quarantine", 0, 0, NOW, quarantine_key(1, 2), encode(fault))
+    ]
+    assert identities[0] == identities[1] != identities[2]
+
+
 def test_a_quarantine_key_that_is_not_text_is_quarantined() -> None:
     ((table, row),) = rows("quarantine", FAULT, b"\xff")
     assert (table, row["reason"], row["data"]) == ("quarantine", "record_malformed", encode(FAULT))

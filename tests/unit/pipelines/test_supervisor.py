@@ -381,7 +381,7 @@ def test_a_query_that_fails_over_another_topic_says_so(world: World) -> None:
         world.fail(RuntimeError("Partition kiln.frames-0's offset was changed from 100 to 1"))
 
 
-def test_partitions_that_are_added_to_updates_stop_the_queries_in_words(
+def test_partitions_that_are_added_where_no_query_reads_them_stop_the_queries_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(Settings(state=tmp_path), monkeypatch, ("archive",))
@@ -389,9 +389,14 @@ def test_partitions_that_are_added_to_updates_stop_the_queries_in_words(
     world.topics.partitions = 2
     world.now += 60
     world.supervisor.check()  # of frames: Spark reads them
-    world = World(Settings(state=tmp_path), monkeypatch, ("updates", "sink"))
-    world.supervisor.start()
-    world.topics.partitions = 2
-    world.now += 60
-    with pytest.raises(GaveUpError, match=r"kiln.updates had 1 partitions, and now has 2. Their number is for life"):
-        world.supervisor.check()
+    queries: dict[JobName, str] = {
+        "sink": r"kiln.updates had 1 partitions, and now has 2. Their number is for life",
+        "updates": r"kiln.streams had 1 partitions, and now has 2. Start Kiln again",
+    }
+    for name, words in queries.items():
+        world = World(Settings(state=tmp_path), monkeypatch, (name,))
+        world.supervisor.start()
+        world.topics.partitions = 2
+        world.now += 60
+        with pytest.raises(GaveUpError, match=words):
+            world.supervisor.check()
