@@ -214,7 +214,7 @@ class Supervisor:
         self._topics_at = self._now() + CHECK_EVERY
         try:
             found = self._topics.identities(self._ids)
-        except KafkaError:  # the queries fail too, or wait
+        except (KafkaError, OSError):  # the queries fail too, or wait
             return
         self._missing = sorted(self._ids.keys() - found.keys())
         for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
