@@ -322,7 +322,7 @@ class Node:
                     dropped=session.dropped,
                     savings=_savings(self.router.savings_of(link.peer).values()),
                     bytes_in=session.bytes_in,
-                    held_back=session.held_back or session.cpu_held,
+                    held_back=session.held_back,
                     bytes_out=session.bytes_out,
                     sent_slowly=session.sent_slowly,
                 )

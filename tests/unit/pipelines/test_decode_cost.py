@@ -82,11 +82,11 @@ def test_a_decoder_that_knows_the_messages_stops_at_the_same_one() -> None:
 
 def test_a_mebibyte_of_ordinary_messages_is_decoded_whole() -> None:
     messages = []
-    for number in range(2750):
-        message = Message(data=write_keepalive(1).ljust(270), seqno=number.to_bytes(8), topic=TOPIC)
+    for number in range(3000):
+        message = Message(data=write_keepalive(1).ljust(250), seqno=number.to_bytes(8), topic=TOPIC)
         sign(message, QUICK)
         messages.append(message)
     record = frame(messages)
     assert len(record) > 1 << 20
     items = list(decode(record, 0, 0, 0, Decoding()))
-    assert Counter(type(item) for item in items) == {Decoded: 2750}
+    assert Counter(type(item) for item in items) == {Decoded: 3000}
