@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.cli.exits import UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
+from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, note_once, notes, settings_of
 
 if TYPE_CHECKING:
     from conf.settings.model import Settings
@@ -92,11 +92,13 @@ def _asking(
 
         return lambda question: ask(lake, question, as_of)
     from deploy.run.spark import spark_session
+    from deploy.serve.classes import compiled
     from deploy.sql.spark import ask_spark
 
     # its logs and temporary files are its own: Kiln may be running
     scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
-    spark = stack.enter_context(spark_session(settings.model_copy(update={"state": scratch})))
+    apart = settings.model_copy(update={"state": scratch})
+    spark = stack.enter_context(spark_session(apart, classes=[compiled(note_once(notes()))]))
     rows = None if most is None else most + 1
     partitions = settings.spark.shuffle_partitions
     return lambda question: ask_spark(spark, lake, question, as_of, most=rows, partitions=partitions)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def jvm_end(patience: float = 0.0) -> JvmEndedError | None:
 
 
 @contextmanager
-def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSession]:
+def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
     """A Spark session. Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` while it starts; that of an
-    application of another name does so in the folder `logs/NAME`."""
+    application of another name does so in the folder `logs/NAME`. `classes`: folders that its class path has too."""
     logs = settings.logs if name == "kiln" else settings.logs / name
     logs.mkdir(parents=True, exist_ok=True)
     # with traces of each call that a JVM does not answer, which py4j tells the root logger
@@ -60,7 +60,7 @@ def spark_session(settings: Settings, name: str = "kiln") -> Iterator[SparkSessi
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
             java_options=f"{settings.spark.java_options} {_kept_classes()}",
-            jars=jars_for(uses_store=settings.uses_store),
+            jars=[*jars_for(uses_store=settings.uses_store), *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,

@@ -1,4 +1,4 @@
-"""The classes of `Door.scala`, compiled once by the Scala compiler that ships in pyspark: no JDK, no jar of ours.
+"""The classes of the `*.scala` here, compiled once by the Scala compiler that ships in pyspark: no JDK, no jar of ours.
 
 Layout: a folder for each state of the source and of pyspark, beside the jars: `.jars/serve/<digest>/kiln/*.class`.
 """
@@ -17,7 +17,9 @@ from conf.errors import PrerequisiteError
 from deploy.embedded.jars import default_root
 from deploy.embedded.java import find_java
 
-SOURCE = Path(__file__).with_name("Door.scala")
+SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
+FUNCTIONS = Path(__file__).with_name("functions.txt")
+"""is in the folder of the classes too"""
 _PATIENCE = 300.0  # s
 
 
@@ -30,8 +32,9 @@ def compiled(progress: Callable[[str], None], root: Path | None = None) -> Path:
 
     ClassesError, JavaError.
     """
-    jars = _spark_jars()
-    digest = hashlib.sha256(SOURCE.read_bytes() + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
+    jars = spark_home() / "jars"
+    texts = b"".join(path.read_bytes() for path in (*SOURCES, FUNCTIONS))
+    digest = hashlib.sha256(texts + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
     place = (default_root() if root is None else root) / "serve"
     folder = place / digest.hexdigest()[:16]
     if folder.is_dir():
@@ -41,6 +44,7 @@ def compiled(progress: Callable[[str], None], root: Path | None = None) -> Path:
     fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=place))
     try:
         _compile(jars, fresh)
+        shutil.copy(FUNCTIONS, fresh)
         try:
             fresh.rename(folder)
         except OSError:  # another process was first
@@ -55,7 +59,7 @@ def _compile(jars: Path, into: Path) -> None:
     command = [str(find_java().executable), "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*", "scala.tools.nsc.Main"]
     try:
         done = subprocess.run(
-            [*command, "-usejavacp", "-nowarn", "-d", str(into), str(SOURCE)],
+            [*command, "-usejavacp", "-nowarn", "-d", str(into), *map(str, SOURCES)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -64,16 +68,17 @@ def _compile(jars: Path, into: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClassesError(f"{SOURCE.name} was not compiled within {_PATIENCE:.0f} s: try again") from None
+        raise ClassesError(f"the check of queries was not compiled within {_PATIENCE:.0f} s: try again") from None
     if done.returncode != 0:
         raise ClassesError(
-            f"{SOURCE.name} does not compile against this pyspark:\n{(done.stdout + done.stderr)[:2000]}"
+            f"the check of queries does not compile against this pyspark:\n{(done.stdout + done.stderr)[:2000]}"
         )
 
 
-def _spark_jars() -> Path:
+def spark_home() -> Path:
+    """The folder of pyspark, which is a whole Spark. ClassesError."""
     spec = find_spec("pyspark")
     for folder in list(spec.submodule_search_locations or []) if spec else []:
-        if (jars := Path(folder, "jars")).is_dir():
-            return jars
+        if Path(folder, "jars").is_dir():
+            return Path(folder)
     raise ClassesError("pyspark, whose Scala compiles them, is not installed here: make setup")

@@ -1,16 +1,14 @@
-"""The same questions to the same tables and views, answered by Spark.
+"""The same queries over the same tables and views, answered by Spark.
 
-Spark has no switch that keeps a session from writing. So a query is parsed first, and one that would do anything but
-read is refused before Spark sees it. Spark also reads no files by name here: `parquet.`/path`` is no table.
+Spark has no switch that keeps a session from writing, or a query from opening files. So a query is parsed first, and
+one that holds anything but what `deploy/serve/ReadOnly.scala` lists is refused before Spark analyzes it. The JVM of the
+session needs the classes of `deploy.serve.classes`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Final
 
-from py4j.java_gateway import JavaObject, is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -21,24 +19,12 @@ from pipelines.lake.lake import Lake
 from schemas.tables import TABLES
 from schemas.views import views
 
-_LOGICAL: Final = "org.apache.spark.sql.catalyst.plans.logical."
-_ACTING: Final = (
-    f"{_LOGICAL}Command",
-    f"{_LOGICAL}ParsedStatement",
-    f"{_LOGICAL}ScriptTransformation",
-)
-_LISTING: Final = (
-    "org.apache.spark.sql.execution.command.ExplainCommand",
-    f"{_LOGICAL}ShowTables",
-    f"{_LOGICAL}ShowColumns",
-    f"{_LOGICAL}DescribeRelation",
-)
-_BEGINS: Final = re.compile(
-    r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/|\()\s*)*(?:SELECT|WITH|FROM|VALUES|TABLE|EXPLAIN|SHOW|DESCRIBE|DESC)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_JAVA: Final = re.compile(r"\b(?:try_)?(?:reflect|java_method)\s*\(", re.IGNORECASE)
-_SETTINGS: Final = {"spark.sql.runSQLOnFiles": "false", "spark.sql.session.timeZone": "UTC"}
+_SETTINGS: Final = {
+    "spark.sql.runSQLOnFiles": "false",
+    # ${env:NAME} in a query would stand for a variable of the environment
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
 
 
 def ask_spark(
@@ -89,32 +75,13 @@ def _show(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> b
 
 
 def _check(session: SparkSession, sql: str) -> None:
-    """SqlError: the text is not one query that only reads."""
-    if not _BEGINS.match(sql):
-        raise SqlError("the lake is read only here: one query at a time, which begins with SELECT or WITH")
-    if _JAVA.search(sql):
-        raise SqlError("the lake is read only here: functions that call Java are not possible")
-    gateway = session.sparkContext._gateway
-    assert gateway is not None  # a classic session has one
+    """SqlError: the text is not one query or listing that only reads the lake."""
+    jvm = session._jvm
+    assert jvm is not None  # a classic session has one
     try:
-        plan = session._jsparkSession.sessionState().sqlParser().parsePlan(sql)
+        jvm.kiln.ReadOnly.check(session._jsparkSession.sessionState().sqlParser().parsePlan(sql))
     except (PySparkException, Py4JJavaError) as error:
-        raise SqlError(_first_line(error)) from error
-    if any(is_instance_of(gateway, plan, each) for each in _LISTING):
-        return
-    for node in _nodes(plan):
-        if any(is_instance_of(gateway, node, each) for each in _ACTING):
-            raise SqlError(f"the lake is read only here: {node.nodeName()} is not possible, only queries are")
-
-
-def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
-    """A parsed plan and all plans in it: children, WITH queries, subqueries."""
-    yield plan
-    for inner in (plan.children(), plan.innerChildren(), plan.subqueries()):
-        for number in range(inner.size()):
-            child = inner.apply(number)
-            if hasattr(child, "children"):
-                yield from _nodes(child)
+        raise SqlError(_first_line(error).removeprefix("[KILN_READ_ONLY] ")) from error
 
 
 def _first_line(error: Exception) -> str:

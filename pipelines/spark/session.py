@@ -82,21 +82,57 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
-    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here. Under
-    `spark-submit`, its own options weigh more than `master` and `driver_memory`.
+    Takes the arguments of `session_settings`. Under `spark-submit`, its own options weigh more than `master` and
+    `driver_memory`.
     """
     # Workers must run in the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # RocksDB's memory in glibc's arenas, of which each thread may have another, would grow by megabytes a minute.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    master = _submitted_to() or master
+    conf = session_settings(
+        master=_submitted_to() or master,
+        driver_memory=driver_memory,
+        jars=jars,
+        java_options=java_options,
+        log4j=log4j,
+        logs=logs,
+        ui=ui,
+        scratch=scratch,
+        extra=extra,
+    )
+    if "SPARK_ENV_LOADED" in os.environ:  # spark-submit sets the variable; then its own options count
+        for key in {"spark.master", "spark.driver.memory"} - (extra or {}).keys():
+            del conf[key]
+    _launch_jvm(conf)
+    builder = SparkSession.builder.appName(name)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def session_settings(
+    *,
+    master: str,
+    driver_memory: str,
+    jars: Iterable[Path],
+    java_options: str = "",
+    log4j: Path | None = None,
+    logs: Path | None = None,
+    ui: bool = False,
+    scratch: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The settings of a session.
+
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
+    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here.
+    """
     options = [java_options] if java_options else []
     if log4j is not None:
         options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
     if logs is not None:
         options.append(f'"-Dkiln.logs={logs}"')
-    conf = {**_STATE, **_DELTA, **_STREAMING}
+    conf = {**_STATE, **_DELTA, **_STREAMING, "spark.master": master, "spark.driver.memory": driver_memory}
     conf["spark.ui.enabled"] = str(ui).lower()
     conf["spark.ui.showConsoleProgress"] = "false"
     if not ui:
@@ -118,14 +154,7 @@ def create_session(
         conf["spark.driver.host"] = "127.0.0.1"
         # Spark's RPC answers those alone who know a secret, which Spark makes anew at each start and keeps in memory.
         conf["spark.authenticate"] = "true"
-    builder = SparkSession.builder.appName(name)
-    if "SPARK_ENV_LOADED" not in os.environ:  # spark-submit sets the variable; then its own options count
-        conf |= {"spark.master": master, "spark.driver.memory": driver_memory}
-    conf |= extra or {}
-    _launch_jvm(conf)
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return conf | dict(extra or {})
 
 
 def _submitted_to() -> str | None:

@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 
 from conf.settings.model import Settings
 from deploy.run.spark import spark_session
+from deploy.serve.classes import compiled
 
 
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the tests of a module."""
-    with spark_session(Settings(state=tmp_path_factory.mktemp("spark"))) as session:
+    with spark_session(Settings(state=tmp_path_factory.mktemp("spark")), classes=[compiled(print)]) as session:
         yield session
