@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TypeVar
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
 from kit.awaiting import awaited
+from kit.descriptors import descriptors
 
 from chaos import proxy, wrong_clock
 from chaos.check import REMOVED, UNHEARD, Log
@@ -41,6 +42,8 @@ STATED = {
 }
 """What a kind may cause, by what it expects."""
 _WORST_PAUSE = 4.0
+_OUTAGE = 40.0
+_MORE = 4  # descriptors, of connections that are just being made
 T = TypeVar("T")
 
 
@@ -369,6 +372,31 @@ def proxy_silent(scene: Scene) -> str:
 def proxy_cut(scene: Scene) -> str:
     """Connections are cut and refused: the broker lives and does not know of it."""
     return _for_seconds(scene, _proxy(scene).closed())
+
+
+@kind("proxy-away", NOTHING, _no_proxy)
+def proxy_away(scene: Scene) -> str:
+    """Connections are refused for long: bridge and driver try again and again, and must not open more and more."""
+    pids = {part: _pid(scene.stack, part) for part in ("bridge", "driver")}
+    with _proxy(scene).closed():
+        _most_open(pids, _OUTAGE / 4)
+        first = _most_open(pids, _OUTAGE / 4)
+        _most_open(pids, _OUTAGE / 4)
+        last = _most_open(pids, _OUTAGE / 4)
+    words = ", ".join(f"{part} {first[part]} then {last[part]}" for part in pids)
+    if any(last[part] > first[part] + _MORE for part in pids):
+        raise ChaosError(f"descriptors leak: {words}")
+    return f"for {_OUTAGE:.0f} s; descriptors: {words}"
+
+
+def _most_open(pids: Mapping[str, int], seconds: float) -> dict[str, int]:
+    """The most descriptors that each part has open within some seconds."""
+    most = dict.fromkeys(pids, 0)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        most = {part: max(most[part], descriptors(pid)) for part, pid in pids.items()}
+        time.sleep(0.2)  # the fault itself goes on
+    return most
 
 
 @kind("proxy-torn", NOTHING, _no_proxy)

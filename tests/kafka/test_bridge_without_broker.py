@@ -10,10 +10,13 @@ import pytest
 import trio
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-from kit.bridge_alone import BridgeAlone
+from kit.awaiting import wait_until
+from kit.bridge_alone import NOWHERE, BridgeAlone
 from kit.broker_access import client
 from kit.chance import new_key
+from kit.descriptors import HangingBroker, descriptors, hanging_broker
 from kit.node_town import call_at, message, raw_peer, subscription
+from kit.service_links import ServicePort, injected
 
 from bridge.gossip.wire import encode
 from bridge.node.streams import swarm_of
@@ -25,6 +28,10 @@ from schemas.proto.kiln.frame_pb2 import Frame
 pytestmark = pytest.mark.kafka
 
 SAID = [subscription(), *(message(number, new_key()) for number in range(1, 51))]
+
+
+SERVICE_LINKS = injected("kiln-bridge", [ServicePort("gossip", 4811)])
+"""what a kubelet sets for the Service of the chart"""
 
 
 @pytest.fixture
@@ -45,6 +52,7 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__SASL_PASSWORD=ensure_password(later.state / "broker"),
         KILN_KAFKA__FRAMES_BYTES="1000000",
         KILN_KAFKA__OTHER_BYTES="0",
+        **SERVICE_LINKS,
     )
     yield alone
     alone.kill()
@@ -91,3 +99,30 @@ def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: Brid
     assert code == 0, said
     assert f"no broker at {later.address}" in said
     assert f"using the broker at {later.address}" in said
+    assert said.count("enableServiceLinks: false") == 1
+    assert all(name in said for name in SERVICE_LINKS)
+
+
+def test_it_opens_no_more_and_more_descriptors_while_every_connection_fails(tmp_path: Path) -> None:
+    def most_until(calls: int) -> int:
+        """The most descriptors that the bridge has open until so many connections have failed."""
+        seen: list[int] = []
+
+        def are_made(broker: HangingBroker = broker) -> bool:
+            seen.append(descriptors(bridge.process.pid))
+            return broker.calls >= calls
+
+        wait_until(are_made, f"{calls} connections", 180)
+        return max(seen)
+
+    with hanging_broker() as broker:
+        bridge = BridgeAlone(
+            tmp_path / "state", KILN_KAFKA__BOOTSTRAP=broker.address, KILN_IPFS__API=f"http://{NOWHERE}"
+        )
+        try:
+            most_until(150)
+            first = most_until(250)  # a client makes dozens before it gives up
+            most_until(700)
+            assert most_until(800) <= first + 4
+        finally:
+            bridge.kill()

@@ -48,6 +48,50 @@ def test_the_thread_goes_on_after_a_failure(error: Exception) -> None:
         thread.stop()
 
 
+# the fault is raised on purpose, in the thread
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_a_fault_has_ended_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = Failing(RuntimeError("can't start new thread"))
+    thread.revive()
+    assert thread.sessions == 0  # nobody has started it yet
+    thread.start()
+    try:
+        wait_until(lambda: bool(thread.error), "the end")
+        assert thread.error == "nothing is read: the reader has ended by a fault, and starts again"
+        thread.revive()
+        assert thread.state == "stopped"  # too early: a fault that comes at once must not fill the log
+        monkeypatch.setattr(kafka_thread, "REVIVE_AFTER", 0.0)
+
+        def runs_again() -> bool:
+            thread.revive()
+            return thread.sessions == 2
+
+        wait_until(runs_again, "another session")
+        thread.revive()  # it runs
+    finally:
+        thread.stop()
+    assert thread.sessions == 2
+    thread.revive()
+    assert (thread.sessions, thread.state) == (2, "stopped")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_the_thread_goes_on_where_no_descriptor_is_free_to_find_out_why(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def none_free(**_: object) -> object:
+        raise OSError(number, "Too many open files")
+
+    monkeypatch.setattr("kafka.net.selector.NetworkSelector", none_free)
+    thread = Failing(KafkaTimeoutError("Unable to bootstrap"))
+    thread.start()
+    try:
+        wait_until(lambda: thread.sessions == 2, "another session")
+        assert "Unable to bootstrap" in (thread.error or "")
+    finally:
+        thread.stop()
+
+
 class Waiting(KafkaThread):
     """Moves until it waits for what never comes, or comes when it is let go."""
 

@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.parametrize("protocol", SECURITY)
 @pytest.mark.parametrize("kind", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
 def test_a_client_that_no_broker_answers_leaves_nothing(
-    kind: Callable[..., object], protocol: str, away: Callable[[], Iterator[str]]
+    kind: Callable[..., object], protocol: str, away: Callable[[], AbstractContextManager[str]]
 ) -> None:
     options = SECURITY[protocol]
     with nothing_left(), away() as address:
