@@ -245,9 +245,10 @@ def _replace_offsets(place: Place, checkpoint: Checkpoint, path: Location, offse
     kept = place.state / "set-aside" / str(time.time_ns()) / checkpoint.path.name / path.name
     kept.parent.mkdir(parents=True)
     kept.write_bytes(old)
-    path.write(["\n".join([*head, json.dumps(source)]).encode()])
-    if path.folder is not None:  # Hadoop would compare the file with its old check sums
+    if path.folder is not None:  # first: the new file does not go with the old check sums, as a torn one does not
         path.folder.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        to_disk(path.folder.parent)
+    path.write(["\n".join([*head, json.dumps(source)]).encode()])
 
 
 _SOURCE_HEAD = "\0v1\n"
