@@ -7,6 +7,7 @@ import gzip
 import os
 import time
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 from conftest import ROOT
@@ -69,8 +70,8 @@ def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ki
     values[5:5] = [giant_frame(number, name) for number, name in enumerate(FRAME_FIELDS)]
     values[15:15] = [frame(200 + number, announced(stream)) for number, stream in enumerate(MARKED.values())]
     with frames_producer(broker.address, PREFIX) as producer:
-        for value in values:
-            producer.send_record(value.connection, value.SerializeToString())
+        for each in values:
+            producer.send_record(each.connection, each.SerializeToString())
     others = KafkaProducer(**client(broker.address), max_request_size=MAX_RECORD)
     for topic, key, value in GIANT_RECORDS:
         others.send(f"{PREFIX}{topic}", key=key, value=value)
