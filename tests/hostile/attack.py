@@ -147,6 +147,12 @@ class _Attack:
             self._said["large messages"] += len(payload)
             await trio.sleep(LARGE_EVERY)  # the pace of the attack
 
+    def _arrive(self, name: str) -> None:
+        if not self._came:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._came[name] += 1
+
     async def _handshakes(self) -> None:
         """Connections whose handshake shows a key that is expensive to read."""
         for shown in shown_identities():
@@ -154,7 +160,7 @@ class _Attack:
                 disguise(host, shown)
                 with suppress(*ENDS, trio.TooSlowError), trio.fail_after(20):
                     await call_at(host, self._address)
-            self._came["strange handshakes"] += 1
+            self._arrive("strange handshakes")
             await trio.sleep(0.2)  # the pace of the attack
 
     async def _names(self, topics: int, at_once: int, stream: INetStream) -> None:
@@ -200,10 +206,7 @@ class _Attack:
                 async with dials:
                     with trio.fail_after(20):
                         stream = await call_at(host, self._address, "/meshsub/1.2.0")
-                if not self._came:
-                    sys.stdout.write("\n")
-                    sys.stdout.flush()
-                self._came[name] += 1
+                self._arrive(name)
                 await stream.write(encode(subscription()))
                 await talk(stream)
             for conn in swarm_of(host).get_connections():
