@@ -86,7 +86,8 @@ def giant_capture(path: Path) -> Path:
     """The peer id is as long as the format allows, and 5,000 messages would each have it in their rows."""
     with gzip.open(path, "wb") as file:
         write_capture(
-            file, [CaptureRecord("R", time.time_ns(), b"local", b"\xff" * 65_535, "/meshsub/1.2.0", EMPTY_MESSAGES)]
+            cast(BinaryIO, file),
+            [CaptureRecord("R", time.time_ns(), b"local", b"\xff" * 65_535, "/meshsub/1.2.0", EMPTY_MESSAGES)],
         )
     assert path.stat().st_size < 2_300
     return path
