@@ -50,7 +50,7 @@ MAX_MESSAGES: Final = 5000
 # Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
 MAX_TOPIC: Final = 4096
 MAX_NETWORK: Final = 256
-# A peer id stands in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
+# A peer id is in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
 MAX_PEER: Final = 64
 MAX_PROTOCOL: Final = 256
 MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know

@@ -22,8 +22,11 @@ FILE_BYTES = 128 << 20
 """A file that has reached this size is closed, and the next one begun."""
 
 _REPEATED = frozenset(
-    "network direction origin local_peer remote_peer protocol topic topic_source type from_peer separator_key "
-    "separator_value separator_source source cid transport stage reason".split()
+    (
+        *("network", "direction", "origin", "local_peer", "remote_peer", "protocol", "topic", "topic_source", "type"),
+        *("from_peer", "separator_key", "separator_value", "separator_source", "source", "cid", "transport"),
+        *("stage", "reason"),
+    )
 )
 """Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow holds each value once."""
 

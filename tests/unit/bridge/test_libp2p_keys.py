@@ -40,11 +40,11 @@ def strange_keys() -> dict[str, bytes]:
 def test_a_key_that_is_not_rsa_is_refused_and_costs_nothing(name: str, data: bytes) -> None:
     encoded = public_key(PublicKey.RSA, data)
     began = time.thread_time()
-    with pytest.raises(ValueError, match="RSA|SubjectPublicKeyInfo"):
+    with pytest.raises(ValueError, match=r"RSA|SubjectPublicKeyInfo"):
         deserialize_public_key(encoded)
-    with pytest.raises(ValueError, match="RSA|SubjectPublicKeyInfo"):
+    with pytest.raises(ValueError, match=r"RSA|SubjectPublicKeyInfo"):
         pub_key_from_protobuf(Libp2pKey.FromString(encoded))
-    with pytest.raises(ValueError, match="RSA|SubjectPublicKeyInfo"):
+    with pytest.raises(ValueError, match=r"RSA|SubjectPublicKeyInfo"):
         NoiseHandshakePayload.deserialize(
             HandshakeBytes(identity_key=encoded, identity_sig=bytes(256)).SerializeToString()
         )

@@ -156,7 +156,9 @@ def test_a_mebibyte_of_ordinary_messages_is_relayed_whole() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind", "data"), KEY_ATTACKS, ids=[name for name, _, _ in KEY_ATTACKS])
-def test_one_key_that_is_made_to_be_expensive_is_enough(name: str, kind: PublicKey.KeyType.ValueType, data: bytes) -> None:
+def test_one_key_that_is_made_to_be_expensive_is_enough(
+    name: str, kind: PublicKey.KeyType.ValueType, data: bytes
+) -> None:
     encoded = public_key(kind, data)
     bad = Message(data=b"x", seqno=b"\x01", topic=T, key=encoded, signature=bytes(64))
     setattr(bad, "from", b"\x12\x20" + sha256(encoded).digest())  # a keyword in Python
