@@ -26,15 +26,15 @@ help: ## list the targets
 setup: $(VENV)/.java $(VENV)/.installed jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, jars
 
 java: ## check Java, and install it where that needs no asking
-	@$(or $(wildcard $(PY)),$(PYTHON)) -m deploy.embedded.java --install
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m kiln.deploy.stack.java --install
 
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
-	@$(PY) -m deploy.embedded.jars
-	@test -f .jars/broker/classes.jsa || $(PY) -m deploy.embedded.broker
-	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m deploy.embedded.spark_classes
+	@$(PY) -m kiln.deploy.stack.jars
+	@test -f .jars/broker/classes.jsa || $(PY) -m kiln.deploy.stack.embedded_broker
+	@test .jars/spark/classes.jsa -nt $(VENV)/.installed || $(PY) -m kiln.deploy.run.spark_classes
 
 jars-s3: $(VENV)/.installed ## fetch the jars that Spark needs for an object store (kiln run fetches them too, when it needs them)
-	@$(PY) -m deploy.embedded.jars --s3
+	@$(PY) -m kiln.deploy.stack.jars --s3
 
 run: setup ## run Kiln: broker, a network to listen to, queries, screen (ARGS="--for 60s")
 	@$(KILN) run $(ARGS)
@@ -68,20 +68,20 @@ lock: $(VENV)/.installed ## resolve pyproject.toml into requirements.lock anew, 
 	$(LOCK) --extra dev --override conf/overrides.txt pyproject.toml -o requirements.lock
 	$(LOCK) --override conf/overrides.txt --constraint requirements.lock pyproject.toml -o conf/runtime.lock
 	echo "$(UV)" | $(LOCK) - -o conf/uv.lock
-	$(PY) -m deploy.embedded.jars --lock
-	$(PY) -m deploy.embedded.jars --lock --s3
+	$(PY) -m kiln.deploy.stack.jars --lock
+	$(PY) -m kiln.deploy.stack.jars --lock --s3
 
 sbom: $(VENV)/.installed ## write the bill of materials: what Kiln installs, as CycloneDX (ARGS="FILE")
-	@$(PY) -m deploy.sbom $(or $(ARGS),build/kiln.cdx.json)
+	@$(PY) -m kiln.deploy.packaging.sbom $(or $(ARGS),build/kiln.cdx.json)
 
 dist: setup ## make a release in dist: wheel, environment for executors, jars, jobs (ARGS="wheel jars")
-	@$(PY) -m deploy.dist $(ARGS)
+	@$(PY) -m kiln.deploy.packaging.dist $(ARGS)
 
 images: setup ## build the container images bridge and jobs with buildah (ARGS="bridge --tag 1")
-	@$(PY) -m deploy.images.build $(ARGS)
+	@$(PY) -m kiln.deploy.packaging.images.build $(ARGS)
 
 docs: setup ## write the documents as a site into build/site, and follow every link
-	@$(PY) -m deploy.site.build $(ARGS)
+	@$(PY) -m kiln.deploy.packaging.site.build $(ARGS)
 
 clean: ## remove what was made: .venv, .jars, caches (never the state folder)
 	rm -rf $(VENV) .jars .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -111,8 +111,8 @@ version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 endef
 
 # Before anything large is fetched: without Java the rest is of no use.
-$(VENV)/.java: $(VENV)/.python deploy/embedded/java.py
-	@$(PY) -m deploy.embedded.java --install
+$(VENV)/.java: $(VENV)/.python deploy/stack/java.py
+	@$(PY) -m kiln.deploy.stack.java --install
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.python requirements.lock pyproject.toml

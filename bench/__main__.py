@@ -41,8 +41,8 @@ from bench import (
 from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
-from conf.errors import KilnError
-from pipelines.supervisor import GaveUpError
+from kiln.conf.process.errors import KilnError
+from kiln.pipelines.app.supervisor import GaveUpError
 
 ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "hot-path": hot_path.measure,

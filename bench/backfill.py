@@ -15,16 +15,16 @@ from bench.ground import Ground
 from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, in_turn
-from conf.settings.model import Settings
-from pipelines.backfill import Request, backfill, terms_of
-from pipelines.history.run import Outcome, Progress
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake
-from pipelines.lake.tables import read_table
-from pipelines.transforms.archive import frame_row
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.conf.settings.model import Settings
+from kiln.pipelines.app.backfill_run import Request, backfill, terms_of
+from kiln.pipelines.archive.transform import frame_row
+from kiln.pipelines.backfill.run import Outcome, Progress
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.tables import read_table
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 FRAMES = 300_000
 AIM = Aim(least=0.5)

@@ -14,14 +14,14 @@ from bench.catch_up import catch_up
 from bench.ground import Ends, Ground
 from bench.report import Finding, Note, Ratio
 from bench.runs import BenchError, Extent, Side, in_turn
-from conf.settings.durations import micros
-from conf.settings.model import Settings
-from pipelines.spark.kafka import write_topic
-from pipelines.spark.rows import RowBuffer
-from pipelines.spark.ticks import Ticker
-from schemas.cid import cid_text
-from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
-from schemas.streamid import MODEL, MODEL_INSTANCE, StreamID
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Settings
+from kiln.pipelines.batch.ticker import Ticker
+from kiln.pipelines.delta.arrow_rows import RowBuffer
+from kiln.pipelines.runtime.kafka import write_topic
+from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode, update_key
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.streamid import MODEL, MODEL_INSTANCE, StreamID
 
 UPDATES = 1_000_000
 SEPARATORS = (200, 20_000)

@@ -10,11 +10,11 @@ from nacl.signing import SigningKey
 
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, Say, in_turn
-from bridge.bep50 import Carried, Settings
-from bridge.bep50.simulation import Network
-from schemas.dht import bencode
-from schemas.dht.items import sign, target
-from schemas.dht.krpc import Address
+from kiln.bridge.bep50 import Carried, Settings
+from kiln.bridge.bep50.simulation import Network
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.items import sign, target
+from kiln.schemas.dht.krpc import Address
 
 UPDATES = 5
 

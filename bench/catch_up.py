@@ -13,11 +13,11 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from bench.ground import Ends
 from bench.runs import BenchError
-from conf.settings.model import Job, JobName, Settings
-from pipelines.launch import launch
-from pipelines.spark.progress import ProgressListener
-from pipelines.supervisor import failure_text
-from schemas.queries import QUERIES
+from kiln.conf.settings.model import Job, JobName, Settings
+from kiln.pipelines.app.launch import launch
+from kiln.pipelines.app.supervisor import failure_text
+from kiln.pipelines.runtime.progress import ProgressListener
+from kiln.schemas.queries import QUERIES
 
 _PATIENCE = 300.0  # s without a micro-batch
 

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from deploy.grafana.dashboards import DASHBOARDS, Line, Panel, Row
-from deploy.grafana.files import across
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Line, Panel, Row
+from kiln.deploy.packaging.grafana.files import across
 
 _STEP: Final = 15.0  # s between two points
 _RATE: Final = "1m"

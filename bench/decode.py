@@ -11,7 +11,7 @@ from bench.frames import GENERATED, append, generated, live_options, stamped_ane
 from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, in_turn
-from pipelines.spark.kafka import read_topics
+from kiln.pipelines.runtime.kafka import read_topics
 
 FRAMES = 300_000
 AIM = Aim(least=0.4)

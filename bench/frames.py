@@ -8,10 +8,10 @@ from itertools import islice
 from google.protobuf.message import DecodeError
 
 from bench.ground import Ends, Ground
-from conf.settings.model import Settings
-from deploy.traffic import Traffic, TrafficOptions
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.conf.settings.model import Settings
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 Keyed = tuple[bytes, bytes]
 """Key (the connection) and value of a record of `kiln.frames`."""

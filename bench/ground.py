@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from pyspark.sql import SparkSession
 
 from bench.runs import Say
-from bridge.kafka.producers import FramesProducer, connect
-from conf.settings.model import Kafka, Settings
-from deploy.embedded.ports import free_ports
-from deploy.kafka.broker import broker, make_topics
-from deploy.run.spark import spark_session
-from pipelines.spark.kafka import Broker
+from kafka import KafkaConsumer, TopicPartition
+from kiln.bridge.kafka.producers import FramesProducer, connect
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack.kafka_broker import broker, make_topics
+from kiln.deploy.stack.ports import free_ports
+from kiln.deploy.stack.spark import spark_session
+from kiln.pipelines.runtime.kafka import Broker
 
 Ends = dict[int, int]
 """Partition to the offset after its last record."""

@@ -10,7 +10,7 @@ from bench.frames import GENERATED, append, generated, live_options, stamped_ane
 from bench.ground import Ends, Ground
 from bench.report import Aim, Finding, Ratio, Series, number
 from bench.runs import Extent
-from conf.settings.model import JobName, Settings
+from kiln.conf.settings.model import JobName, Settings
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 MICRO_BATCH = 100_000

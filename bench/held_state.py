@@ -12,13 +12,13 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
-from pipelines.lake.held_frames import HeldRanges
-from pipelines.logic.held_frames import HeldFrames, side
-from pipelines.logic.stretch import Owner, Stretch, WindowKey
-from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.known_streams import StreamsFile
-from schemas.batch import stream_key
-from schemas.records import SeparatorRecord, StreamRecord, encode
+from kiln.pipelines.batch.offset_range import Owner, Stretch, WindowKey
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.delta.frame_ranges import HeldFrames, side
+from kiln.pipelines.delta.held_frames import HeldRanges
+from kiln.pipelines.updates.known_streams import StreamsFile
+from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
+from kiln.schemas.wire.batch_block import stream_key
 
 WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
 TOUCHED = 1_000

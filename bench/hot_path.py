@@ -11,14 +11,14 @@ from functools import partial
 from bench.frames import generated, live_options
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Say, Side, in_turn
-from pipelines.logic.decode import Decoder, Decoding
-from schemas.frames import gossip_messages
-from schemas.identity import judge
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import read_message
-from schemas.reject import Rejected
-from schemas.topic_table import Bundles, agreement, hello_bytes, message_topic
+from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.schemas.kafka.frames import gossip_messages
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import judge
+from kiln.schemas.wire.pubsub import read_message
+from kiln.schemas.wire.topic_table import Bundles, agreement, hello_bytes, message_topic
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)

@@ -20,9 +20,9 @@ from bench.ground import Ends, Ground
 from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
-from deploy.children.spawn import dies_with_parent
-from deploy.embedded.jars import spark_jars
-from pipelines.lake.lake import Lake
+from kiln.deploy.stack.jars import spark_jars
+from kiln.deploy.stack.spawn import dies_with_parent
+from kiln.pipelines.delta.lake import Lake
 
 FRAMES = 150_000
 WARM = 2_000

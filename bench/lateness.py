@@ -10,13 +10,13 @@ from typing import NamedTuple
 from bench.ground import Ends, Ground, LogRecord
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
-from conf.settings.durations import duration_text
-from conf.settings.model import JobName, Settings
-from deploy.traffic.feed import Feed
-from deploy.traffic.options import traffic_options
-from pipelines.supervisor import Supervisor
-from schemas.queries import QUERIES
-from schemas.records import TICK, SeparatorRecord, decode_batch, decode_update
+from kiln.conf.settings.durations import duration_text
+from kiln.conf.settings.model import JobName, Settings
+from kiln.deploy.demo.traffic.feed import Feed
+from kiln.deploy.demo.traffic.options import traffic_options
+from kiln.pipelines.app.supervisor import Supervisor
+from kiln.schemas.kafka.records import TICK, SeparatorRecord, decode_batch, decode_update
+from kiln.schemas.queries import QUERIES
 
 WARM = 20  # s of traffic after the first batch
 MEASURED = 40  # s

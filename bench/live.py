@@ -23,14 +23,14 @@ import psutil
 from bench.processes import DEMO, Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent, Say
-from conf.errors import KilnError
-from conf.settings.durations import micros
-from conf.settings.model import Settings
-from deploy.demo.process import DemoNetwork
-from deploy.embedded.ports import free_ports
-from deploy.sql.ask import ask
-from deploy.sql.estimate import estimate, read_heard
-from pipelines.lake.lake import Lake
+from kiln.conf.process.errors import KilnError
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Settings
+from kiln.deploy.demo.process import DemoNetwork
+from kiln.deploy.query.ask import ask
+from kiln.deploy.query.estimate import estimate, read_heard
+from kiln.deploy.stack.ports import free_ports
+from kiln.pipelines.delta.lake import Lake
 
 LASTS, COUNTED = 240, 60  # s of a run, and of its end that is counted
 LOADS = {50: 40, 500: 200}
@@ -217,7 +217,7 @@ def _kiln(
         "KILN_MONITOR__LISTEN": "127.0.0.1:0",
         **settings,
     }
-    command = [sys.executable, "-m", "deploy.cli", "run", "--for", f"{seconds + 1}s", *options]
+    command = [sys.executable, "-m", "kiln.deploy.cli", "run", "--for", f"{seconds + 1}s", *options]
     kiln = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         yield kiln

@@ -33,21 +33,21 @@ from multiaddr import Multiaddr
 
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
-from bridge.capture.spool import FrameSink
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import Deliver, PeerID, Send
-from bridge.gossip.router import Router
-from bridge.gossip.signatures import verifier
-from bridge.kafka.librdkafka import LibrdkafkaProducer
-from bridge.node.host import Node
-from bridge.node.links import Link, Session
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno
-from conf.settings.model import Kafka, Settings
-from deploy.embedded.ports import free_ports
-from deploy.kafka.broker import broker
-from schemas.identity import Judgement, Verdict, peer_of, peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.links import Link, Session
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.stack.ports import free_ports
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.wire.identity import Judgement, Verdict, peer_of, peer_text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # where the peers that others wrote are
 

@@ -10,7 +10,7 @@ from bench.catch_up import catch_up, in_micro_batches
 from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import Extent, Side, in_turn
-from pipelines.spark.kafka import write_topic
+from kiln.pipelines.runtime.kafka import write_topic
 
 OPEN = (1_000, 1_000_000)
 """windows"""

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import psutil
 
 _KINDS = {
-    "deploy.demo.network": "demo network",
-    "bridge.process.main": "bridge",
-    "pipelines.worker_daemon": "Python workers",
-    "deploy.maintain.background": "care",
+    "kiln.deploy.demo.network": "demo network",
+    "kiln.bridge.app.main": "bridge",
+    "kiln.pipelines.app.worker_daemon": "Python workers",
+    "kiln.deploy.run.maintenance_job": "care",
     "quality": "quality",
     "kafka.Kafka": "broker",
     "org.apache.spark": "Spark's JVM",

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from bench.report import Finding, Series
 from bench.runs import BenchError, Extent, Say, in_turn
 from bench.views import MESSAGES, tables, write
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
 
 FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
 """the aims"""
@@ -139,7 +139,7 @@ def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) ->
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         began = time.perf_counter()
         child = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", *arguments], stdout=out, stderr=err, env=environment
+            [sys.executable, "-m", "kiln.deploy.cli", *arguments], stdout=out, stderr=err, env=environment
         )
         peak = 0
         while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:

@@ -13,11 +13,11 @@ from bench.frames import Keyed, append, generated
 from bench.ground import Ground
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Side, in_turn
-from deploy.traffic import TrafficOptions
-from schemas.cid import block_cid, cid_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import UPDATE, write_update
+from kiln.deploy.demo.traffic import TrafficOptions
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.pubsub import UPDATE, write_update
 
 REMEMBERED = (10_000, 1_000_000)
 """updates"""

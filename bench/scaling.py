@@ -28,13 +28,13 @@ from bench.ground import Ground
 from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
-from conf.settings.model import JobName, Kafka, Settings
-from pipelines.lake.lake import Lake
-from pipelines.launch import launch
-from pipelines.spark.progress import ProgressListener
-from pipelines.spark.remembered import held
-from pipelines.supervisor import failure_text
-from schemas.queries import QUERIES
+from kiln.conf.settings.model import JobName, Kafka, Settings
+from kiln.pipelines.app.launch import launch
+from kiln.pipelines.app.supervisor import failure_text
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.dedup_store import held
+from kiln.pipelines.runtime.progress import ProgressListener
+from kiln.schemas.queries import QUERIES
 
 SMALL, LARGE = 2_000, 40_000
 """records of a micro-batch"""

@@ -1,5 +1,5 @@
-"""How long DuckDB takes for each view (schemas.views), and for the way of a thing, over a lake of two million messages,
-made up for the purpose."""
+"""How long DuckDB takes for each view (kiln.schemas.delta.views), and for the way of a thing, over a lake of two
+million messages, made up for the purpose."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import pyarrow.compute as pc
 
 from bench.report import Finding
 from bench.runs import Extent, Say, in_turn
-from deploy.sql.ask import ask
-from deploy.trace.follow import follow
-from deploy.trace.ids import read_id
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake
-from pipelines.spark.rows import arrow_schema
-from schemas.batch import Block, stream_key, write_leaves
-from schemas.cid import cid_bytes
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
-from schemas.views import views
+from kiln.deploy.query.ask import ask
+from kiln.deploy.query.trace.follow import follow
+from kiln.deploy.query.trace.ids import read_id
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
+from kiln.schemas.wire.batch_block import Block, stream_key, write_leaves
+from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.streamid import StreamID
 
 MESSAGES = 2_000_000
 AIM_SECONDS = 2.0

@@ -21,14 +21,14 @@ from msgspec import structs
 
 from bench.report import Finding, Note, Series
 from bench.runs import Extent, Say
-from deploy.sql.ask import ask
-from pipelines.care.plan import Rules
-from pipelines.care.steps import care_for
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.steps import care_for
+from kiln.schemas.delta.tables import TABLES
 
 WEEK = 60_480
 """commits to each table"""

@@ -20,13 +20,13 @@ from uuid import uuid4
 
 import msgspec
 
-from conf.disk import to_disk
-from conf.errors import KilnError
-from conf.location import Location
-from pipelines.lake.lake import Lake, log_entry, log_of
-from pipelines.lake.log_faults import TableLog, last_before, look_at, newest_write, take_back
-from pipelines.spark.checkpoint import STANDS_FOR, Checkpoint
-from pipelines.spark.checkpoint_faults import (
+from kiln.conf.process.disk import to_disk
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.lake import Lake, log_entry, log_of
+from kiln.pipelines.delta.log_faults import TableLog, last_before, look_at, newest_write, take_back
+from kiln.pipelines.runtime.checkpoint import STANDS_FOR, Checkpoint
+from kiln.pipelines.runtime.checkpoint_faults import (
     Ending,
     beyond,
     claimed_ending,
@@ -35,13 +35,13 @@ from pipelines.spark.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
-from pipelines.spark.remembered import NAME, RememberedError, marked, release_places, remembers
-from pipelines.spark.told_place import Told
-from pipelines.spark.topics import TopicState, find_misfits, note_topics, read_noted
-from schemas import log
-from schemas.queries import QUERIES
-from schemas.records import Epoch
-from schemas.tables import TABLES
+from kiln.pipelines.runtime.dedup_store import NAME, RememberedError, marked, release_places, remembers
+from kiln.pipelines.runtime.progress_marker import Told
+from kiln.pipelines.runtime.topics import TopicState, find_misfits, note_topics, read_noted
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka import topics as log
+from kiln.schemas.kafka.records import Epoch
+from kiln.schemas.queries import QUERIES
 
 
 class DamageError(KilnError):

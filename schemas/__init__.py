@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schemas.topic_table import bundle_hash, intersect
+    from kiln.schemas.wire.topic_table import bundle_hash, intersect
 
 __all__ = ["bundle_hash", "intersect"]
 
@@ -13,7 +13,7 @@ __all__ = ["bundle_hash", "intersect"]
 def __getattr__(name: str) -> object:
     # when somebody asks: `kiln --help` needs a schema now and then, and never protobuf
     if name in __all__:
-        from schemas import topic_table
+        from kiln.schemas.wire import topic_table
 
         return getattr(topic_table, name)
     raise AttributeError(f"module 'schemas' has no attribute {name!r}")

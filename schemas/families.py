@@ -1,4 +1,4 @@
-"""A family of `schemas.exposition` with its values, as prometheus_client writes families."""
+"""A family of `kiln.schemas.exposition` with its values, as prometheus_client writes families."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from schemas.exposition import FAMILIES
+from kiln.schemas.exposition import FAMILIES
 
 Values = Iterable[tuple[tuple[str, ...], float]]
 """Label values, in the family's order, and the value."""
 
 
 def family(name: str, values: Values) -> Metric:
-    """A counter or gauge that `schemas.exposition` declares. KeyError: there is no such family."""
+    """A counter or gauge that `kiln.schemas.exposition` declares. KeyError: there is no such family."""
     declared = FAMILIES[name]
     of_kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
     made = of_kind(name, declared.says, labels=declared.labels)

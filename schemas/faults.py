@@ -1,8 +1,8 @@
 """Every fault that Kiln writes to quarantine: the stage that refused the bytes, the reason, and what a reader does.
 
-FAULTS is the closed set. A module that refuses bytes defines its own reasons (``schemas.pubsub.REASONS``, for example);
-tests/unit/test_faults.py holds those reasons and this set equal. The runbook's table is `markdown()`; write the table
-anew with `python -m schemas.faults docs/RUNBOOK.md`.
+FAULTS is the closed set. A module that refuses bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
+example); tests/unit/test_faults.py holds those reasons and this set equal. The runbook's table is `markdown()`; write
+the table anew with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 The name is the path in `STATE/bridge/status.json`: `[]` stands for each entry of a list, `*` for any key. Counters
 count since the bridge started, if nothing else is said. A number that the bridge reports and this list lacks fails
 tests/unit/schemas/test_metrics.py. `markdown()` is docs/METRICS.md; write that file anew with
-`python -m schemas.metrics > docs/METRICS.md`.
+`python -m kiln.schemas.metrics > docs/METRICS.md`.
 """
 
 from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from schemas.exposition import markdown as exposed
+from kiln.schemas.exposition import markdown as exposed
 
 Kind = Literal["counter", "gauge"]
 

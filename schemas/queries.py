@@ -17,7 +17,7 @@ class Query:
 
     name: str
     reads: tuple[str, ...]
-    """topics, as in `schemas.log.TOPICS`"""
+    """topics, as in `kiln.schemas.kafka.topics.TOPICS`"""
     every: timedelta
     """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
     tables: tuple[str, ...] = ()

@@ -13,8 +13,9 @@ class Rejected(msgspec.Struct, frozen=True):
     """An item that was not taken. It goes to quarantine with its bytes (decision 6).
 
     ``reason`` is a snake_case code out of a closed set, one that counts and dashboards may group by; each reader
-    documents its own (``schemas.pubsub.REASONS``, ``schemas.topic_table.REASONS``), and ``schemas.faults.FAULTS`` has
-    them all. ``detail`` is for people: a short text, of which nothing may depend on the wording.
+    documents its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and
+    ``kiln.schemas.faults.FAULTS`` has them all. ``detail`` is for people: a short text, of which nothing may depend on
+    the wording.
     """
 
     reason: str

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
-from kit import loopback
 from trio._core._run import _r as order_of_tasks
 
-from deploy.embedded import jars
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.java import JavaError, find_java
+from kiln.deploy.stack import jars
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.java import JavaError, find_java
+from kit import loopback
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

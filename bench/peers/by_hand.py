@@ -11,8 +11,8 @@ import base58
 import orjson
 from google.protobuf.message import DecodeError
 
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 TABLES = ("frames", "copies", "messages", "quarantine")
 

@@ -16,10 +16,9 @@ import sys
 import time
 from datetime import UTC, datetime
 
-from kafka import KafkaConsumer
-
 from bench.peers.append import CHUNK, Tables
 from bench.peers.by_hand import Rows, read
+from kafka import KafkaConsumer
 
 
 def run(servers: str, topic: str, records: int, lake: str) -> None:

@@ -41,7 +41,7 @@ What the text leaves open, and how it is read here:
     peers.
 """
 
-from bridge.bep50.machine import (
+from kiln.bridge.bep50.machine import (
     Acknowledged,
     Carried,
     Conflict,
@@ -53,8 +53,8 @@ from bridge.bep50.machine import (
     Settings,
     Updated,
 )
-from bridge.bep50.overlay import Overlay
-from bridge.bep50.topic import PublishError
+from kiln.bridge.bep50.overlay import Overlay
+from kiln.bridge.bep50.topic import PublishError
 
 __all__ = [
     "Acknowledged",

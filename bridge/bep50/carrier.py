@@ -1,8 +1,8 @@
 """The overlay as a part of the bridge: what it listens to, what it captures, what it announces, what it keeps.
 
-A topic belongs to one publisher's key and one separator (schemas.dht.announcement). The carrier follows the topics of
-the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the topic
-again when too many other topics have had a batch since.
+A topic belongs to one publisher's key and one separator (kiln.schemas.dht.announcement). The carrier follows the topics
+of the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the
+topic again when too many other topics have had a batch since.
 
 An item leaves a gap if it does not name the batch that the item before it announced: nobody can tell any more what was
 announced between the two. The gap goes to quarantine, and only then does the carrier keep the newer item, so that a
@@ -29,19 +29,18 @@ import trio
 from nacl.signing import SigningKey
 from trio_typing import TaskStatus
 
-from bridge.bep50.machine import Carried, Conflict, Event, PlainStored, Settings, Updated
-from bridge.bep50.overlay import Overlay
-from bridge.bep50.socket import Endpoint, bind
-from bridge.bep50.store import Store, StoreError
-from bridge.bep50.tap import ItemTap
-from bridge.bep50.topic import PublishError as OverlayError
-from bridge.bep50.topic import Topic, addresses
-from bridge.capture.sink import Sink
-from bridge.node.keys import load_or_create
-from bridge.publishing.outbox import PublishError
-from bridge.status import OverlayStatus, OverlayTopicStatus, PublisherStatus
-from schemas.cid import CidError, cid_bytes, cid_text
-from schemas.dht.announcement import (
+from kiln.bridge.bep50.machine import Carried, Conflict, Event, PlainStored, Settings, Updated
+from kiln.bridge.bep50.overlay import Overlay
+from kiln.bridge.bep50.socket import Endpoint, bind
+from kiln.bridge.bep50.store import Store, StoreError
+from kiln.bridge.bep50.tap import ItemTap
+from kiln.bridge.bep50.topic import PublishError as OverlayError
+from kiln.bridge.bep50.topic import Topic, addresses
+from kiln.bridge.capture.sink import Sink
+from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.publisher.outbox import PublishError
+from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
+from kiln.schemas.dht.announcement import (
     Announcement,
     Source,
     missed,
@@ -50,14 +49,15 @@ from schemas.dht.announcement import (
     topic_salt,
     write_announcement,
 )
-from schemas.dht.items import Item, sign
-from schemas.dht.items import target as target_of
-from schemas.dht.krpc import ID_SIZE, Address, Family, host_and_port
-from schemas.dht.node_id import bound_id, is_exempt
-from schemas.pubsub import BATCH_UPDATE, read_message
-from schemas.records import QuarantineRecord
-from schemas.reject import Rejected
-from schemas.topics import TopicError, parse_topic, separator_text
+from kiln.schemas.dht.items import Item, sign
+from kiln.schemas.dht.items import target as target_of
+from kiln.schemas.dht.krpc import ID_SIZE, Address, Family, host_and_port
+from kiln.schemas.dht.node_id import bound_id, is_exempt
+from kiln.schemas.kafka.records import QuarantineRecord
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
+from kiln.schemas.wire.pubsub import BATCH_UPDATE, read_message
+from kiln.schemas.wire.topics import TopicError, parse_topic, separator_text
 
 TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
@@ -316,7 +316,7 @@ class Carrier:
         """Announce the batch of a BATCH_UPDATE for a topic: to how many contacts it is known to have come so far.
 
         The answers to the first call's puts come later: call again until there are some. A batch that the topic's item
-        already names is not announced again. Raises bridge.publishing.publisher.PublishError.
+        already names is not announced again. Raises kiln.bridge.publisher.publisher.PublishError.
         """
         if self.stopped is not None:
             raise PublishError(self.stopped)

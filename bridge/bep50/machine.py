@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from schemas.dht.items import Item
-from schemas.dht.krpc import Address, Error, Message, Query, Response, write_message
+from kiln.schemas.dht.items import Item
+from kiln.schemas.dht.krpc import Address, Error, Message, Query, Response, write_message
 
 
 class Settings(Struct, frozen=True):

@@ -1,12 +1,12 @@
 """BEP 50, publish/subscribe over the BitTorrent DHT, as a state machine: datagrams and the time go in, datagrams and
-events come out. No clock, no socket: `bridge.bep50.socket` has both.
+events come out. No clock, no socket: `kiln.bridge.bep50.socket` has both.
 
 BEP 50 modifies the DHT's protocol so that a mutable item (BEP 44) is pushed to whoever follows it. Those who follow one
 item, a topic, form an overlay of their own, found through the plain DHT. All nodes on one UDP port share an id; the key
 ``c`` of a message says whose it is:
 
-    c absent            the plain DHT's                              bridge.bep50.plain
-    c = target          the topic's with this target                 bridge.bep50.topic
+    c absent            the plain DHT's                              kiln.bridge.bep50.plain
+    c = target          the topic's with this target                 kiln.bridge.bep50.topic
     c = another         nobody's here: a query is refused, an answer dropped
 """
 
@@ -15,21 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from random import Random
 
-from bridge.bep50.limits import RateLimits, WriteTokens
-from bridge.bep50.machine import Machine, Output, Settings
-from bridge.bep50.plain import PlainNode
-from bridge.bep50.topic import PublishError, Topic
-from schemas.dht.items import Item
-from schemas.dht.items import target as target_of
-from schemas.dht.krpc import (
-    MALFORMED,
-    UNKNOWN_TOPIC,
-    Address,
-    Error,
-    Malformed,
-    Query,
-    read_message,
-)
+from kiln.bridge.bep50.limits import RateLimits, WriteTokens
+from kiln.bridge.bep50.machine import Machine, Output, Settings
+from kiln.bridge.bep50.plain import PlainNode
+from kiln.bridge.bep50.topic import PublishError, Topic
+from kiln.schemas.dht.items import Item
+from kiln.schemas.dht.items import target as target_of
+from kiln.schemas.dht.krpc import MALFORMED, UNKNOWN_TOPIC, Address, Error, Malformed, Query, read_message
 
 
 class Overlay:

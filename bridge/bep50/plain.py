@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bridge.bep50.machine import Machine
-from bridge.bep50.table import GONE, RoutingTable
-from bridge.bep50.transactions import Answer, Transactions
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, item_fields, put_fields
-from schemas.dht.krpc import (
+from kiln.bridge.bep50.machine import Machine
+from kiln.bridge.bep50.table import GONE, RoutingTable
+from kiln.bridge.bep50.transactions import Answer, Transactions
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, item_fields, put_fields
+from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
     BAD_TOKEN,
     ID_SIZE,
@@ -31,7 +31,7 @@ from schemas.dht.krpc import (
     read_nodes,
     write_nodes,
 )
-from schemas.dht.node_id import distance
+from kiln.schemas.dht.node_id import distance
 
 K: Final = 8
 ALPHA: Final = 4

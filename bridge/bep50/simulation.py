@@ -10,9 +10,9 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from bridge.bep50.machine import Datagram, Event, Output, Settings
-from bridge.bep50.overlay import Overlay
-from schemas.dht.krpc import Address
+from kiln.bridge.bep50.machine import Datagram, Event, Output, Settings
+from kiln.bridge.bep50.overlay import Overlay
+from kiln.schemas.dht.krpc import Address
 
 Plain = Callable[[bytes, Address, float], Iterable[Datagram]]
 """Something else that has an address: given a datagram, its source and the time, it answers."""

@@ -1,4 +1,4 @@
-"""The overlay on real sockets: UDP, by trio. All that is decided is decided in `bridge.bep50.overlay`."""
+"""The overlay on real sockets: UDP, by trio. All that is decided is decided in `kiln.bridge.bep50.overlay`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from bridge.bep50.machine import Datagram, Event, Output
-from bridge.bep50.overlay import Overlay
-from schemas.dht.items import Item
-from schemas.dht.krpc import MAX_DATAGRAM, Address, Family
+from kiln.bridge.bep50.machine import Datagram, Event, Output
+from kiln.bridge.bep50.overlay import Overlay
+from kiln.schemas.dht.items import Item
+from kiln.schemas.dht.krpc import MAX_DATAGRAM, Address, Family
 
 
 async def bind(host: str, port: int) -> trio.socket.SocketType:

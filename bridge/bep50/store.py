@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.dht import bencode
-from schemas.dht.bencode import BencodeError, Value
-from schemas.dht.items import Item, put_fields, read_item, refusal
-from schemas.dht.krpc import ID_SIZE, Address, Refusal, read_addresses
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import BencodeError, Value
+from kiln.schemas.dht.items import Item, put_fields, read_item, refusal
+from kiln.schemas.dht.krpc import ID_SIZE, Address, Refusal, read_addresses
 
 
 class StoreError(Exception):

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.dht.krpc import ID_SIZE, Address, Node
-from schemas.dht.node_id import distance, is_bound, shared_bits
+from kiln.schemas.dht.krpc import ID_SIZE, Address, Node
+from kiln.schemas.dht.node_id import distance, is_bound, shared_bits
 
 NEAR: Final = 8
 """Capacity of the home bucket and its sibling."""

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bridge.bep50.machine import Carried
-from bridge.capture.tap import Connection
-from schemas.dht.krpc import Address, Family
-from schemas.frames import BEP50, CONNECTION_BYTES
+from kiln.bridge.bep50.machine import Carried
+from kiln.bridge.capture.tap import Connection
+from kiln.schemas.dht.krpc import Address, Family
+from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
 
 MAX_OPEN: Final = 1024
 """Connections at a time: strangers can have as many as they can have addresses. The one silent longest is closed."""

@@ -15,24 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from bridge.bep50.limits import WriteTokens
-from bridge.bep50.machine import (
-    Acknowledged,
-    Carried,
-    Conflict,
-    Connected,
-    Machine,
-    PlainStored,
-    Updated,
-    Via,
-)
-from bridge.bep50.plain import Found, PlainNode
-from bridge.bep50.table import GONE, Contact, RoutingTable
-from bridge.bep50.transactions import Answer, Transactions
-from conf.backoff import pause_after
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, is_signed, item_fields, limit, put_fields, read_item, target
-from schemas.dht.krpc import (
+from kiln.bridge.bep50.limits import WriteTokens
+from kiln.bridge.bep50.machine import Acknowledged, Carried, Conflict, Connected, Machine, PlainStored, Updated, Via
+from kiln.bridge.bep50.plain import Found, PlainNode
+from kiln.bridge.bep50.table import GONE, Contact, RoutingTable
+from kiln.bridge.bep50.transactions import Answer, Transactions
+from kiln.conf.process.backoff import pause_after
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, is_signed, item_fields, limit, put_fields, read_item, target
+from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
     BAD_SIGNATURE,
     BAD_TOKEN,

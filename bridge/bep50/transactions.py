@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from bridge.bep50.machine import Machine
-from schemas.dht.bencode import Value
-from schemas.dht.krpc import Address, Error, Query, Response
+from kiln.bridge.bep50.machine import Machine
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.krpc import Address, Error, Query, Response
 
 Answer: TypeAlias = Response | Error | None
 """None: nothing came in time."""

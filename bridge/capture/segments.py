@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 from zlib import crc32
 
-from conf.disk import to_disk
-from schemas.frames import CONNECTION_BYTES
+from kiln.conf.process.disk import to_disk
+from kiln.schemas.kafka.frames import CONNECTION_BYTES
 
 MAGIC: Final = b"KILNSPL1"
 SUFFIX: Final = ".spool"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Sink(Protocol):
-    """What node and overlay need of a sink: bridge.capture.spool.FrameSink, or another in tests."""
+    """What node and overlay need of a sink: kiln.bridge.capture.spool.FrameSink, or another in tests."""
 
     def put(self, connection: bytes, frame: bytes) -> None: ...
     @property

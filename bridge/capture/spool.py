@@ -30,11 +30,11 @@ from typing import Final
 
 from kafka.errors import KafkaError
 
-from bridge.capture.segments import Segments
-from bridge.kafka.producers import FramesProducerError, Sent, StoppableProducer
-from bridge.status import SpoolStatus
-from schemas.frames import CONNECTION_BYTES
-from schemas.log import MAX_RECORD
+from kiln.bridge.capture.segments import Segments
+from kiln.bridge.kafka.producers import FramesProducerError, Sent, StoppableProducer
+from kiln.conf.process.bridge_status import SpoolStatus
+from kiln.schemas.kafka.frames import CONNECTION_BYTES
+from kiln.schemas.kafka.topics import MAX_RECORD
 
 TICK: Final = 0.1
 """seconds: how often the spool's thread looks whether frames must go to disk"""

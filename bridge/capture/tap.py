@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from schemas.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.reject import Rejected
-from schemas.topic_table import hello_of
+from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_RPC, frame_fault, read_rpc
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.topic_table import hello_of
 
 Direction = Literal["IN", "OUT"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge.ipfs.blocks import (
+from kiln.bridge.ipfs.blocks import (
     MAX_READ,
     BlockRefusedError,
     Blocks,
@@ -12,10 +12,10 @@ from bridge.ipfs.blocks import (
     digest_of,
     verified,
 )
-from bridge.ipfs.folder import FolderBlocks
-from bridge.ipfs.helia import Helia
-from bridge.ipfs.kubo import Kubo
-from bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.ipfs.helia import Helia
+from kiln.bridge.ipfs.kubo import Kubo
+from kiln.bridge.ipfs.node import NodeBlocks
 
 __all__ = [
     "MAX_READ",

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, Protocol
 
-from bridge.ipfs.neighbours import Neighbour
-from bridge.status import IpfsStatus
-from schemas.batch import MAX_BLOCK
-from schemas.cid import CidError, cid_bytes, sha2_256_digest
-from schemas.reject import Rejected
+from kiln.bridge.ipfs.neighbours import Neighbour
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.cid import CidError, cid_bytes, sha2_256_digest
 
 MAX_READ: Final = 2 << 20
 """Largest block of others, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge.ipfs.blocks import BlocksAwayError, BlockUnavailableError, digest_of, too_large, verified
-from bridge.ipfs.neighbours import Neighbour
-from bridge.status import IpfsStatus
-from schemas.batch import MAX_BLOCK
-from schemas.cid import cid_bytes, cid_text
+from kiln.bridge.ipfs.blocks import BlocksAwayError, BlockUnavailableError, digest_of, too_large, verified
+from kiln.bridge.ipfs.neighbours import Neighbour
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.cid import cid_bytes, cid_text
 
 
 class FolderBlocks:

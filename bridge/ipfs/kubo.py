@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 from multiformats import multicodec
 
-from bridge.ipfs.blocks import (
+from kiln.bridge.ipfs.blocks import (
     CODEC_UNSUPPORTED,
     TOO_LARGE,
     WRONG_CID,
@@ -27,8 +27,8 @@ from bridge.ipfs.blocks import (
     too_large,
     verified,
 )
-from schemas.batch import MAX_BLOCK
-from schemas.cid import CidError, cid_bytes, cid_parts, cid_text
+from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_parts, cid_text
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
 """Codecs that Kubo puts blocks with; Kubo names them as the multicodec table does."""

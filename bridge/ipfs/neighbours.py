@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
-from conf.backoff import pause_after
+from kiln.conf.process.backoff import pause_after
 
 BITSWAP: Final = ("/ipfs/bitswap/1.2.0", "/ipfs/bitswap/1.1.0", "/ipfs/bitswap/1.0.0", "/ipfs/bitswap")
 """The protocols of bitswap (https://specs.ipfs.tech/bitswap-protocol/), by which a peer is known to give and take

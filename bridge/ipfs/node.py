@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
-from bridge.ipfs.blocks import BlocksAwayError
-from bridge.ipfs.helia import Helia, HeliaError
-from bridge.ipfs.kubo import Kubo, KuboError
-from bridge.ipfs.neighbours import AT_ONCE, Neighbour, Neighbours
-from bridge.ipfs.providing import Providing
-from bridge.status import IpfsStatus
-from conf.backoff import pause_after
-from schemas.batch import MAX_BLOCK
+from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.helia import Helia, HeliaError
+from kiln.bridge.ipfs.kubo import Kubo, KuboError
+from kiln.bridge.ipfs.neighbours import AT_ONCE, Neighbour, Neighbours
+from kiln.bridge.ipfs.providing import Providing
+from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.schemas.wire.batch_block import MAX_BLOCK
 
 _EVERY: Final = 10.0  # s between two looks at the node
 _SHORTEST_PAUSE: Final = 1.0  # s between two looks, when somebody came or went

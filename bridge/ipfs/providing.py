@@ -11,8 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from bridge.ipfs.blocks import BlocksAwayError
-from bridge.ipfs.kubo import KuboError, NoRoutingError
+from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 
 MOST: Final = 1_000  # blocks that wait: at a few seconds each, what is further back would be told after an hour
 _REMEMBERED: Final = 10_000  # blocks that are not told again: an outbox and BEP 50 each keep the same block

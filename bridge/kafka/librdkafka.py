@@ -1,6 +1,6 @@
 """Frames into Kafka by librdkafka, whose threads are in C: a frame handed over costs half of what kafka-python takes.
 
-What else the bridge writes are few records, and goes by kafka-python (bridge.kafka.producers).
+What else the bridge writes are few records, and goes by kafka-python (kiln.bridge.kafka.producers).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import KafkaException, Message, Producer
 from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, for_code
 
-from bridge.kafka.producers import FramesProducerError
-from conf.kafka_refusals import in_words
-from conf.librdkafka import librdkafka_options
-from schemas.log import MAX_RECORD
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.librdkafka_options import librdkafka_options
+from kiln.schemas.kafka.topics import MAX_RECORD
 
 _OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "enable.idempotence": True,
@@ -42,7 +42,7 @@ _log = logging.getLogger("librdkafka")
 
 
 class Record:
-    """What becomes of one record: bridge.kafka.producers.Sent."""
+    """What becomes of one record: kiln.bridge.kafka.producers.Sent."""
 
     __slots__ = ("_callbacks", "_errbacks", "_error", "_lock", "_settled")
 
@@ -87,7 +87,7 @@ class Record:
 
 
 class LibrdkafkaProducer:
-    """A producer that can be made to stop in mid-stream: bridge.kafka.producers.StoppableProducer.
+    """A producer that can be made to stop in mid-stream: kiln.bridge.kafka.producers.StoppableProducer.
 
     The broker gets the records of a key in the order of `send`, each once, and none after a record that it refused.
     """

@@ -12,15 +12,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, cast
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
-from conf.errors import PrerequisiteError
-from conf.kafka_clients import open_client
-from conf.kafka_refusals import in_words
-from schemas.log import MAX_RECORD
-from schemas.proto.kiln import frame_pb2
+from kafka import KafkaProducer
+from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_errors import in_words
+from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.proto.kiln import frame_pb2
 
 _OPTIONS: Final[Mapping[str, object]] = {
     "acks": "all",

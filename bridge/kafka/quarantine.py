@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from kafka.errors import KafkaError
 
-from bridge.kafka.producers import FramesProducerError, StoppableProducer
-from schemas.records import QuarantineRecord, encode
+from kiln.bridge.kafka.producers import FramesProducerError, StoppableProducer
+from kiln.schemas.kafka.records import QuarantineRecord, encode
 
 _PATIENCE: Final = 10.0  # s for the broker to take a record
 _TICK: Final = 0.2  # s between two looks whether to stop

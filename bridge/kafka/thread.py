@@ -13,15 +13,21 @@ from pathlib import Path
 from traceback import walk_stack
 from typing import Final, Protocol
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import KafkaError, KafkaTimeoutError, NoError
 
-from bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from bridge.kafka.topic_notes import NotedTopic, TopicNotes
-from conf.kafka_clients import open_client
-from conf.kafka_refusals import in_words
-from conf.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced, describe_topics, replaced_topics
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes
+from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.process.kafka_topics import (
+    CHECK_EVERY,
+    TopicIdentity,
+    describe_replaced,
+    describe_topics,
+    replaced_topics,
+)
 
 RENEW_EVERY: Final = 3_600_000_000
 """µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.records import UNREADABLE
+from kiln.schemas.kafka.records import UNREADABLE
 
 
 class NotedTopic(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import re
 
 
 def check_tcp(text: str) -> None:
-    """A multiaddr of TCP, as `bridge/node/host.py` takes it: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
+    """A multiaddr of TCP, as `bridge/libp2p/host.py` takes it: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
@@ -39,7 +39,7 @@ def check_peer(text: str) -> None:
 
 def check_author(text: str) -> None:
     """`*`, or a peer id in base58 or as a CID."""
-    from schemas.identity import PeerIdError, peer_bytes
+    from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 
     try:
         if text != "*":
@@ -53,7 +53,7 @@ def check_interest(text: str) -> None:
 
     A key may hold slashes, so `model/` before a StreamID or CID in another base would be a key that no topic has.
     """
-    from schemas.topics import parse_interest
+    from kiln.schemas.wire.topics import parse_interest
 
     interest = parse_interest(text)
     key, _, value = text.rpartition("/")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic_core import ErrorDetails
 
-from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
-from conf.settings.secrets import MASK, may_be_secret, without_secrets
-from conf.settings.service_links import is_service_link
+from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, dotted, known_keys, nearest, variable
+from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
+from kiln.conf.settings.service_links import is_service_link
 
 _MESSAGES = "the query archive writes messages now"
 _GONE: Mapping[Keys, str] = {

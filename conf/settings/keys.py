@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-from conf.settings.model import Settings
+from kiln.conf.settings.model import Settings
 
 ENV_PREFIX = "KILN_"
 CONFIG_VARIABLE = "KILN_CONFIG"

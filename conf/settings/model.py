@@ -1,7 +1,8 @@
 """The settings of Kiln as a model: keys, types, defaults, and what values may be. `conf/kiln.toml` explains each key.
 
-To construct `Settings` reads nothing: `conf.settings.reading` reads the file, the environment and the command line. An
-unknown key is an error wherever it stands, because a misspelt setting that is silently ignored costs an afternoon.
+To construct `Settings` reads nothing: `kiln.conf.settings.reading` reads the file, the environment and the command
+line. An unknown key is an error wherever it stands, because a misspelt setting that is silently ignored costs an
+afternoon.
 """
 
 import json
@@ -29,10 +30,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
-from conf.errors import SettingsError
-from conf.location import STORE, Location, location
-from conf.logs import Format, Level
-from conf.settings.addresses import (
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.location import STORE, Location, location
+from kiln.conf.process.logs import Format, Level
+from kiln.conf.settings.addresses import (
     check_author,
     check_interest,
     check_peer,
@@ -40,15 +41,15 @@ from conf.settings.addresses import (
     check_tcp_at_ip,
     check_tcp_of_peer,
 )
-from conf.settings.durations import Duration
-from conf.settings.secrets import without_secrets
-from schemas.layout import EXPIRING
-from schemas.log import MAX_OTHER_PARTITIONS, Partitions
-from schemas.queries import QUERIES
+from kiln.conf.settings.durations import Duration
+from kiln.conf.settings.secrets import without_secrets
+from kiln.schemas.delta.layout import EXPIRING
+from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, Partitions
+from kiln.schemas.queries import QUERIES
 
 if TYPE_CHECKING:
     JobName = str
-    """The name of a query, one of `schemas.queries.QUERIES`."""
+    """The name of a query, one of `kiln.schemas.queries.QUERIES`."""
 else:
     JobName = Literal[tuple(QUERIES)]
 Policy = Literal["strict", "none", "either"]
@@ -320,7 +321,7 @@ class TopicTable(Section):
     @classmethod
     def _usable(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
         if value:
-            from schemas.topic_table import Bundles, hello_bytes  # not at the top: protobuf slows every start
+            from kiln.schemas.wire.topic_table import Bundles, hello_bytes  # not at the top: protobuf slows every start
 
             hello_bytes(Bundles(value))
         return value
@@ -408,7 +409,8 @@ class Monitor(Section):
 
 
 class Log(Section):
-    """What Kiln's own processes log, and how. `levels`: by part, such as `bridge.node`, or by a library's logger."""
+    """What Kiln's own processes log, and how. `levels`: by part, such as `kiln.bridge.libp2p`, or by a library's
+    logger."""
 
     format: Format = "text"
     level: Level = "info"
@@ -451,7 +453,7 @@ class _Jobs(Section):
 
 if TYPE_CHECKING:
     Jobs = _Jobs
-else:  # a section for each query that `schemas.queries` declares
+else:  # a section for each query that `kiln.schemas.queries` declares
     Jobs = create_model(
         "Jobs",
         __base__=_Jobs,
@@ -666,8 +668,8 @@ class Bep50(Section):
     def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if value == cls.model_fields[str(info.field_name)].default:
             return value
-        from schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
-        from schemas.dht.krpc import Address, host_and_port
+        from kiln.schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
+        from kiln.schemas.dht.krpc import Address, host_and_port
 
         checks: dict[str, Callable[[str], object]] = {"bootstrap": host_and_port, "follow": parse_source}
         cls._check_each(value, info, checks.get(str(info.field_name), Address.from_text))

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 from pydantic import SecretStr
 
-from conf.settings.durations import duration_text
-from conf.settings.keys import Keys, dotted, known_keys, value_at
-from conf.settings.model import Settings
-from conf.settings.reading import Loaded
-from conf.settings.secrets import MASK, may_be_secret, without_secrets
+from kiln.conf.settings.durations import duration_text
+from kiln.conf.settings.keys import Keys, dotted, known_keys, value_at
+from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import Loaded
+from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 
 def shown(loaded: Loaded) -> str:

@@ -16,11 +16,11 @@ from typing import ClassVar
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from conf.errors import SettingsError
-from conf.settings.durations import duration_text
-from conf.settings.faults import Places, problem, service_links, unknown_variables, unreadable_tables
-from conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
-from conf.settings.model import Settings
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.durations import duration_text
+from kiln.conf.settings.faults import Places, problem, service_links, unknown_variables, unreadable_tables
+from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
+from kiln.conf.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""`python -m deploy.cli`: the command `kiln`."""
+"""`python -m kiln.deploy.cli`: the command `kiln`."""
 
-from deploy.cli.app import main
+from kiln.deploy.cli.app import main
 
 if __name__ == "__main__":
     main()

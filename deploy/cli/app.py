@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from conf.errors import KilnError
-from deploy.cli import (
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.cli import (
     backfill,
     broker,
     config,
@@ -29,8 +29,8 @@ from deploy.cli import (
     trace,
     traffic,
 )
-from deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
-from schemas.printable import printable_lines
+from kiln.deploy.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from kiln.schemas.printable import printable_lines
 
 GROUPS = (
     run,

@@ -10,8 +10,17 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.exits import FAILED, OK, UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, note_once, notes, settings_of
+from kiln.deploy.cli.exits import FAILED, OK, UsageError
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    answers,
+    lake_of,
+    note_once,
+    notes,
+    settings_of,
+)
 
 commands = typer.Typer(
     name="backfill", no_args_is_help=True, help="Make history anew, compare it with live, swap it in."
@@ -69,10 +78,10 @@ def run(
     settings = settings_of(config, state)
     import json
 
-    from deploy.run.backfill import run_backfill
-    from deploy.show.backfill_run import Pace, as_object, told
-    from pipelines.backfill import Request, parse_source, parse_time
-    from pipelines.history.run import Progress
+    from kiln.deploy.run.backfill import run_backfill
+    from kiln.deploy.screens.backfill_run import Pace, as_object, told
+    from kiln.pipelines.app.backfill_run import Request, parse_source, parse_time
+    from kiln.pipelines.backfill.run import Progress
 
     def time_of(option: str, text: str) -> int:
         try:
@@ -122,8 +131,8 @@ def run(
 def backfill_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """List the runs: range, source, state, rows by table, and when."""
     settings = settings_of(config, state)
-    from deploy.history.runs import listed
-    from deploy.show.backfill import render_runs, runs_json
+    from kiln.deploy.screens.backfill import render_runs, runs_json
+    from kiln.pipelines.backfill.runs import listed
 
     found = listed(lake_of(settings), settings.state)
     if as_json:
@@ -142,9 +151,9 @@ def backfill_diff(
     Java.
     """
     settings = settings_of(config, state)
-    from deploy.history.diff import diff
-    from deploy.history.runs import the_run
-    from deploy.show.backfill import diff_json, print_diff
+    from kiln.deploy.screens.backfill import diff_json, print_diff
+    from kiln.pipelines.backfill.diff import diff
+    from kiln.pipelines.backfill.runs import the_run
 
     lake, out = lake_of(settings), notes()
     run = the_run(lake, name)
@@ -182,9 +191,9 @@ def backfill_swap(
     Java.
     """
     settings = settings_of(config, state)
-    from deploy.history.runs import held, the_run
-    from deploy.history.swap import add_frames, swap
-    from pipelines.history.swap import Exchange
+    from kiln.pipelines.backfill.runs import held, the_run
+    from kiln.pipelines.backfill.swap import Exchange
+    from kiln.pipelines.backfill.swap_runs import add_frames, swap
 
     if replace and only_frames:
         raise UsageError("--replace --only-frames: --only-frames replaces nothing")
@@ -213,7 +222,7 @@ def backfill_swap(
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
     """Remove the tables of a run. What was swapped in stays. The account keeps that there was a run."""
     settings = settings_of(config, state)
-    from deploy.history.runs import drop, held, the_run_if_left
+    from kiln.pipelines.backfill.runs import drop, held, the_run_if_left
 
     lake, out = lake_of(settings), notes()
     the_run_if_left(lake, name)
@@ -227,7 +236,7 @@ def _now() -> int:
 
 
 def _length(text: str) -> timedelta:
-    from conf.settings.durations import parse_duration
+    from kiln.conf.settings.durations import parse_duration
 
     try:
         length = parse_duration(text)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from conf.errors import KilnError
-from deploy.cli.options import ConfigOption, StateOption, settings_of
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.cli.options import ConfigOption, StateOption, settings_of
 
 commands = typer.Typer(name="broker", no_args_is_help=True, help="Stop the embedded broker of a state folder.")
 
@@ -30,8 +30,8 @@ def broker_stop(
     A Kiln that runs stops its broker itself, so the command refuses then. The exit code is 0 also when no broker runs.
     """
     folder = settings_of(config, state).state
-    from deploy.embedded.broker import running, stop_running
-    from deploy.embedded.owner import owner
+    from kiln.deploy.stack.broker_owner import owner
+    from kiln.deploy.stack.embedded_broker import running, stop_running
 
     address = running(folder)
     keeper = owner(folder)

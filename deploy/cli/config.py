@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import ConfigOption, StateOption, loaded
+from kiln.deploy.cli.options import ConfigOption, StateOption, loaded
 
 commands = typer.Typer(name="config", no_args_is_help=True, help="Print the settings in force, or check a file.")
 
@@ -19,8 +19,8 @@ def config_show(
     diff: Annotated[bool, typer.Option("--diff", help="Print only what is not the default, with the default.")] = False,
 ) -> None:
     """Print the settings in force as TOML, and say where each comes from that is not the default."""
-    from conf.settings.printing import changed, shown
-    from schemas.printable import printable_lines
+    from kiln.conf.settings.printing import changed, shown
+    from kiln.schemas.printable import printable_lines
 
     found = loaded(config, state)
     print(printable_lines(changed(found) if diff else shown(found)), end="")
@@ -35,7 +35,7 @@ def config_check(
 ) -> None:
     """Check a settings file, the environment and the suites of kiln quality, and name each fault with its place."""
     found = loaded(file or config, None)
-    from deploy.quality.suites import read_all
+    from kiln.pipelines.quality.suites import read_all
 
     read_all(found.settings.quality.suites)
     print(f"{found.file}: fine")

@@ -2,14 +2,14 @@
 
 0 done; 1 the command failed; 2 the command line or the settings are wrong; 3 something that Kiln needs is missing
 (Java, jars, a free port, a broker); 130 interrupted. A `kiln run` that Ctrl-C stops has done its work, and exits with
-0. `conf.errors` has the errors that bear these codes.
+0. `kiln.conf.process.errors` has the errors that bear these codes.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from conf.errors import KilnError
+from kiln.conf.process.errors import KilnError
 
 OK: Final = 0
 FAILED: Final = 1

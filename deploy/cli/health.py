@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import typer
 
-from deploy.cli.exits import ENVIRONMENT, OK
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, settings_of
+from kiln.deploy.cli.exits import ENVIRONMENT, OK
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, settings_of
 
 commands = typer.Typer()
 
@@ -16,8 +16,8 @@ commands = typer.Typer()
 def status(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
     """Show the broker's topics, how far each query has read, and the tables."""
     settings = settings_of(config, state)
-    from deploy.observe.status import read_status
-    from deploy.show.status import render_status, status_json
+    from kiln.deploy.ops.status import read_status
+    from kiln.deploy.screens.status import render_status, status_json
 
     found = read_status(settings)
     if as_json:
@@ -34,8 +34,8 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
     code is 3 when something is in the way.
     """
     settings = settings_of(config, state)
-    from deploy.observe.doctor import examine, failed
-    from deploy.show.doctor import doctor_json, render_checks
+    from kiln.deploy.ops.doctor import examine, failed
+    from kiln.deploy.screens.doctor import doctor_json, render_checks
 
     checks = examine(settings)
     if as_json:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from conf.errors import KilnError
-from conf.locks import keep_private
-from deploy.cli.exits import UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.locks import keep_private
+from kiln.deploy.cli.exits import UsageError
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
 
 commands = typer.Typer()
 
@@ -28,9 +28,9 @@ def interests(
 ) -> None:
     """List the separators that the bridge follows, or change them while the bridge runs."""
     settings = settings_of(config, state)
-    from bridge.process.interests import InterestsFile
-    from schemas.printable import printable
-    from schemas.topics import TopicError
+    from kiln.bridge.app.interests import InterestsFile
+    from kiln.schemas.printable import printable
+    from kiln.schemas.wire.topics import TopicError
 
     file = InterestsFile(settings.bridge_dir / "interests.json", settings.bridge.interests)
     now = list(file.read())

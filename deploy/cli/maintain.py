@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.exits import FAILED, OK, UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
+from kiln.deploy.cli.exits import FAILED, OK, UsageError
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
 
 if TYPE_CHECKING:
-    from deploy.maintain.maintain import TableCare
+    from kiln.deploy.ops.maintenance import TableCare
 
 commands = typer.Typer()
 
@@ -38,8 +38,8 @@ def maintain(
     if dry_run and watch:
         raise UsageError("--dry-run and --watch: choose one")
     settings = settings_of(config, state)
-    from deploy.maintain.maintain import Maintenance, foreseen
-    from deploy.show.maintain import cared_json, cared_line, render_cared
+    from kiln.deploy.ops.maintenance import Maintenance, foreseen
+    from kiln.deploy.screens.maintain import cared_json, cared_line, render_cared
 
     def show(cared: Sequence[TableCare], *, done: bool = True) -> None:
         if as_json:

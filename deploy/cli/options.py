@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.exits import UsageError
+from kiln.deploy.cli.exits import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conf.settings.model import Settings
-    from conf.settings.reading import Loaded
-    from pipelines.lake.lake import Lake
+    from kiln.conf.settings.model import Settings
+    from kiln.conf.settings.reading import Loaded
+    from kiln.pipelines.delta.lake import Lake
 
-# conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
+# kiln.conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
 StateOption = Annotated[
     Path | None,
     typer.Option(
@@ -40,7 +40,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def loaded(config: Path | None, state: Path | None, network: str | None = None) -> Loaded:
     """The settings in force, and where each came from. SettingsError."""
-    from conf.settings.reading import load
+    from kiln.conf.settings.reading import load
 
     return load(config, state=state, network=network)
 
@@ -52,14 +52,14 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
 
 def lake_of(settings: Settings) -> Lake:
     """The lake of these settings."""
-    from pipelines.lake.lake import Lake
+    from kiln.pipelines.delta.lake import Lake
 
     return Lake.at(settings.lake_root)
 
 
 def length_of(text: str, option: str = "--for") -> timedelta:
     """The value of an option. UsageError: the text is no length of time, or the length is 0."""
-    from conf.settings.durations import parse_duration
+    from kiln.conf.settings.durations import parse_duration
 
     try:
         duration = parse_duration(text)
@@ -72,14 +72,14 @@ def length_of(text: str, option: str = "--for") -> timedelta:
 
 def answers() -> Console:
     """Where the answer goes: stdout."""
-    from deploy.show.console import PlainConsole
+    from kiln.deploy.screens.console import PlainConsole
 
     return PlainConsole()
 
 
 def notes() -> Console:
     """Where words go that are not the answer: stderr, so that the answer can be piped."""
-    from deploy.show.console import PlainConsole
+    from kiln.deploy.screens.console import PlainConsole
 
     return PlainConsole(stderr=True)
 

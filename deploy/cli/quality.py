@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.exits import FAILED, OK, UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, length_of, notes, settings_of
+from kiln.deploy.cli.exits import FAILED, OK, UsageError
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    answers,
+    lake_of,
+    length_of,
+    notes,
+    settings_of,
+)
 
 if TYPE_CHECKING:
-    from deploy.quality.results import Result
+    from kiln.pipelines.quality.results import Result
 
 commands = typer.Typer()
 
@@ -44,21 +53,21 @@ def quality(
     command works while Kiln runs, and needs no Java. The exit code is 1 if an expectation of level error fails.
     """
     settings = settings_of(config, state)
-    from conf.settings.keys import nearest
-    from schemas.tables import TABLES
+    from kiln.conf.settings.keys import nearest
+    from kiln.schemas.delta.tables import TABLES
 
     for name in table or ():
         if name not in TABLES:
             raise UsageError(f"--table {name}: there is no such table{nearest(name, TABLES)}")
     length = length_of(since, "--since") if since else None
     folder = docs or (settings.quality_dir / "docs" if open_docs else None)
-    from deploy.quality.check import check_lake
-    from deploy.quality.suites import read_all
+    from kiln.pipelines.quality.check import check_lake
+    from kiln.pipelines.quality.suites import read_all
 
     every = read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
     say = notes()
-    from deploy.quality.expectations import Judge
-    from deploy.show.quality import render_results
+    from kiln.deploy.screens.quality import render_results
+    from kiln.pipelines.quality.expectations import Judge
 
     judge, lake = Judge(), lake_of(settings)
     while True:
@@ -83,7 +92,7 @@ def quality(
 def _write_docs(results: list[Result], folder: Path, show: bool) -> None:
     import webbrowser
 
-    from deploy.quality.data_docs import write_docs
+    from kiln.pipelines.quality.data_docs import write_docs
 
     index = write_docs(results, folder)
     notes().print(f"Data Docs: {index}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from deploy.cli.exits import UsageError
-from deploy.cli.options import (
+from kiln.deploy.cli.exits import UsageError
+from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     StateOption,
@@ -24,8 +24,8 @@ from deploy.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bridge.kafka.producers import FramesProducer
-    from deploy.quarantine.picking import Selection
+    from kiln.bridge.kafka.producers import FramesProducer
+    from kiln.deploy.ops.quarantine.picking import Selection
 
 _WIDE = 240
 """columns: two peer ids and two stamps"""
@@ -67,8 +67,8 @@ def quarantine_list(
     """Count what is in quarantine, by stage and reason, by hour, or by author."""
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from deploy.quarantine.picking import Picked
-    from deploy.show.quarantine import counts_json, render_counts
+    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.screens.quarantine import counts_json, render_counts
 
     with Picked(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
@@ -98,8 +98,8 @@ def quarantine_show(
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from deploy.quarantine.picking import Picked
-    from deploy.show.quarantine import render_counts, render_row, rows_json
+    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.screens.quarantine import render_counts, render_row, rows_json
 
     with Picked(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
@@ -136,8 +136,8 @@ def quarantine_drop(
         raise UsageError("name --stage, --reason, --since, --until or --author; or --all for every row")
     if not why.strip():
         raise UsageError("--why: expected words")
-    from deploy.quarantine.picking import Picked
-    from deploy.show.quarantine import counts_json, dropped_json, render_counts
+    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.screens.quarantine import counts_json, dropped_json, render_counts
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
@@ -151,7 +151,7 @@ def quarantine_drop(
         return
     from uuid import uuid4
 
-    from deploy.quarantine.dropping import drop
+    from kiln.deploy.ops.quarantine.dropping import drop
 
     done = drop(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
     if as_json:
@@ -179,7 +179,7 @@ def _table_on() -> Console:
 def _selection(
     stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
 ) -> Selection:
-    from deploy.quarantine.picking import Selection
+    from kiln.deploy.ops.quarantine.picking import Selection
 
     return Selection(
         stage,
@@ -191,7 +191,7 @@ def _selection(
 
 
 def _moment(text: str, option: str) -> datetime:
-    from conf.settings.durations import parse_duration
+    from kiln.conf.settings.durations import parse_duration
 
     try:
         return datetime.now(UTC) - parse_duration(text)
@@ -222,13 +222,13 @@ def quarantine_replay(
     bridge that runs. Afterwards, type kiln run --catch-up.
     """
     settings = settings_of(config, state)
-    from bridge.kafka.producers import FramesProducer, connect
-    from deploy.kafka.broker import broker
-    from deploy.quarantine.replay import QuarantineReplay, in_words
-    from deploy.quarantine.unfetched import unfetched
-    from pipelines.launch import decoding
-    from schemas.records import encode
-    from schemas.topic_table import BundleError
+    from kiln.bridge.kafka.producers import FramesProducer, connect
+    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, in_words
+    from kiln.deploy.ops.quarantine.unfetched import unfetched
+    from kiln.deploy.stack.kafka_broker import broker
+    from kiln.pipelines.app.launch import decoding
+    from kiln.schemas.kafka.records import encode
+    from kiln.schemas.wire.topic_table import BundleError
 
     try:
         how = decoding(settings)

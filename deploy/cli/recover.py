@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.exits import FAILED, OK
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
+from kiln.deploy.cli.exits import FAILED, OK
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
 
 commands = typer.Typer()
 
@@ -26,8 +26,8 @@ def recover(
     of the state folder. No Kiln may run meanwhile. The exit code is 1 while something is left to be put right.
     """
     settings = settings_of(config, state)
-    from deploy.recovery.recover import Recovery
-    from deploy.show.recovery import recovery_json, render_recovery
+    from kiln.deploy.ops.recover import Recovery
+    from kiln.deploy.screens.recovery import recovery_json, render_recovery
 
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find()

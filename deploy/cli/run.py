@@ -14,12 +14,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.exits import FAILED, OK, UsageError
-from deploy.cli.options import ConfigOption, StateOption, answers, lake_of, length_of, note_once, notes, settings_of
+from kiln.deploy.cli.exits import FAILED, OK, UsageError
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    StateOption,
+    answers,
+    lake_of,
+    length_of,
+    note_once,
+    notes,
+    settings_of,
+)
 
 if TYPE_CHECKING:
-    from conf.settings.model import JobName, Settings
-    from deploy.run.network import Source
+    from kiln.conf.settings.model import JobName, Settings
+    from kiln.deploy.run.network import Source
 
 commands = typer.Typer()
 
@@ -78,10 +87,10 @@ def _run(
     *,
     maintain: bool = False,
 ) -> int:
-    from deploy.observe.summary import read_summary, row_counts
-    from deploy.run.application import run_application
-    from deploy.show.summary import render_summary
-    from deploy.show.views import open_view
+    from kiln.deploy.ops.summary import read_summary, row_counts
+    from kiln.deploy.run.application import run_application
+    from kiln.deploy.screens.summary import render_summary
+    from kiln.deploy.screens.views import open_view
 
     console = answers()
     before = row_counts(lake_of(settings))
@@ -115,8 +124,8 @@ def job(
 
 
 def _job_name(name: str) -> JobName:
-    from conf.settings.keys import nearest
-    from schemas.queries import QUERIES
+    from kiln.conf.settings.keys import nearest
+    from kiln.schemas.queries import QUERIES
 
     for query in QUERIES:
         if query == name:
@@ -131,10 +140,10 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     While the broker of kafka.bootstrap is away, the bridge keeps what it hears on disk.
     """
     settings = settings_of(config, state)
-    from bridge.process.main import run as run_bridge
-    from conf.exporter import Exporter
-    from deploy.kafka.broker import broker_in_time
-    from deploy.monitor.bridge import BridgeAlone
+    from kiln.bridge.app.main import run as run_bridge
+    from kiln.conf.process.exporter import Exporter
+    from kiln.deploy.ops.monitor.bridge import BridgeAlone
+    from kiln.deploy.stack.kafka_broker import broker_in_time
 
     out = notes()
     told = settings.bridge_dir / "status.json"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import ConfigOption, StateOption, lake_of, note_once, notes, settings_of
+from kiln.deploy.cli.options import ConfigOption, StateOption, lake_of, note_once, notes, settings_of
 
 commands = typer.Typer()
 
@@ -36,8 +36,8 @@ def serve_sql(
     machine, come through an SSH tunnel. The server runs beside kiln run, and sees what kiln run writes.
     """
     settings = settings_of(config, state)
-    from deploy.serve.server import Door, served
-    from deploy.serve.server import password_file as made
+    from kiln.deploy.query.serve.server import Door, served
+    from kiln.deploy.query.serve.server import password_file as made
 
     door = Door(port, user, password_file or made(settings.state))
     console = notes()

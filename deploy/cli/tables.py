@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.exits import UsageError
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, note_once, notes, settings_of
+from kiln.deploy.cli.exits import UsageError
+from kiln.deploy.cli.options import (
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    answers,
+    lake_of,
+    note_once,
+    notes,
+    settings_of,
+)
 
 if TYPE_CHECKING:
-    from conf.settings.model import Settings
-    from deploy.sql.as_of import AsOf
-    from deploy.sql.ask import Answer
-    from pipelines.lake.lake import Lake
+    from kiln.conf.settings.model import Settings
+    from kiln.deploy.query.as_of import AsOf
+    from kiln.deploy.query.ask import Answer
+    from kiln.pipelines.delta.lake import Lake
 
 commands = typer.Typer()
 
@@ -59,7 +68,7 @@ def sql(
         raise UsageError("--json and --csv: the answer is in one form")
     settings = settings_of(config, state)
     lake = lake_of(settings)
-    from deploy.sql.as_of import parse_as_of
+    from kiln.deploy.query.as_of import parse_as_of
 
     try:
         at = None if as_of is None else parse_as_of(as_of)
@@ -76,7 +85,7 @@ def sql(
             _show(asking(question), rows, as_json=as_json, as_csv=as_csv)
 
         if prompted:
-            from deploy.sql.prompt import converse
+            from kiln.deploy.cli.sql_prompt import converse
 
             converse(lake, settings.state / "sql_history", show)
         elif query is not None:
@@ -88,12 +97,12 @@ def _asking(
 ) -> Callable[[str], Answer]:
     """What answers questions: DuckDB, or a Spark session that ends with `stack`."""
     if not on_spark:
-        from deploy.sql.ask import ask
+        from kiln.deploy.query.ask import ask
 
         return lambda question: ask(lake, question, as_of)
-    from deploy.run.spark import spark_session
-    from deploy.serve.classes import compiled
-    from deploy.sql.spark import ask_spark
+    from kiln.deploy.query.serve.classes import compiled
+    from kiln.deploy.query.spark import ask_spark
+    from kiln.deploy.stack.spark import spark_session
 
     # its logs and temporary files are its own: Kiln may be running
     scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
@@ -107,15 +116,15 @@ def _asking(
 def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
     try:
         if as_json:
-            from deploy.show.answer_json import write_json
+            from kiln.deploy.query.answer_json import write_json
 
             write_json(answer, sys.stdout)
         elif as_csv:
-            from deploy.show.answer_csv import write_csv
+            from kiln.deploy.query.answer_csv import write_csv
 
             write_csv(answer, sys.stdout)
         else:
-            from deploy.show.answer import print_table
+            from kiln.deploy.query.answer import print_table
 
             print_table(answer, answers(), rows)
         sys.stdout.flush()
@@ -142,8 +151,8 @@ def estimate(
     in all, and by separator. The command needs no Java.
     """
     settings = settings_of(config, state)
-    from deploy.sql.estimate import estimate as savings_of
-    from deploy.sql.estimate import parse_windows, print_estimate, read_heard, write_estimate
+    from kiln.deploy.query.estimate import estimate as savings_of
+    from kiln.deploy.query.estimate import parse_windows, print_estimate, read_heard, write_estimate
 
     try:
         windows = parse_windows(window)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, lake_of, settings_of
 
 commands = typer.Typer()
 
@@ -47,17 +47,17 @@ def trace(
     step is one question to the tables: --sql shows it, and kiln sql gives the same rows.
     """
     settings = settings_of(config, state)
-    from deploy.trace.follow import follow
-    from deploy.trace.ids import read_id
+    from kiln.deploy.query.trace.follow import follow
+    from kiln.deploy.query.trace.ids import read_id
 
     found = follow(lake_of(settings), read_id(id_), messages)
     try:
         if as_json:
-            from deploy.show.trace import write_trace
+            from kiln.deploy.screens.trace import write_trace
 
             write_trace(found, sys.stdout)
         else:
-            from deploy.show.trace import print_trace
+            from kiln.deploy.screens.trace import print_trace
 
             print_trace(found, answers(), rows, sql=sql, whole_ids=whole)
         sys.stdout.flush()

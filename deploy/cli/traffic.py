@@ -9,9 +9,9 @@ from typing import Annotated, BinaryIO, cast
 
 import typer
 
-from conf.errors import KilnError
-from deploy.cli.exits import UsageError
-from deploy.cli.options import ConfigOption, StateOption, length_of, note_once, notes, settings_of
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.cli.exits import UsageError
+from kiln.deploy.cli.options import ConfigOption, StateOption, length_of, note_once, notes, settings_of
 
 commands = typer.Typer()
 
@@ -44,9 +44,9 @@ def replay(
     settings = settings_of(config, state)
     import time
 
-    from deploy.traffic.replay import Progress, survey_file
-    from deploy.traffic.replay import replay as replay_file
-    from schemas.capture import CaptureError
+    from kiln.deploy.demo.traffic.replay import Progress, survey_file
+    from kiln.deploy.demo.traffic.replay import replay as replay_file
+    from kiln.schemas.captures.capture_file import CaptureError
 
     surveys = []
     for file in files:  # all of them, before a broker is started
@@ -54,8 +54,8 @@ def replay(
             surveys.append(survey_file(file))
         except CaptureError as error:
             raise KilnError(f"{file}: {error}") from error
-    from bridge.kafka.producers import FramesProducer, connect
-    from deploy.kafka.broker import broker
+    from kiln.bridge.kafka.producers import FramesProducer, connect
+    from kiln.deploy.stack.kafka_broker import broker
 
     out = notes()
     with broker(settings, note_once(out)) as servers:
@@ -123,9 +123,9 @@ def generate(
     settings = settings_of(config, None, network)
     from dataclasses import replace
 
-    from conf.settings.durations import micros
-    from deploy.traffic import Traffic, write_traffic
-    from deploy.traffic.options import traffic_options
+    from kiln.conf.settings.durations import micros
+    from kiln.deploy.demo.traffic import Traffic, write_traffic
+    from kiln.deploy.demo.traffic.options import traffic_options
 
     try:
         began = datetime.fromisoformat(start)

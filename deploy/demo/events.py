@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from schemas.pubsub import read_message
-from schemas.reject import Rejected
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.pubsub import read_message
 
 BATCHES_KEPT: Final = 50
 _ERRORS: Final = 20

@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from deploy.children.spawn import dies_with_parent
-from deploy.demo.events import Events, Tally, event_line
-from deploy.demo.kubo_peer import KuboError, library_path
-from deploy.traffic.content import TopicData
+from kiln.deploy.demo.events import Events, Tally, event_line
+from kiln.deploy.demo.kubo_peer import KuboError, library_path
+from kiln.deploy.demo.traffic.content import TopicData
+from kiln.deploy.stack.spawn import dies_with_parent
 
 KUBO: Final = "kubo"
 
@@ -47,7 +47,7 @@ class KuboNode:
         """Starts the process, and returns at once. KuboError: Kubo cannot run here."""
         library_path()
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
+        command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder), "--no-peers"]
         commands, self._to = os.pipe()
         self._from, events = os.pipe()
         try:

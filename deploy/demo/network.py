@@ -1,13 +1,13 @@
 """A network to try Kiln with, on 127.0.0.1: one Kubo node and two of ours, which talk made-up Ceramic traffic.
 
-    python -m deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
+    python -m kiln.deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
         --publisher HEX
 
 All three are on the topic of the network and on those of its 500 most popular separators; ours dial Kubo and each
 other. DIR keeps their identities, so that they last. Kubo sends 30 % of the messages, and no more than 100 a second;
 ours share the rest. Nobody here publishes a BATCH_UPDATE: each that is heard is Kiln's. Where Kubo cannot run, the two
 of ours go on alone, and the status says why. With a publisher, the public key under which Kiln announces batches over
-BEP 50, there are also the two nodes of `deploy.demo.overlay`, and `overlay` is in the events.
+BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and `overlay` is in the events.
 
 Driven by lines of JSON on stdin: {"cmd": "go"} starts the traffic, hush ends it, and stop the network, as do the end of
 stdin, SIGTERM and Ctrl-C. It tells, in lines of JSON on stdout:
@@ -39,22 +39,22 @@ from typing import Final
 
 import trio
 
-from bridge.bep50.carrier import CarrierError
-from bridge.gossip.outcomes import Deliver
-from bridge.node.addresses import NodeError
-from bridge.node.host import Node
-from bridge.node.keys import KeyFileError, load_or_create
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno, SeqnoError
-from conf.locks import StateInUseError, locked
-from deploy.demo.events import Events, Tally, in_thread
-from deploy.demo.kubo_node import KUBO, KuboNode
-from deploy.demo.kubo_peer import CATCH_UP, KuboError
-from deploy.demo.overlay import NODES, Listeners
-from deploy.traffic.content import TopicData, contents, topics
-from deploy.traffic.options import TrafficOptions
-from schemas.identity import peer_text
-from schemas.topics import parse_topic
+from kiln.bridge.bep50.carrier import CarrierError
+from kiln.bridge.gossipsub.effects import Deliver
+from kiln.bridge.libp2p.addresses import NodeError
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.keys import KeyFileError, load_or_create
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
+from kiln.conf.process.locks import StateInUseError, locked
+from kiln.deploy.demo.events import Events, Tally, in_thread
+from kiln.deploy.demo.kubo_node import KUBO, KuboNode
+from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
+from kiln.deploy.demo.overlay import NODES, Listeners
+from kiln.deploy.demo.traffic.content import TopicData, contents, topics
+from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.topics import parse_topic
 
 OURS: Final = ("one", "two")
 MOST_SEPARATORS: Final = 500  # with a topic: Kubo has to be asked for the messages of each, again and again

@@ -17,15 +17,15 @@ import trio
 from nacl.signing import SigningKey
 from trio_typing import TaskStatus
 
-from bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
-from bridge.capture.sink import Sink
-from bridge.publishing.outbox import PublishError
-from schemas.cid import cid_text
-from schemas.dht.announcement import Source, read_announcement, topic_salt
-from schemas.dht.items import Item
-from schemas.pubsub import write_batch_update
-from schemas.reject import Rejected
-from schemas.topics import Separator, separator_text, topic_name
+from kiln.bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
+from kiln.bridge.capture.sink import Sink
+from kiln.bridge.publisher.outbox import PublishError
+from kiln.schemas.dht.announcement import Source, read_announcement, topic_salt
+from kiln.schemas.dht.items import Item
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import Separator, separator_text, topic_name
 
 NODES: Final = ("one", "two")
 REANNOUNCED: Final = 3

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from bridge.bep50.carrier import publisher_key
-from bridge.node.keys import KeyFileError
-from conf.errors import PrerequisiteError
-from conf.settings.model import Settings
-from deploy.children.backoff import Backoff
-from deploy.children.bridge import child_environment
-from deploy.children.logs import keep_small
-from deploy.children.spawn import dies_with_parent, end
+from kiln.bridge.bep50.carrier import publisher_key
+from kiln.bridge.libp2p.keys import KeyFileError
+from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.settings.model import Settings
+from kiln.deploy.stack.bridge_process import child_environment
+from kiln.deploy.stack.child_logs import keep_small
+from kiln.deploy.stack.restart_backoff import Backoff
+from kiln.deploy.stack.spawn import dies_with_parent, end
 
 _READY_IN = 60.0  # s
 _TRIES = 4
@@ -74,7 +74,7 @@ class DemoNetwork:
                     [
                         sys.executable,
                         "-m",
-                        "deploy.demo.network",
+                        "kiln.deploy.demo.network",
                         *(str(part) for pair in arguments.items() for part in pair),
                     ]
                 ),

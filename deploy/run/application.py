@@ -16,29 +16,29 @@ from types import FrameType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from conf.locks import locked
-from conf.logs import Problems, say
-from conf.settings.model import JobName, Settings
-from deploy.children.maintain import CareProcess
-from deploy.children.now_and_then import NowAndThen
-from deploy.children.quality import QualityChecks
-from deploy.kafka.broker import LaunchedBroker, launched_broker
-from deploy.monitor.server import Monitor
-from deploy.observe.snapshot import QualityInRun, by_reason
-from deploy.observe.snapshots import Snapshots
-from deploy.observe.watch import Watch
-from deploy.run.network import LiveNetwork, Source
-from deploy.run.spark import jvm_end, spark_session
-from deploy.show.views import View
-from pipelines.lake.lake import Lake
-from pipelines.recovery import mend
-from pipelines.spark.ends import TopicEnds
-from pipelines.supervisor import GaveUpError, Supervisor, place_of
-from schemas.log import TOPICS
-from schemas.tables import TABLES
+from kiln.conf.process.locks import locked
+from kiln.conf.process.logs import Problems, say
+from kiln.conf.settings.model import JobName, Settings
+from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.snapshot import QualityInRun, by_reason
+from kiln.deploy.ops.snapshots import Snapshots
+from kiln.deploy.ops.watch import Watch
+from kiln.deploy.run.maintenance import CareProcess
+from kiln.deploy.run.network import LiveNetwork, Source
+from kiln.deploy.run.quality import QualityChecks
+from kiln.deploy.screens.views import View
+from kiln.deploy.stack.kafka_broker import LaunchedBroker, launched_broker
+from kiln.deploy.stack.periodic_process import NowAndThen
+from kiln.deploy.stack.spark import jvm_end, spark_session
+from kiln.pipelines.app.supervisor import GaveUpError, Supervisor, place_of
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.recovery import mend
+from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.topics import TOPICS
 
 _MODES: Mapping[Source, str] = {"demo": "demo network", "network": "live", "none": "no network"}
-_LOG = logging.getLogger("deploy.run")
+_LOG = logging.getLogger("kiln.deploy.run")
 _LOOK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
 _NO_ANSWER = (Py4JError, ConnectionError)

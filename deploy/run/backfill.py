@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from conf.locks import locked
-from conf.settings.model import Settings
-from deploy.history.runs import lock_of
-from deploy.kafka.broker import broker
-from deploy.run.spark import spark_session
-from pipelines.backfill import Request, backfill, stoppable, terms_of
-from pipelines.history.account import check_name
-from pipelines.history.run import Outcome, Progress, begun, rows_of
-from pipelines.lake.lake import Lake
+from kiln.conf.process.locks import locked
+from kiln.conf.settings.model import Settings
+from kiln.deploy.stack.kafka_broker import broker
+from kiln.deploy.stack.spark import spark_session
+from kiln.pipelines.app.backfill_run import Request, backfill, stoppable, terms_of
+from kiln.pipelines.backfill.account import check_name
+from kiln.pipelines.backfill.run import Outcome, Progress, begun, rows_of
+from kiln.pipelines.backfill.runs import lock_of
+from kiln.pipelines.delta.lake import Lake
 
 
 def run_backfill(

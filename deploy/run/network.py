@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from bridge.status import BridgeStatus
-from conf.settings.model import Settings
-from deploy.children.bridge import BridgeProcess
-from deploy.demo.process import DemoNetwork
-from deploy.observe.snapshot import BridgeInRun
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.conf.settings.model import Settings
+from kiln.deploy.demo.process import DemoNetwork
+from kiln.deploy.ops.snapshot import BridgeInRun
+from kiln.deploy.stack.bridge_process import BridgeProcess
 
 Source = Literal["demo", "network", "none"]
 """Where frames come from: a network made on this machine, the network of `bridge.bootstrap`, or Kafka alone."""

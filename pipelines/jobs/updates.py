@@ -1,6 +1,6 @@
 """The query `updates` as a Spark application of its own: `spark-submit pipelines/jobs/updates.py`."""
 
-from pipelines.submit import main
+from kiln.pipelines.app.submit import main
 
 if __name__ == "__main__":
     raise SystemExit(main("updates"))

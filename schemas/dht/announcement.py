@@ -22,14 +22,14 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from schemas.cid import CidError, cid_end, is_cid
-from schemas.dht import bencode
-from schemas.dht.bencode import BencodeError, Value
-from schemas.dht.items import KEY_SIZE, Item, is_signed, limit, read_item
-from schemas.dht.krpc import Malformed, Query, Response, read_message
-from schemas.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
-from schemas.reject import Rejected
-from schemas.topics import Separator, TopicError, parse_separator_text, separator_text, topic_name
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import BencodeError, Value
+from kiln.schemas.dht.items import KEY_SIZE, Item, is_signed, limit, read_item
+from kiln.schemas.dht.krpc import Malformed, Query, Response, read_message
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, cid_end, is_cid
+from kiln.schemas.wire.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
+from kiln.schemas.wire.topics import Separator, TopicError, parse_separator_text, separator_text, topic_name
 
 MAX_ANNOUNCEMENT: Final = 990
 """Largest value written, in bencoded bytes: under BEP 44's 1000, and small enough that a get response which also names

@@ -17,16 +17,9 @@ from msgspec import Struct
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
-from schemas.dht import bencode
-from schemas.dht.bencode import Value
-from schemas.dht.krpc import (
-    BAD_ARGUMENTS,
-    BAD_SEQUENCE,
-    BAD_SIGNATURE,
-    SALT_TOO_BIG,
-    VALUE_TOO_BIG,
-    Refusal,
-)
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.krpc import BAD_ARGUMENTS, BAD_SEQUENCE, BAD_SIGNATURE, SALT_TOO_BIG, VALUE_TOO_BIG, Refusal
 
 KEY_SIZE: Final = 32
 SIGNATURE_SIZE: Final = 64

@@ -24,8 +24,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from schemas.dht import bencode
-from schemas.dht.bencode import BencodeError, Value
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import BencodeError, Value
 
 ID_SIZE: Final = 20
 MAX_TRANSACTION: Final = 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
-from schemas.dht.krpc import ID_SIZE
+from kiln.schemas.dht.krpc import ID_SIZE
 
 # BEP 42, Node ID restriction: the address loses what its holder could vary at will.
 _MASKS: Final = {4: bytes.fromhex("030f3fff"), 16: bytes.fromhex("0103070f1f3f7fff")}

@@ -22,13 +22,13 @@ from pathlib import Path
 from random import Random
 
 from kafka.errors import KafkaError
-from kit import helia_packages
 
-from bridge.ipfs.helia import HeliaError
 from chaos import proxy, wrong_clock
 from chaos.check import Log, Problem, check, quiet, told, unheard
 from chaos.faults import KINDS, Kind, Scene
 from chaos.whole_kiln import ChaosError, Stack
+from kiln.bridge.ipfs.helia import HeliaError
+from kit import helia_packages
 
 _ISOLATED = "CHAOS_ISOLATED"
 _BROKEN = (ChaosError, proxy.ProxyError, subprocess.SubprocessError, OSError, KafkaError)

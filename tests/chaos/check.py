@@ -8,22 +8,22 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kafka import KafkaConsumer, TopicPartition
-from kit.awaiting import awaited
-from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
 from multiformats import CID
 
 from chaos.whole_kiln import PATIENCE, Stack, files_below
-from deploy.observe.status import read_status
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
-from schemas.frames import DIRECTIONS, read_frame, read_rpc
-from schemas.identity import Verdict, judge, message_id
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import PubsubMessage, read_message
-from schemas.queries import QUERIES
-from schemas.records import PublicationRecord, decode_publication, decode_wanted
+from kafka import KafkaConsumer, TopicPartition
+from kiln.deploy.ops.status import read_status
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.kafka.frames import DIRECTIONS, read_frame, read_rpc
+from kiln.schemas.kafka.records import PublicationRecord, decode_publication, decode_wanted
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.queries import QUERIES
+from kiln.schemas.wire.identity import Verdict, judge, message_id
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
+from kit.awaiting import awaited
+from kit.log_model import Emitted, Update, block_of, cid_of, emitted_of, update_of, windows_of, without_repeats
 
 WINDOW = 1_000_000  # µs
 READ = ("frames", "updates", "batches", "publications", "wanted")

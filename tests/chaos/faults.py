@@ -16,18 +16,18 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType
-from kit.awaiting import awaited
-from kit.descriptors import descriptors
 
 from chaos import proxy, wrong_clock
 from chaos.check import REMOVED, UNHEARD, Log
 from chaos.proxy import Proxy
 from chaos.whole_kiln import DISKS, PATIENCE, ROOM, ChaosError, Stack, files_below
-from deploy.observe.status import read_checkpoint
-from schemas.queries import QUERIES
-from schemas.records import TICK
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kiln.deploy.ops.status import read_checkpoint
+from kiln.schemas.kafka.records import TICK
+from kiln.schemas.queries import QUERIES
+from kit.awaiting import awaited
+from kit.descriptors import descriptors
 
 NOTHING = "nothing is lost"
 AIR = "lost: only what peers said in the 2 s before, or while no bridge was there"
@@ -524,7 +524,7 @@ def _recovered(stack: Stack, put_back: Callable[[], object]) -> str:
     except ChaosError:
         put_back()  # so that the faults after this one have a Kiln
         raise
-    command = [sys.executable, "-m", "deploy.cli", "recover", "--yes"]
+    command = [sys.executable, "-m", "kiln.deploy.cli", "recover", "--yes"]
     done = subprocess.run(
         command, env=stack.kiln.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -711,7 +711,7 @@ def second_process(scene: Scene) -> str:
     """A second one on the same state folder must be refused in words, and the first one go on."""
     stack = scene.stack
     second = scene.next_of([["run"], ["bridge"], *(["job", name] for name in QUERIES)])
-    command = [sys.executable, "-m", "deploy.cli", *second]
+    command = [sys.executable, "-m", "kiln.deploy.cli", *second]
     try:
         done = subprocess.run(
             command, env=stack.kiln.environment, capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -23,19 +23,19 @@ from typing import IO
 import msgspec
 import trio
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import Deliver, Send
-from bridge.gossip.router import Router
-from bridge.gossip.signatures import verifier
-from bridge.node.host import Node
-from bridge.node.keys import load_or_create
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno
-from deploy.traffic.content import contents, topics
-from deploy.traffic.options import TrafficOptions
-from schemas.identity import message_id, peer_of
-from schemas.proto.gossipsub.rpc_pb2 import Message
-from schemas.pubsub import PubsubMessage, read_message
+from kiln.bridge.gossipsub.effects import Deliver, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.keys import load_or_create
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.deploy.demo.traffic.content import contents, topics
+from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.wire.identity import message_id, peer_of
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 
 SEPARATORS = 10
 

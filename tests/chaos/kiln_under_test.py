@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chaos import wrong_clock
-from conf.settings.model import Settings
-from deploy.children import bridge
-from deploy.cli.app import main
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.ports import HOST
-from deploy.kafka import broker
-from pipelines import launch
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile
+from kiln.conf.settings.model import Settings
+from kiln.deploy.cli.app import main
+from kiln.deploy.stack import bridge_process as bridge
+from kiln.deploy.stack import kafka_broker as broker
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.ports import HOST
+from kiln.pipelines.app import launch
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile
 
 CONTROL = Path(os.environ["CHAOS_CONTROL"])
 

@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from conftest import free_ports
-from kit.awaiting import awaited
-from kit.kiln_process import Kiln
-
-from bridge.status import BridgeStatus, read_status
 from chaos.feeding_peers import Entry, read_ledger
 from chaos.proxy import Proxy
-from conf.settings.model import Kafka, Settings
-from deploy.embedded.broker import running
-from schemas.queries import QUERIES
+from conftest import free_ports
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack.embedded_broker import running
+from kiln.schemas.queries import QUERIES
+from kit.awaiting import awaited
+from kit.kiln_process import Kiln
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "local-chaos"
@@ -295,7 +294,7 @@ class Stack:
             return 0 if driver.poll() is not None else driver.pid
         children = below(driver.pid)
         if part == "bridge":
-            return next((each.pid for each in children if "bridge.process.main" in each.command), 0)
+            return next((each.pid for each in children if "kiln.bridge.app.main" in each.command), 0)
         if part == "ipfs":
             return next((each.pid for each in children if "server.mjs" in each.command), 0)
         if part == "jvm":

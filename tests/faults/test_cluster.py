@@ -19,6 +19,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+
+from kiln.deploy.demo.traffic import TrafficOptions
+from kiln.deploy.demo.traffic.feed import Feed
+from kiln.deploy.ops.status import read_status
+from kiln.deploy.packaging.dist import main as make_dist
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.queries import QUERIES
 from kit.awaiting import wait_until
 from kit.broker_access import variables
 from kit.kiln_process import Kiln
@@ -26,13 +33,6 @@ from kit.log_feed import frames_producer, kiln_beside, new_records
 from kit.log_model import Emitted, expected_batches, read_batches, read_log
 from kit.object_store import ObjectStore
 from kit.spark_cluster import SparkCluster, kill
-
-from deploy.dist import main as make_dist
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.observe.status import read_status
-from deploy.traffic import TrafficOptions
-from deploy.traffic.feed import Feed
-from schemas.queries import QUERIES
 
 pytest_plugins = ["kit.object_store"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(3_000)]

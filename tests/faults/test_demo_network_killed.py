@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.deploy.stack.embedded_broker import stop_running
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
-
-from bridge.status import BridgeStatus, read_status
-from deploy.embedded.broker import stop_running
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(600)]
 

@@ -11,24 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+from kiln.conf.process.location import location
+from kiln.conf.settings.model import JobName, Settings
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.pipelines.app.launch import decoding
+from kiln.pipelines.app.supervisor import GaveUpError, Supervisor
+from kiln.pipelines.decode.decoder import Decoded, Decoder
+from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import NAME
+from kiln.pipelines.runtime.progress_marker import ToldPlace
 from kit.awaiting import wait_until
 from kit.log_feed import frames_producer, kiln_beside
 from kit.log_model import read_records, update_of
-from pyspark.sql import SparkSession
-
-from conf.location import location
-from conf.settings.model import JobName, Settings
-from conf.settings.reading import load_settings
-from deploy.cli.app import run_command
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.traffic import Traffic, TrafficOptions
-from pipelines.lake.lake import Lake, log_entry
-from pipelines.launch import decoding
-from pipelines.logic.decode import Decoded, Decoder
-from pipelines.spark.checkpoint import Checkpoint
-from pipelines.spark.remembered import NAME
-from pipelines.spark.told_place import ToldPlace
-from pipelines.supervisor import GaveUpError, Supervisor
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]

@@ -9,37 +9,36 @@ from itertools import islice
 from random import Random
 from typing import Final
 
+from kiln.bridge.bep50.store import read_stored
+from kiln.bridge.capture import segments
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.libp2p.kademlia import read_address
+from kiln.bridge.publisher.transition import HeightError, read_height
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.schemas.captures.capture_file import CaptureError, read_capture
+from kiln.schemas.captures.formats import FORMATS, recognise
+from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
+from kiln.schemas.captures.items import Source, Unread
+from kiln.schemas.captures.lines import WHOLE
+from kiln.schemas.dht import bencode, krpc
+from kiln.schemas.dht.announcement import read_datagram
+from kiln.schemas.kafka import records
+from kiln.schemas.kafka.frames import read_frame, read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.batch_block import BlockError, read_block
+from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
+from kiln.schemas.wire.pubsub import read_message
+from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
+from kiln.schemas.wire.topic_table import Bundles, agreement, parse_hello
+from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
-
-from bridge.bep50.store import read_stored
-from bridge.capture import segments
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.router import Router
-from bridge.gossip.table_side import TableSide
-from bridge.gossip.wire import Cut, Splitter, WireError, encode
-from bridge.node.kademlia import read_address
-from bridge.publishing.transition import HeightError, read_height
-from pipelines.logic.decode import Decoder, Decoding
-from pipelines.logic.windows import PartitionWindows
-from schemas import records
-from schemas.batch import BlockError, read_block
-from schemas.capture import CaptureError, read_capture
-from schemas.cid import CidError, block_cid, cid_bytes, cid_text
-from schemas.dht import bencode, krpc
-from schemas.dht.announcement import read_datagram
-from schemas.frames import read_frame, read_rpc
-from schemas.genesis import NeedsBlock, read_genesis
-from schemas.history.formats import FORMATS, recognise
-from schemas.history.items import REASONS as HISTORY_REASONS
-from schemas.history.items import Source, Unread
-from schemas.history.lines import WHOLE
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import read_message
-from schemas.streamid import CommitID, StreamID, StreamIdError
-from schemas.topic_table import Bundles, agreement, parse_hello
-from schemas.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
 
 BUNDLES: Final = Bundles({"one": [T], "two": ["/ceramic/testnet-clay", "/ceramic/inmemory"]})
 NETWORK: Final = "local-fuzz"

@@ -14,14 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kit.bridge_alone import BridgeAlone
-
-from conf.settings.model import Bridge
 from hostile.costs import dear, measure, rpcs, table
 from hostile.giants import giants_in_the_log
 from hostile.large import large_messages
 from hostile.scene import MEMORY, MIB, flood, names, wrong
 from hostile.whole import whole
+from kiln.conf.settings.model import Bridge
+from kit.bridge_alone import BridgeAlone
 
 _TOPICS = Bridge().max_topics
 

@@ -23,17 +23,17 @@ from random import Random
 import msgspec
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetStream
+
+from hostile.giants import GIANTS
+from hostile.keys import KEYS, shown_identities
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.streams import swarm_of
+from kiln.schemas.kafka.frames import MAX_RPC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.large_messages import large_message, message_of_overhead
 from kit.node_town import ENDS, TOPIC, call_at, message, raw_peer, subscription
 from kit.strange_identity import disguise
-from libp2p.abc import INetStream
-
-from bridge.gossip.wire import encode
-from bridge.node.streams import swarm_of
-from hostile.giants import GIANTS
-from hostile.keys import KEYS, shown_identities
-from schemas.frames import MAX_RPC
-from schemas.proto.gossipsub.rpc_pb2 import RPC
 
 LARGE_EVERY = 2.0  # s
 STAY = 20.0  # s: of one of the crowd, in the mean, and away for as long

@@ -18,16 +18,16 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from kit.key_bytes import KEY_ATTACKS, public_key
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.router import Router
-from bridge.gossip.signatures import verifier
-from pipelines.logic.decode import Decoder, Decoding
-from schemas.frames import MAX_MESSAGES, MAX_RPC
-from schemas.identity import MAX_RPC_COST, PrivateKey, Verdict, check, peer_of_ed25519, peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import MAX_RPC_COST, PrivateKey, Verdict, check, peer_of_ed25519, peer_text, sign
+from kit.key_bytes import KEY_ATTACKS, public_key
 
 TOPIC: Final = "/ceramic/local-test"
 MOST_OF_MESSAGE: Final = 0.050

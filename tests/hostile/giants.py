@@ -10,12 +10,11 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from kafka import KafkaProducer
+from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC
+from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.node_town import TOPIC
-
-from schemas.frames import MAX_MESSAGES, MAX_RPC
-from schemas.log import MAX_RECORD
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
 
 if TYPE_CHECKING:
     from chaos.whole_kiln import Stack

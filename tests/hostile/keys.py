@@ -10,11 +10,11 @@ from random import Random
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
+
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
+from kiln.schemas.wire.identity import sign
 from kit.key_bytes import KEY_ATTACKS, public_key, rsa_key
 from kit.node_town import TOPIC
-
-from schemas.identity import sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 
 ELSEWHERE: Final = "/ceramic/local-test-elsewhere"
 """A topic that no bridge is on, so that its messages come to the queries unchecked."""

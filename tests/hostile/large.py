@@ -8,14 +8,14 @@ from pathlib import Path
 
 import httpx
 import trio
+
+from hostile.attack import Done
+from hostile.scene import attacked, until
+from kiln.conf.process.bridge_status import BridgeStatus
 from kit.bridge_alone import BridgeAlone
 from kit.foreign_peer import ForeignPeer, build_go_pubsub, go_pubsub_peer
 from kit.kubo_daemon import Daemon, build
 from kit.node_town import OPTIONS, TOPIC, Town, in_town
-
-from bridge.status import BridgeStatus
-from hostile.attack import Done
-from hostile.scene import attacked, until
 
 _RATE = 2.5  # honest messages a second
 _PATIENCE = 30.0  # s after the last one

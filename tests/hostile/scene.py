@@ -14,14 +14,14 @@ from pathlib import Path
 
 import msgspec
 import trio
+
+from hostile.attack import Done
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import message_id
 from kit.bridge_alone import BridgeAlone
 from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town
-
-from bridge.status import BridgeStatus
-from hostile.attack import Done
-from schemas.identity import message_id
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 MIB = 1 << 20
 MEMORY = 512 * MIB

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
 from chaos.check import Log, quiet, unheard
 from chaos.whole_kiln import ROOT, Stack
-from kit.bridge_alone import memory_of
-
-from deploy.sql.ask import ask
 from hostile.attack import Done
 from hostile.scene import MEMORY, MIB, on_disk
-from pipelines.lake.lake import Lake
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.lake import Lake
+from kit.bridge_alone import memory_of
 
 NETWORK = "local-test"
 """The network of those who attack."""

@@ -7,15 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
-from kit.broker_access import client, security, variables
 
-from conf.settings.reading import load_settings
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from pipelines.backfill import InputError, Request, kafka_offsets, terms_of
-from schemas.log import TOPICS
+from kafka import KafkaProducer, TopicPartition
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.pipelines.app.backfill_run import InputError, Request, kafka_offsets, terms_of
+from kiln.schemas.kafka.topics import TOPICS
+from kit.broker_access import client, security, variables
 
 pytestmark = pytest.mark.kafka
 

@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
+from kiln.conf.process.bridge_status import read_status
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.kafka.records import decode_publication
+from kiln.schemas.wire.topics import Separator, topic_name
 from kit.awaiting import wait_until
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kiln_process import Kiln, end
 from kit.log_feed import frames_producer, kiln_beside
 from kit.log_model import read_records
-
-from bridge.status import read_status
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.traffic import Traffic, TrafficOptions
-from pipelines.lake.lake import Lake
-from schemas.records import decode_publication
-from schemas.topics import Separator, topic_name
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import pytest
 from deltalake import DeltaTable
+
+from kiln.deploy.demo.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
+from kiln.deploy.demo.traffic.ledger import FrameEntry
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kit.kiln_process import Kiln
 from kit.log_feed import alternate, frames_producer, kiln_beside
-
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.traffic import BAD_KINDS, BadInputs, GeneratedFrame, Ledger, MessageEntry, Traffic, TrafficOptions
-from deploy.traffic.ledger import FrameEntry
-from schemas.frames import MAX_MESSAGES
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(3_000)]
 

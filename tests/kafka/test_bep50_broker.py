@@ -13,22 +13,22 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.bep50.carrier import publisher_key
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
+from kiln.schemas.dht.items import target
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
 from kit.awaiting import PATIENCE, wait_until
 from kit.broker_access import client, security, variables
-
-from bridge.bep50.carrier import publisher_key
-from bridge.status import BridgeStatus, read_status
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from schemas.cid import block_cid, cid_text
-from schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
-from schemas.dht.items import target
-from schemas.frames import read_frame
-from schemas.log import TOPICS
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
-from schemas.topics import Separator, separator_value, topic_name
 
 pytestmark = pytest.mark.kafka
 
@@ -77,7 +77,7 @@ class Side:
             **settings,
         }
         (self.state / "bridge" / "status.json").unlink(missing_ok=True)
-        with subprocess.Popen([sys.executable, "-m", "bridge.process.main"], env=environment) as process:
+        with subprocess.Popen([sys.executable, "-m", "kiln.bridge.app.main"], env=environment) as process:
             try:
                 wait_until(lambda: self.status is not None or process.poll() is not None, "the bridge runs")
                 status = self.status

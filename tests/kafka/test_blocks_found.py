@@ -15,22 +15,22 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
+
 from kafka import KafkaProducer
+from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.settings.model import EMBEDDED_USER
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security
 from kit.foreign_peer import BUILT
 from kit.kubo_daemon import Daemon, program
-
-from conf.settings.broker_password import ensure_password
-from conf.settings.model import EMBEDDED_USER
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from schemas.batch import write_blocks
-from schemas.cid import block_cid
-from schemas.log import TOPICS
-from schemas.records import BatchRecord, SeparatorRecord, encode
-from schemas.topics import Separator, separator_value, topic_name
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from kit.log_feed import frames_producer, kiln_beside
 
-from deploy.embedded.broker import EmbeddedBroker
-from schemas.cid import cid_text
-from schemas.identity import peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.streamid import StreamID
-from schemas.topics import Separator, topic_name
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.identity import peer_of, sign
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, topic_name
+from kit.log_feed import frames_producer, kiln_beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 import trio
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+
+from kafka import KafkaConsumer, TopicPartition
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.streams import swarm_of
+from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.settings.model import EMBEDDED_USER
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.awaiting import wait_until
 from kit.bridge_alone import NOWHERE, BridgeAlone
 from kit.broker_access import client
@@ -17,13 +24,6 @@ from kit.chance import new_key
 from kit.descriptors import HangingBroker, descriptors, hanging_broker
 from kit.node_town import call_at, message, raw_peer, subscription
 from kit.service_links import ServicePort, injected
-
-from bridge.gossip.wire import encode
-from bridge.node.streams import swarm_of
-from conf.settings.broker_password import ensure_password
-from conf.settings.model import EMBEDDED_USER
-from deploy.embedded.broker import EmbeddedBroker
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.kafka
 
@@ -44,7 +44,7 @@ def later(new_broker: Callable[..., EmbeddedBroker], tmp_path: Path) -> Embedded
 def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
     alone = BridgeAlone(
         tmp_path / "state",
-        command=(sys.executable, "-m", "deploy.cli", "bridge"),
+        command=(sys.executable, "-m", "kiln.deploy.cli", "bridge"),
         KILN_KAFKA__BOOTSTRAP=later.address,
         KILN_KAFKA__SECURITY_PROTOCOL="SASL_PLAINTEXT",
         KILN_KAFKA__SASL_MECHANISM="PLAIN",

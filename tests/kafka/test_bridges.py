@@ -18,28 +18,28 @@ from pathlib import Path
 
 import pytest
 import trio
+
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.cluster.membership import SESSION
+from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.libp2p.keys import load_or_create
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.conf.settings.model import Kafka
+from kiln.deploy.ops.bridges import live_bridges
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import message_id, peer_of, peer_text
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
 from kit.awaiting import awaited, wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security, variables
 from kit.node_town import OPTIONS, Running, Town, in_town
-
-from bridge.node.keys import load_or_create
-from bridge.sharing.membership import SESSION
-from bridge.sharing.rendezvous import owner_of
-from bridge.status import BridgeStatus
-from conf.settings.model import Kafka
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from deploy.observe.bridges import live_bridges
-from schemas.cid import block_cid, cid_text
-from schemas.identity import message_id, peer_of, peer_text
-from schemas.log import TOPICS
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
-from schemas.topics import Separator, separator_value, topic_name
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_200)]
 

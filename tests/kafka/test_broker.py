@@ -14,15 +14,22 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaError
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.deploy.stack.embedded_broker import (
+    BrokerError,
+    BrokerRunningError,
+    EmbeddedBroker,
+    await_broker,
+    running,
+    stop_running,
+)
+from kiln.deploy.stack.kafka_topics import TopicsError, ensure_topics
+from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import awaited
 from kit.broker_access import client, security
-
-from deploy.embedded.broker import BrokerError, BrokerRunningError, EmbeddedBroker, await_broker, running, stop_running
-from deploy.kafka.topics import TopicsError, ensure_topics
-from schemas.log import TOPICS
 
 pytestmark = pytest.mark.kafka
 
@@ -226,7 +233,7 @@ def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: 
 STARTER = """
 import json, signal, sys
 from pathlib import Path
-from deploy.embedded.broker import EmbeddedBroker
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 state, port, controller_port, classpath, tied = json.loads(sys.argv[1])
 EmbeddedBroker(Path(state), port, controller_port, map(Path, classpath), heap="256m", die_with_parent=tied).start()
 print("started", flush=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any  # columns of any type
 
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable
-from kit.kiln_process import Kiln
 
-from schemas.capture import CaptureRecord, open_capture, read_capture
+from conftest import free_ports
+from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
+from kit.kiln_process import Kiln
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -108,7 +108,7 @@ def test_each_published_message_is_there_once_under_its_topic(kiln: Kiln, shared
 
 
 def published_data(rpc: bytes) -> list[bytes]:
-    from schemas.proto.gossipsub.rpc_pb2 import RPC
+    from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 
     return [message.data for message in RPC.FromString(rpc).publish]
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT, free_ports
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.conf.settings.model import Bridge, Kafka, Settings
+from kiln.deploy.stack.bridge_process import BridgeProcess
+from kiln.deploy.stack.embedded_broker import running
+from kiln.deploy.stack.kafka_broker import broker
+from kiln.schemas.kafka.frames import read_frame, read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import message_id
 from kit.awaiting import wait_until
 from kit.log_model import read_records
-
-from bridge.status import BridgeStatus
-from conf.settings.model import Bridge, Kafka, Settings
-from deploy.children.bridge import BridgeProcess
-from deploy.embedded.broker import running
-from deploy.kafka.broker import broker
-from schemas.frames import read_frame, read_rpc
-from schemas.identity import message_id
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any  # what a command prints as JSON
 
 import pytest
+
 from kit.awaiting import wait_until
 
 pytestmark = [

@@ -11,28 +11,20 @@ from pathlib import Path
 
 import cbor2
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
-from kit.awaiting import awaited
-from kit.broker_access import client, security
-from kit.memory_ipfs import Ipfs
-from kit.topics import create_again, recover
-from kit.turns import Turns
 
-from bridge.fetching.fetcher import Fetcher
-from bridge.fetching.offsets import DoneOffsets
-from bridge.fetching.pending import FetchingOptions
-from bridge.kafka import thread as kafka_thread
-from bridge.kafka.thread import Leadership
-from bridge.kafka.topic_notes import TopicNotes, notes_of
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from pipelines.logic.windows import PartitionWindows
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
-from schemas.log import TOPICS
-from schemas.records import (
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.fetcher.fetcher import Fetcher
+from kiln.bridge.fetcher.offsets import DoneOffsets
+from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.bridge.kafka import thread as kafka_thread
+from kiln.bridge.kafka.thread import Leadership
+from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.schemas.kafka.records import (
     Coordinates,
     Epoch,
     SeparatorRecord,
@@ -45,8 +37,16 @@ from schemas.records import (
     decode_wanted,
     encode,
 )
-from schemas.streamid import StreamID
-from schemas.topics import separator_value
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import separator_value
+from kit.awaiting import awaited
+from kit.broker_access import client, security
+from kit.memory_ipfs import Ipfs
+from kit.topics import create_again, recover
+from kit.turns import Turns
 
 pytestmark = pytest.mark.kafka
 

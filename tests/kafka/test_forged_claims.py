@@ -17,39 +17,40 @@ from typing import NamedTuple
 import cbor2
 import pyarrow as pa
 import pytest
-from conftest import ROOT
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable, write_deltalake
+from pyspark import SparkFiles
+
+from conftest import ROOT
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.fetcher.fetcher import Fetcher
+from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.deploy.query.ask import ask
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.pipelines.batch.batching import batch_stretches
+from kiln.pipelines.batch.offset_range import ALL, Selection, read_stretch
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.sink import transform as sink
+from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.transform import Separating
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.batch_block import read_block
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import sign
+from kiln.schemas.wire.pubsub import write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, topic_name
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
-from pyspark import SparkFiles
-
-from bridge.fetching.fetcher import Fetcher
-from bridge.fetching.pending import FetchingOptions
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
-from pipelines.logic.batching import batch_stretches
-from pipelines.logic.decode import Decoding
-from pipelines.logic.stretch import ALL, Selection, read_stretch
-from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.known_streams import StreamsTopic
-from pipelines.transforms import sink, updates
-from pipelines.transforms.updates import Separating
-from schemas.batch import read_block
-from schemas.cid import block_cid, cid_text
-from schemas.identity import sign
-from schemas.log import TOPICS
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_update
-from schemas.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
-from schemas.topics import Separator, topic_name
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 

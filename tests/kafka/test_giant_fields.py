@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
+
 from conftest import ROOT
 from hostile.giants import EMPTY_MESSAGES, FRAME_FIELDS, GIANT_RECORDS, giant_frame
 from kafka import KafkaProducer
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.pubsub import write_update
+from kiln.schemas.wire.streamid import StreamID
 from kit.broker_access import client
 from kit.failing_daemon import MARKED, STAGES
 from kit.kiln_process import Kiln
 from kit.log_feed import frames_producer, kiln_beside
-
-from deploy.embedded.broker import EmbeddedBroker
-from schemas.capture import CaptureRecord, write_capture
-from schemas.cid import block_cid, cid_text
-from schemas.log import MAX_RECORD
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_update
-from schemas.streamid import StreamID
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 

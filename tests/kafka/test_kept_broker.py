@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
 from kafka import KafkaProducer
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.stack.broker_owner import owner
+from kiln.deploy.stack.embedded_broker import BrokerError, EmbeddedBroker, await_broker, running, stop_running
+from kiln.deploy.stack.kafka_broker import launched_broker
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.kiln_process import Kiln
-
-from conf.settings.model import Kafka, Settings
-from deploy.cli.app import run_command
-from deploy.embedded.broker import BrokerError, EmbeddedBroker, await_broker, running, stop_running
-from deploy.embedded.owner import owner
-from deploy.kafka.broker import launched_broker
 
 pytestmark = pytest.mark.kafka
 

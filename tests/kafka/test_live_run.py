@@ -17,18 +17,18 @@ from statistics import quantiles
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
 from conftest import free_ports
+from kiln.conf.settings.durations import parse_duration
+from kiln.conf.settings.model import Settings
+from kiln.deploy.stack.kafka_broker import broker
+from kiln.schemas.exposition import CHECKS, FAMILIES, FETCHES
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import parse_topic
 from kit.kiln_process import Kiln
 from kit.log_model import expected_batches, read_batches, read_log
 from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, rule_questions
-from prometheus_client.parser import text_string_to_metric_families
-
-from conf.settings.durations import parse_duration
-from conf.settings.model import Settings
-from deploy.kafka.broker import broker
-from schemas.exposition import CHECKS, FAMILIES, FETCHES
-from schemas.pubsub import write_batch_update
-from schemas.topics import parse_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
 

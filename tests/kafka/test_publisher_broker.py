@@ -9,26 +9,20 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
-from kit.awaiting import awaited
-from kit.broker_access import client, security
-from kit.topics import add_partitions, create_again, recover
-from kit.turns import Turns
 
-from bridge.ipfs import BlocksAwayError
-from bridge.kafka import thread as kafka_thread
-from bridge.kafka.thread import Leadership
-from bridge.kafka.topic_notes import TopicNotes, notes_of
-from bridge.publishing.ledger import Ledger
-from bridge.publishing.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
-from bridge.publishing.publisher import Publisher
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from schemas.cid import block_cid, cid_text
-from schemas.log import TOPICS
-from schemas.records import (
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.ipfs import BlocksAwayError
+from kiln.bridge.kafka import thread as kafka_thread
+from kiln.bridge.kafka.thread import Leadership
+from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
+from kiln.bridge.publisher.ledger import Ledger
+from kiln.bridge.publisher.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
+from kiln.bridge.publisher.publisher import Publisher
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.kafka.records import (
     BatchRecord,
     Origin,
     PublicationRecord,
@@ -37,7 +31,13 @@ from schemas.records import (
     decode_quarantine,
     encode,
 )
-from schemas.topics import separator_value
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.topics import separator_value
+from kit.awaiting import awaited
+from kit.broker_access import client, security
+from kit.topics import add_partitions, create_again, recover
+from kit.turns import Turns
 
 pytestmark = pytest.mark.kafka
 

@@ -7,17 +7,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
+from kiln.conf.process.location import location
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.query.ask import ask
+from kiln.deploy.stack.kafka_broker import broker
+from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
 from kit.log_model import expected_batches, read_log
 from kit.object_store import ObjectStore
-
-from conf.location import location
-from conf.settings.model import Kafka, Settings
-from deploy.kafka.broker import broker
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
 
 pytest_plugins = ["kit.object_store"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]

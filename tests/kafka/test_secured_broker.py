@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 from kafka.structs import OffsetAndMetadata
+
+from conftest import free_ports
+from kafka import KafkaConsumer, TopicPartition
+from kiln.bridge.kafka.producers import FramesProducerError, connect
+from kiln.conf.process.kafka_errors import in_words
+from kiln.conf.settings.model import Kafka
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.ops.status import broker_status
+from kiln.deploy.stack.kafka_broker import make_topics
+from kiln.deploy.stack.kafka_topics import TopicsError
 from kit.kiln_process import Kiln
 from kit.secured_broker import SecuredBroker, make_authority
-
-from bridge.kafka.producers import FramesProducerError, connect
-from conf.kafka_refusals import in_words
-from conf.settings.model import Kafka
-from deploy.cli.app import run_command
-from deploy.kafka.broker import make_topics
-from deploy.kafka.topics import TopicsError
-from deploy.observe.status import broker_status
 
 pytestmark = pytest.mark.kafka
 

@@ -1,4 +1,5 @@
-"""pipelines.spark.sole_driver against a broker: of two drivers of a query one goes on, and the other says why not."""
+"""kiln.pipelines.runtime.driver_lease against a broker: of two drivers of a query one goes on, and the other says why
+not."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from collections.abc import Callable, Iterator
 import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.coordinator.base import MemberState
+
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.pipelines.runtime.driver_lease import SESSION, SecondDriverError, SoleDriver
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
-
-from deploy.embedded.broker import EmbeddedBroker
-from pipelines.spark.sole_driver import SESSION, SecondDriverError, SoleDriver
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 # What a driver does with it; prints `taken`, and in the end the error.
 DRIVER = """
 import json, sys, time
-from pipelines.spark.sole_driver import SecondDriverError, SoleDriver
+from kiln.pipelines.runtime.driver_lease import SecondDriverError, SoleDriver
 sole = SoleDriver(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3])
 try:
     sole.take()

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+
+from kafka import KafkaConsumer, TopicPartition
+from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.capture.tap import Connection
+from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker, running
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.awaiting import awaited
 from kit.broker_access import client, security
-
-from bridge.capture.spool import FrameSink
-from bridge.capture.tap import Connection
-from bridge.kafka.librdkafka import LibrdkafkaProducer
-from deploy.embedded.broker import EmbeddedBroker, running
-from deploy.kafka.topics import ensure_topics
-from schemas.frames import read_frame
-from schemas.log import MAX_RECORD, TOPICS
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.kafka
 

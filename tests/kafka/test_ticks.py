@@ -1,4 +1,4 @@
-"""pipelines.spark.ticks on a real broker whose stamps trail what the log holds."""
+"""kiln.pipelines.batch.ticker on a real broker whose stamps trail what the log holds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 import time
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
+
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.pipelines.batch.ticker import Ticker, greatest_stamps
 from kit.awaiting import wait_until
 from kit.broker_access import client
-
-from deploy.embedded.broker import EmbeddedBroker
-from pipelines.spark.ticks import Ticker, greatest_stamps
 
 pytestmark = pytest.mark.kafka
 

@@ -1,20 +1,21 @@
-"""pipelines.spark.ends and pipelines.spark.topics on a real broker: partitions that are added, topics that go."""
+"""kiln.pipelines.runtime.topic_ends and kiln.pipelines.runtime.topics on a real broker: partitions that are added,
+topics that go."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
+
 from kafka import KafkaAdminClient, KafkaProducer
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
+from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.topics import add_partitions, create_again
-
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.kafka.topics import ensure_topics
-from pipelines.spark.ends import TopicEnds
-from pipelines.spark.topics import KafkaTopics, TopicState
-from schemas.log import TOPICS
 
 pytestmark = pytest.mark.kafka
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
 from kit.kiln_process import Kiln
 

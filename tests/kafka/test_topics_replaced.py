@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable
+
+from conftest import free_ports
 from kafka import KafkaAdminClient
+from kiln.deploy.stack.embedded_broker import running
+from kiln.deploy.stack.kafka_broker import broker, make_topics
+from kiln.pipelines.runtime.topics import KafkaTopics
+from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC
+from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
-
-from deploy.embedded.broker import running
-from deploy.kafka.broker import broker, make_topics
-from pipelines.spark.topics import KafkaTopics
-from schemas.capture import open_capture, read_capture
-from schemas.frames import CUT_PAYLOAD, MAX_RPC
-from schemas.log import TOPICS
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -13,18 +13,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.conf.process.bridge_status import read_status
+from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, topic_name
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kiln_process import Kiln, end
-
-from bridge.status import read_status
-from schemas.cid import block_cid, cid_text
-from schemas.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
-from schemas.streamid import StreamID
-from schemas.topics import Separator, topic_name
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]

@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import dag_cbor
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable
+
+from conftest import free_ports
+from kiln.bridge.ipfs.helia import Helia
+from kiln.bridge.ipfs.kubo import Kubo
+from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.pubsub import write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, separator_text, topic_name
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, NewPeer
 from kit.kiln_process import Kiln, end
-
-from bridge.ipfs.helia import Helia
-from bridge.ipfs.kubo import Kubo
-from bridge.ipfs.node import NodeBlocks
-from bridge.status import BridgeStatus, read_status
-from schemas.cid import block_cid, cid_text
-from schemas.pubsub import write_update
-from schemas.streamid import StreamID
-from schemas.topics import Separator, separator_text, topic_name
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]

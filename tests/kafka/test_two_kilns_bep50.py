@@ -10,34 +10,34 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable
+
+from conftest import free_ports
 from kafka import KafkaProducer
+from kiln.bridge.bep50.carrier import publisher_key
+from kiln.bridge.bep50.store import Store
+from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.dht.announcement import Announcement, read_announcement, topic_salt
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, put_fields, read_item, target
+from kiln.schemas.dht.krpc import OLD_SEQUENCE, Error, Message, Query, Response, read_message, write_message
+from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import peer_of_ed25519, sign
+from kiln.schemas.wire.pubsub import write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, separator_text, topic_name
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.chance import new_key
 from kit.foreign_peer import BUILT
 from kit.kiln_process import Kiln, end
 from kit.log_feed import frames_producer, kiln_beside
-
-from bridge.bep50.carrier import publisher_key
-from bridge.bep50.store import Store
-from bridge.status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
-from deploy.embedded.broker import EmbeddedBroker
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
-from schemas.dht.announcement import Announcement, read_announcement, topic_salt
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, put_fields, read_item, target
-from schemas.dht.krpc import OLD_SEQUENCE, Error, Message, Query, Response, read_message, write_message
-from schemas.identity import peer_of_ed25519, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_update
-from schemas.records import BatchRecord, SeparatorRecord, encode
-from schemas.streamid import StreamID
-from schemas.topics import Separator, separator_text, topic_name
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any  # columns of any type
 
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable
+
+from conftest import free_ports
+from kiln.conf.process.state_version import STATE_VERSION
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, end
 from kit.log_model import Emitted, Update, expected_batches, heard_when_stamped, read_batches, read_log
-
-from conf.state_version import STATE_VERSION
-from deploy.embedded.broker import EmbeddedBroker
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES, TABLES_VERSION
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900)]
 

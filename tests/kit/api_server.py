@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # what an object of Kubernetes may hold
 
-from conftest import free_ports
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from conftest import free_ports
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, ROOT
 

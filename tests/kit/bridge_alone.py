@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bridge.capture.segments import MAGIC, SUFFIX, decode
-from bridge.status import BridgeStatus, read_status
+from kiln.bridge.capture.segments import MAGIC, SUFFIX, decode
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.awaiting import PATIENCE, wait_until
-from schemas.proto.kiln.frame_pb2 import Frame
 
 NOWHERE = "127.0.0.1:9"
 """A broker that is away."""
@@ -40,7 +40,7 @@ class BridgeAlone:
             "KILN_LOG__LEVEL": "error",
             **settings,
         }
-        run = command or (sys.executable, "-m", "bridge.process.main")
+        run = command or (sys.executable, "-m", "kiln.bridge.app.main")
         self.process = subprocess.Popen([*before, *run], env=environment, stderr=subprocess.PIPE, text=True)
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from conf.settings.model import EMBEDDED_USER, Kafka
-from deploy.embedded.ports import port_holder
+from kiln.conf.settings.model import EMBEDDED_USER, Kafka
+from kiln.deploy.stack.ports import port_holder
 
 
 def client(address: str) -> dict[str, str | list[str]]:

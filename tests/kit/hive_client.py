@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from deploy.embedded.java import find_java
-from deploy.serve.classes import spark_home
+from kiln.deploy.query.serve.classes import spark_home
+from kiln.deploy.stack.java import find_java
 
 START, OK, BAD, COMPLETE = 1, 2, 3, 5
 """statuses of Thrift's SASL messages"""

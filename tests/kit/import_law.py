@@ -25,7 +25,8 @@ class LawError(ValueError):
 
 @dataclass(frozen=True)
 class Law:
-    """Rooms, each a folder or one file (`bridge/gossip`, `pipelines/launch.py`), and what the rooms may import."""
+    """Rooms, each a folder or one file (`bridge/gossipsub`, `pipelines/app/launch.py`), and what the rooms may
+    import."""
 
     rooms: Mapping[str, frozenset[str]]
     """room to the rooms that the room may import, itself left out"""
@@ -145,8 +146,8 @@ def _computed(path: str, call: ast.Call) -> str:
 def imported_files(tree: Tree) -> dict[str, dict[str, str]]:
     """For each file the files of the tree that it imports, each with the name by which it does.
 
-    A name that is no module of the tree stands for the longest one that it begins with: `schemas.log.TOPICS` for
-    schemas/log.py. What is not of the tree is left out.
+    A name that is no module of the tree stands for the longest one that it begins with:
+    `kiln.schemas.kafka.topics.TOPICS` for schemas/kafka/topics.py. What is not of the tree is left out.
     """
     files = {module_of(path): path for path in tree}
     found: dict[str, dict[str, str]] = {}

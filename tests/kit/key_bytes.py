@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.proto.gossipsub.rpc_pb2 import PublicKey
+from kiln.schemas.proto.gossipsub.rpc_pb2 import PublicKey
 
 _DH: Final = bytes.fromhex("06092a864886f70d010301")
 _DHX: Final = bytes.fromhex("06072a8648ce3e0201")

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from conf.settings.model import Settings
-from conf.settings.reading import load_settings
-from deploy.show.answer_json import write_json
-from deploy.sql.ask import ask
+from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.query.answer_json import write_json
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.lake import Lake
 from kit.log_model import read_records
-from pipelines.lake.lake import Lake
 
 
 class Kiln:
@@ -40,7 +40,7 @@ class Kiln:
         return self.state / "lake"
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "deploy.cli", *arguments]
+        return [sys.executable, "-m", "kiln.deploy.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end; on a bad end the log is shown."""

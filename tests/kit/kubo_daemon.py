@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import free_ports
 
-from bridge.ipfs import BlocksAwayError
-from bridge.ipfs.kubo import Kubo
+from conftest import free_ports
+from kiln.bridge.ipfs import BlocksAwayError
+from kiln.bridge.ipfs.kubo import Kubo
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, built_with_go
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.gossip.wire import encode
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import sign
 from kit.node_town import TOPIC
-from schemas.identity import sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 _AUTHOR: Final = Ed25519PrivateKey.from_private_bytes(b"large".ljust(32))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Settings
-from deploy.run.spark import spark_session
-from deploy.serve.classes import compiled
+from kiln.conf.settings.model import Settings
+from kiln.deploy.query.serve.classes import compiled
+from kiln.deploy.stack.spark import spark_session
 
 
 @pytest.fixture(scope="module")

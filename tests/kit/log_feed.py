@@ -10,13 +10,12 @@ from pathlib import Path
 
 from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
-
-from bridge.kafka.producers import FramesProducer, connect
-from deploy.kafka.topics import ensure_topics
+from kiln.bridge.kafka.producers import FramesProducer, connect
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.broker_access import client, security, variables
 from kit.kiln_process import Kiln
-from schemas.log import TOPICS
 
 
 def kiln_beside(

@@ -9,9 +9,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import dag_cbor
-from kafka import KafkaConsumer, TopicPartition
 from multiformats import CID, multihash
 
+from kafka import KafkaConsumer, TopicPartition
 from kit.broker_access import client
 
 Owner = tuple[str, str, str, str]

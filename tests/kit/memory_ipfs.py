@@ -6,9 +6,9 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
-from bridge.ipfs.folder import FolderBlocks
-from schemas.cid import block_cid, cid_text
+from kiln.bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.schemas.wire.cid import block_cid, cid_text
 
 
 class Ipfs(FolderBlocks):

@@ -16,16 +16,16 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
-from bridge.gossip.outcomes import Deliver
-from bridge.gossip.protocols import VERSIONS
-from bridge.node.host import Node
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno
-from bridge.node.streams import make_host
+from kiln.bridge.gossipsub.effects import Deliver
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.streams import make_host
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import message_id, peer_bytes, peer_of, peer_text, sign
 from kit.chance import new_key
-from schemas.identity import message_id, peer_bytes, peer_of, peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
 
 TOPIC = "/ceramic/local-test"
 LISTEN = "/ip4/127.0.0.1/tcp/0"

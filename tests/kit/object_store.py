@@ -14,13 +14,13 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from conftest import free_ports
 
-from conf.location import Location, location
-from deploy.observe.status import listens
+from conftest import free_ports
+from kiln.conf.process.location import Location, location
+from kiln.deploy.ops.status import listens
+from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, ROOT, built_with_go
-from pipelines.lake.lake import Lake
 
 REGION = "us-east-1"
 _BUCKETS = count()

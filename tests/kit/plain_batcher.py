@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pipelines.logic.batching import Output, batch_outputs, batch_stretches
-from pipelines.logic.stretch import WindowKey, read_stretch
-from pipelines.logic.windows import PartitionWindows
-from schemas.cid import CidError, cid_bytes
-from schemas.records import UNREADABLE, QuarantineRecord, decode_update, encode, quarantine_record_key
-from schemas.streamid import StreamIdError, stream_text
+from kiln.pipelines.batch.batching import Output, batch_outputs, batch_stretches
+from kiln.pipelines.batch.offset_range import WindowKey, read_stretch
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, decode_update, encode, quarantine_record_key
+from kiln.schemas.wire.cid import CidError, cid_bytes
+from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 
 class LogRecord(NamedTuple):

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from ruamel.yaml import YAML
 
-from deploy.grafana.dashboards import DASHBOARDS, expressions
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, expressions
 from kit.awaiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy/prometheus/kiln.rules.yml"
+RULES = ROOT / "deploy/packaging/prometheus/kiln.rules.yml"
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="the `prometheus` program (Debian: prometheus) is not there"

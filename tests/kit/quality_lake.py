@@ -12,17 +12,17 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from deploy.traffic import Traffic, TrafficOptions
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.pipelines.archive.transform import copy_row, frame_row, message_row
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, author
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.topics import Separator
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoded, Decoder, Decoding, author
-from pipelines.spark.rows import arrow_schema
-from pipelines.transforms.archive import copy_row, frame_row, message_row
-from schemas.claims import Claims
-from schemas.frames import read_frame
-from schemas.reject import Rejected
-from schemas.tables import TABLES
-from schemas.topics import Separator
 
 Row = dict[str, object]
 START = datetime(2026, 5, 4, 12, tzinfo=UTC)

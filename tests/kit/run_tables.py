@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import count
 
-from pipelines.history.account import Run, find_run, tell
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.pipelines.backfill.account import Run, find_run, tell
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
 
 Row = Mapping[str, object]
 

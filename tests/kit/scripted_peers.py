@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import PeerID, Send
-from bridge.gossip.router import Router
-from bridge.gossip.table_side import TableSide
-from schemas.identity import Judgement, Verdict
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.bridge.gossipsub.effects import PeerID, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import Judgement, Verdict
 
 T = "/ceramic/mainnet"
 OWN = b"\x00\x24own"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kafka.admin import KafkaAdminClient
 
-from deploy.embedded.broker import LOG4J, PROPERTIES, await_broker
-from deploy.embedded.java import find_java
+from kiln.deploy.stack.embedded_broker import LOG4J, PROPERTIES, await_broker
+from kiln.deploy.stack.java import find_java
 
 ADMIN = "admin"
 

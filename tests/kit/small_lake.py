@@ -9,8 +9,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from bench.views import make_lake
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
 
 AT = datetime(2026, 1, 1, 0, 0, 30, 123_456, tzinfo=UTC)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pyspark
-from conftest import free_ports
 
-from deploy.embedded.java import find_java
+from conftest import free_ports
+from kiln.deploy.stack.java import find_java
+from kiln.pipelines.runtime.session import LOCAL_FILES
 from kit.awaiting import wait_until
-from pipelines.spark.session import LOCAL_FILES
 
 SPARK_HOME = Path(pyspark.__file__).parent
 WORKERS = 2

@@ -27,11 +27,11 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.peer.peerinfo import PeerInfo, info_from_p2p_addr
 from multiaddr import Multiaddr
 
-from bridge.gossip.wire import encode
-from bridge.node.streams import make_host, swarm_of
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.streams import make_host, swarm_of
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import message_id, sign
 from kit.chance import new_key
-from schemas.identity import message_id, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 
 PROTOCOL = TProtocol("/meshsub/1.2.0")
 BYTES = 300

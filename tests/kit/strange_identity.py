@@ -9,7 +9,7 @@ from libp2p.host.basic_host import BasicHost
 from libp2p.security.noise.transport import PROTOCOL_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 
-from bridge.node.streams import swarm_of
+from kiln.bridge.libp2p.streams import swarm_of
 
 
 class _ShownKey(Ed25519PublicKey):

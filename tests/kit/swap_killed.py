@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from deltalake import DeltaTable
 
-from deploy.history.swap import swap
-from pipelines.history.account import find_run
-from pipelines.history.swap import Exchange, Mark
-from pipelines.lake.files import DataFile
-from pipelines.lake.lake import Lake
+from kiln.pipelines.backfill.account import find_run
+from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.lake import Lake
 
 
 class Killing(Exchange):

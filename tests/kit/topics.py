@@ -8,14 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 from kafka import KafkaAdminClient
-
-from conf.settings.reading import load_settings
-from deploy.kafka.topics import ensure_topics
-from deploy.recovery.recover import Recovery
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.ops.recover import Recovery
+from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.pipelines.recovery import Damage
+from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.broker_access import client, security, variables
-from pipelines.recovery import Damage
-from schemas.log import TOPICS
 
 
 def create_again(address: str, prefix: str, *names: str) -> None:

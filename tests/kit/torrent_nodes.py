@@ -13,8 +13,8 @@ from typing import TypeVar
 import libtorrent as lt
 from nacl.signing import SigningKey
 
-from schemas.dht.items import Item
-from schemas.dht.krpc import Address
+from kiln.schemas.dht.items import Item
+from kiln.schemas.dht.krpc import Address
 
 PATIENCE = 20.0
 """Seconds. What is awaited takes milliseconds; a busy machine may take more."""

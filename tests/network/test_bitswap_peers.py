@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from kit.bridge_alone import BridgeAlone
 from kit.foreign_peer import BUILT, NewPeer
 

@@ -8,6 +8,15 @@ from pathlib import Path
 
 import pytest
 import trio
+from libp2p.host.basic_host import BasicHost
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.streams import swarm_of
+from kiln.conf.process.bridge_status import PeerStatus
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_text
 from kit.chance import new_key
 from kit.node_town import (
     ENDS,
@@ -22,15 +31,6 @@ from kit.node_town import (
     subscribed,
     subscription,
 )
-from libp2p.host.basic_host import BasicHost
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.wire import encode
-from bridge.node.streams import swarm_of
-from bridge.status import PeerStatus
-from schemas.identity import peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.network
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
+from prometheus_client.parser import text_string_to_metric_families
+
 from conftest import free_ports
+from kiln.schemas.exposition import FAMILIES
 from kit.awaiting import wait_until
 from kit.bridge_alone import BridgeAlone
 from kit.node_town import OPTIONS, TOPIC, Town, in_town
-from prometheus_client.parser import text_string_to_metric_families
-
-from schemas.exposition import FAMILIES
 
 pytestmark = pytest.mark.network
 
@@ -32,7 +32,7 @@ def test_a_bridge_alone_serves_what_it_knows_and_logs_who_came_and_went(tmp_path
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     bridge = BridgeAlone(
         tmp_path / "state",
-        command=(sys.executable, "-m", "deploy.cli", "bridge"),
+        command=(sys.executable, "-m", "kiln.deploy.cli", "bridge"),
         KILN_MONITOR__LISTEN=listen,
         KILN_LOG__FORMAT="json",
         KILN_LOG__LEVEL="info",

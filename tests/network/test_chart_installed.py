@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any  # what a manifest in YAML may hold
 
 import pytest
+from ruamel.yaml import YAML
+
+from kiln.schemas.queries import QUERIES
 from kit import api_server, validators
 from kit.api_server import ApiServer
 from kit.awaiting import wait_until
-from ruamel.yaml import YAML
 
-from schemas.queries import QUERIES
-
-CHART = Path(__file__).resolve().parents[2] / "deploy/helm/kiln"
+CHART = Path(__file__).resolve().parents[2] / "deploy/packaging/helm/kiln"
 WAYS = ("together", "pods", "spark-applications")
 
 VALUES = """

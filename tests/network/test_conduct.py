@@ -15,6 +15,18 @@ from pathlib import Path
 
 import pytest
 import trio
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+
+from kiln.bridge.gossipsub.cache import gossip_id
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.wire import Splitter, encode
+from kiln.bridge.libp2p.streams import swarm_of
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_text
 from kit.chance import new_key
 from kit.node_town import (
     ENDS,
@@ -29,18 +41,6 @@ from kit.node_town import (
     raw_peer,
     subscribed,
 )
-from libp2p.abc import INetStream
-from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
-
-from bridge.gossip.cache import gossip_id
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.protocols import VERSIONS
-from bridge.gossip.wire import Splitter, encode
-from bridge.node.streams import swarm_of
-from schemas.identity import peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
-from schemas.proto.kiln.frame_pb2 import Frame
 
 BEAT = 0.1  # seconds
 QUICK = RouterOptions(heartbeat=BEAT)

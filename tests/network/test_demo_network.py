@@ -16,29 +16,29 @@ from pathlib import Path
 
 import pytest
 import trio
+
 from conftest import ROOT
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.deploy.demo.traffic.content import topics
+from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.kafka.frames import read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import judge, peer_text
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message, write_batch_update
+from kiln.schemas.wire.topics import parse_topic
 from kit.awaiting import PATIENCE, until, wait_until
 from kit.chance import new_key
 
-from bridge.node.host import Node
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno
-from deploy.traffic.content import topics
-from deploy.traffic.options import TrafficOptions
-from schemas.frames import read_rpc
-from schemas.identity import judge, peer_text
-from schemas.proto.gossipsub.rpc_pb2 import Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import PubsubMessage, read_message, write_batch_update
-from schemas.reject import Rejected
-from schemas.topics import parse_topic
-
 WORLD = TrafficOptions(seed=5, network="local-demo-test", separators=6, streams=60)
 ARGUMENTS = ["--network", WORLD.network, "--seed", "5", "--separators", "6", "--streams", "60"]
-MODULE = ["-m", "deploy.demo.network"]
+MODULE = ["-m", "kiln.deploy.demo.network"]
 WITHOUT_KUBO = """
-from deploy.demo import kubo_node, network
-from deploy.demo.kubo_peer import KuboError
+from kiln.deploy.demo import kubo_node, network
+from kiln.deploy.demo.kubo_peer import KuboError
 
 def library_path():
     raise KuboError("Kubo is not installed")
@@ -50,7 +50,7 @@ network.main()
 HEARING = """
 import os, sys
 from pathlib import Path
-from deploy.demo.kubo_peer import KuboNode
+from kiln.deploy.demo.kubo_peer import KuboNode
 
 def heap():
     areas = Path("/proc/self/smaps").read_text().split("VmFlags")

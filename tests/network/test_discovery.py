@@ -12,22 +12,22 @@ from typing import TypeVar
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from kit.chance import new_key
-from kit.foreign_peer import ForeignPeer, NewPeer
-from kit.node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from multiaddr import Multiaddr
 
-from bridge.gossip.wire import encode
-from bridge.node.addresses import NodeError
-from bridge.node.discovery import Discovery, DiscoveryOptions
-from bridge.node.host import Node
-from bridge.node.kademlia import Address, announcement, topic_key
-from bridge.node.streams import make_host
-from schemas.identity import peer_bytes
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.addresses import NodeError
+from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.kademlia import Address, announcement, topic_key
+from kiln.bridge.libp2p.streams import make_host
+from kiln.schemas.wire.identity import peer_bytes
+from kit.chance import new_key
+from kit.foreign_peer import ForeignPeer, NewPeer
+from kit.node_town import LISTEN, OPTIONS, TOPIC, Running, Town, in_town
 
 pytest_plugins = ["kit.foreign_fixtures"]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric import ec
+from libp2p.peer.id import ID
+
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_text, sign
 from kit.key_bytes import diffie_hellman, public_key
 from kit.node_town import ENDS, OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscribed, subscription
 from kit.strange_identity import disguise
-from libp2p.peer.id import ID
-
-from bridge.gossip.wire import encode
-from schemas.identity import peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytestmark = pytest.mark.network
 

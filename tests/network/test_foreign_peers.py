@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from kit.foreign_peer import ForeignPeer, ForeignPeerError, NewPeer, Received, payload
 
 pytest_plugins = ["kit.foreign_fixtures"]

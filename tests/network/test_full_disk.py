@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import trio
+
+from kiln.bridge.gossipsub.wire import encode
 from kit import loopback
 from kit.bridge_alone import BridgeAlone
 from kit.chance import new_key
 from kit.node_town import call_at, message, raw_peer, subscription
-
-from bridge.gossip.wire import encode
 
 pytestmark = [
     pytest.mark.network,

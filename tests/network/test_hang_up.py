@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kit.chance import new_key
-from kit.node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 from libp2p.peer.id import ID
 
-from bridge.gossip.wire import encode
-from bridge.node.streams import swarm_of
-from schemas.identity import peer_of, peer_text
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.streams import swarm_of
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_of, peer_text
+from kit.chance import new_key
+from kit.node_town import TOPIC, Town, call, check_sequences, in_town, message, raw_peer, subscription
 
 pytestmark = pytest.mark.network
 
@@ -29,7 +29,7 @@ MESSAGES = 500  # less than a window of yamux: the peer need not wait for us
 def test_all_that_was_said_before_a_peer_hung_up_is_captured(
     tmp_path: Path, farewell: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "bridge.node")
+    caplog.set_level("INFO", "kiln.bridge.libp2p")
     key = new_key()
     said = [subscription(), *(message(number, key) for number in range(1, MESSAGES + 1))]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from kiln.pipelines.decode.decoder import Decoded
+from kiln.schemas.captures.formats import recognise
+from kiln.schemas.captures.lines import WHOLE
+from kiln.schemas.wire.identity import peer_text
 from kit.awaiting import wait_until
 from kit.history import SOURCE, decoded, message_of, multibase, only_frames
 from kit.kubo_daemon import Daemon, program
-
-from pipelines.logic.decode import Decoded
-from schemas.history.formats import recognise
-from schemas.history.lines import WHOLE
-from schemas.identity import peer_text
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 

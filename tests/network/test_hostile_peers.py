@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from hostile.scene import MIB, flood, names, wrong
 from kit.bridge_alone import BridgeAlone
 

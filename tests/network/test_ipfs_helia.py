@@ -17,16 +17,16 @@ from pathlib import Path
 import dag_cbor
 import httpx
 import pytest
-from kit.awaiting import wait_until
-from kit.foreign_peer import BUILT
 from multiformats import CID
 
-from bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError, open_blocks
-from bridge.ipfs.helia import Helia
-from bridge.ipfs.kubo import Kubo, KuboError
-from bridge.ipfs.node import NodeBlocks
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
+from kiln.bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError, open_blocks
+from kiln.bridge.ipfs.helia import Helia
+from kiln.bridge.ipfs.kubo import Kubo, KuboError
+from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kit.awaiting import wait_until
+from kit.foreign_peer import BUILT
 
 pytestmark = pytest.mark.network
 
@@ -212,7 +212,7 @@ def test_what_was_put_just_now_is_not_collected(town: Town) -> None:
 
 
 def test_what_is_nowhere_cannot_be_pinned(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.ipfs.kubo._CALL", 1.0)
+    monkeypatch.setattr("kiln.bridge.ipfs.kubo._CALL", 1.0)
     with pytest.raises(BlockUnavailableError):
         town.node("a").pin(ABSENT)
 
@@ -269,7 +269,7 @@ def test_a_node_that_dies_is_started_again(town: Town, tmp_path: Path) -> None:
 OPENER = """
 import signal, sys
 from pathlib import Path
-from bridge.ipfs.helia import Helia
+from kiln.bridge.ipfs.helia import Helia
 helia = Helia(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2] + ".log"), "")
 print(helia.start(), flush=True)
 signal.pause()

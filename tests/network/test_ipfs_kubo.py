@@ -9,16 +9,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from kiln.bridge.ipfs import BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs.helia import Helia
+from kiln.bridge.ipfs.kubo import Kubo
+from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT
 from kit.kubo_daemon import Daemon, program
-
-from bridge.ipfs import BlocksAwayError, BlockUnavailableError
-from bridge.ipfs.helia import Helia
-from bridge.ipfs.kubo import Kubo
-from bridge.ipfs.node import NodeBlocks
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 

@@ -14,6 +14,13 @@ from pathlib import Path
 
 import pytest
 import trio
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.rpc_parts import RpcLimits
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_bytes
 from kit.foreign_peer import NewPeer, payload
 from kit.large_messages import large_message, message_of_overhead
 from kit.node_town import (
@@ -28,13 +35,6 @@ from kit.node_town import (
     subscribed,
     subscription,
 )
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.parts import RpcLimits
-from bridge.gossip.wire import encode
-from schemas.identity import peer_bytes
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]

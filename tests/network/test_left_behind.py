@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
+from kiln.conf.process.bridge_status import read_status
 from kit import helia_packages
 from kit.awaiting import wait_until
 from kit.bridge_alone import NOWHERE
-
-from bridge.status import read_status
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 
 START = """
 import sys, time
-from conf.settings.reading import load_settings
-from deploy.children.bridge import BridgeProcess
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.stack.bridge_process import BridgeProcess
 BridgeProcess(load_settings()).start()
 print("started", flush=True)
 time.sleep(3600)
@@ -77,7 +77,7 @@ def test_a_killed_kiln_leaves_no_process_and_no_port_taken(tmp_path: Path, stuck
 
         wait_until(up, "the bridge and its Helia run", 120)
         left = children(parent.pid)
-        assert sum("bridge.process.main" in each for each in left.values()) == 1
+        assert sum("kiln.bridge.app.main" in each for each in left.values()) == 1
         assert sum("server.mjs" in each for each in left.values()) == 1
         for pid, command in left.items():
             if stuck == "helia" and "server.mjs" in command:

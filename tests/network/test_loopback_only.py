@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from conftest import free_ports
+from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.conf.settings.model import Settings
 from kit import loopback
 from kit.awaiting import PATIENCE, wait_until
 from kit.torrent_nodes import LOOPBACK
-
-from bridge.status import BridgeStatus, read_status
-from conf.settings.model import Settings
 
 pytestmark = pytest.mark.skipif(not loopback.available(), reason="no network namespace for this user")
 
@@ -84,7 +84,7 @@ def test_the_bridge_needs_no_other_network(tmp_path: Path) -> None:
 
 def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeStatus], bool]) -> tuple[int, str]:
     """Run a bridge until something is true of its status, and two seconds more; its exit status, and what it said."""
-    command = loopback.command(sys.executable, "-m", "bridge.process.main")
+    command = loopback.command(sys.executable, "-m", "kiln.bridge.app.main")
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -108,7 +108,7 @@ def run_bridge(environment: dict[str, str], state: Path, true: Callable[[BridgeS
 @pytest.mark.spark
 def test_kiln_run_needs_no_other_network(broker_classpath: list[Path], tmp_path: Path) -> None:
     """The whole, by default: broker, demo network, bridge, queries."""
-    command = [sys.executable, "-m", "deploy.cli", "run", "--for", "40s"]
+    command = [sys.executable, "-m", "kiln.deploy.cli", "run", "--for", "40s"]
     status, packets, said = loopback.run(command, kiln_environment(tmp_path))
     assert status == 0, said
     assert packets == 0, said

@@ -10,6 +10,22 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.stream.net_stream import NetStream
+from multiaddr import Multiaddr
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.wire import encode
+from kiln.bridge.libp2p.addresses import NodeError
+from kiln.bridge.libp2p.host import Node
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.streams import GossipStream, swarm_of
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import Verdict, peer_of, peer_text
 from kit.awaiting import until
 from kit.chance import new_key
 from kit.node_town import (
@@ -26,22 +42,6 @@ from kit.node_town import (
     subscribed,
     subscription,
 )
-from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.stream.net_stream import NetStream
-from multiaddr import Multiaddr
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.protocols import VERSIONS
-from bridge.gossip.wire import encode
-from bridge.node.addresses import NodeError
-from bridge.node.host import Node
-from bridge.node.options import NodeOptions
-from bridge.node.seqno import Seqno
-from bridge.node.streams import GossipStream, swarm_of
-from schemas.identity import Verdict, peer_of, peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 # ---------------------------------------------------------------- messages and frames
 

@@ -15,6 +15,12 @@ from typing import TypeVar
 
 import pytest
 import trio
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import Verdict, message_id, peer_bytes
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer, Published, Received, payload
 from kit.node_town import (
@@ -29,12 +35,6 @@ from kit.node_town import (
     subscribed,
     subscription,
 )
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.wire import encode
-from schemas.identity import Verdict, message_id, peer_bytes
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
 
 pytest_plugins = ["kit.foreign_fixtures"]
 

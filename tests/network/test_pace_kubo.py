@@ -18,13 +18,13 @@ from typing import Protocol
 import httpx
 import pytest
 import trio
+
+from kiln.bridge.publisher.pace import Pace
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Publish
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kubo_daemon import Daemon, program
 from kit.node_town import OPTIONS, Running, Town, in_town
-
-from bridge.publishing.pace import Pace
-from conf.settings.durations import micros
-from conf.settings.model import Publish
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.network, pytest.mark.timeout(600)]

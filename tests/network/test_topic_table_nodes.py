@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import trio
+from libp2p.abc import INetStream
+
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.kafka.frames import gossip_messages
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import Verdict, sign
+from kiln.schemas.wire.topic_table import Bundles, agreement, hello_bytes, message_topic
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
-from libp2p.abc import INetStream
-
-from bridge.gossip.wire import encode
-from schemas.frames import gossip_messages
-from schemas.identity import Verdict, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.topic_table import Bundles, agreement, hello_bytes, message_topic
 
 pytest_plugins = ["kit.foreign_fixtures"]
 

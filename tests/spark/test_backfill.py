@@ -14,22 +14,22 @@ from typing import BinaryIO, cast
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from kit.log_model import Update, block_of, cid_of, windows_of
 from pyspark.sql import SparkSession
 
-from conf.settings.model import Backfill, Settings, Spark
-from deploy.history.sides import time_of
-from deploy.run.spark import spark_session
-from deploy.traffic import Traffic, TrafficOptions, write_traffic
-from deploy.traffic.ledger import Ledger, MessageEntry
-from pipelines.backfill import Request, backfill, terms_of
-from pipelines.history import publishing
-from pipelines.history.account import find_run
-from pipelines.history.run import Outcome, RunError, StoppedError
-from pipelines.lake.lake import Lake
-from pipelines.spark.rows import arrow_schema
-from schemas.records import BatchRecord, Origin, SeparatorRecord, decode_batch
-from schemas.tables import TABLES
+from kiln.conf.settings.model import Backfill, Settings, Spark
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
+from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
+from kiln.deploy.stack.spark import spark_session
+from kiln.pipelines.app.backfill_run import Request, backfill, terms_of
+from kiln.pipelines.backfill import publishing
+from kiln.pipelines.backfill.account import find_run
+from kiln.pipelines.backfill.range_comparison import time_of
+from kiln.pipelines.backfill.run import Outcome, RunError, StoppedError
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
+from kit.log_model import Update, block_of, cid_of, windows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

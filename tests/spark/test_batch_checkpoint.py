@@ -13,15 +13,15 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
-from pipelines.logic.batching import Batching
-from pipelines.logic.stretch import ALL
-from pipelines.spark.batcher import OUTPUT
-from pipelines.spark.stretches import STRETCHES, stretches
-from pipelines.transforms.batch import batches
-from schemas.batch import stream_key, write_leaves
-from schemas.cid import block_cid, cid_text
-from schemas.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
-from schemas.streamid import StreamID
+from kiln.pipelines.batch.batching import Batching
+from kiln.pipelines.batch.offset_range import ALL
+from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
+from kiln.pipelines.batch.processor import OUTPUT
+from kiln.pipelines.batch.transform import batches
+from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
+from kiln.schemas.wire.batch_block import stream_key, write_leaves
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

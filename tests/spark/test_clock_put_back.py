@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.location import location
-from pipelines.queries.plan import each_batch
-from pipelines.spark.batch_clock import BatchClock
-from pipelines.spark.checkpoint import Checkpoint
-from pipelines.transforms.packed import unpack
-from pipelines.transforms.sink import once_each, table_rows
-from schemas.records import SeparatorRecord, StreamRecord, encode
+from kiln.conf.process.location import location
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.runtime.query_plan import each_batch
+from kiln.pipelines.runtime.row_packing import unpack
+from kiln.pipelines.sink.transform import once_each, table_rows
+from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

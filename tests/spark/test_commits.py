@@ -17,16 +17,16 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from deploy.sql.ask import ask
-from pipelines.history.swap import Exchange, Mark
-from pipelines.lake.commits import Commits, SecondWriterError, Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.delta_spark import DeltaSparkCommits
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake, LakeError, skipped_by
-from pipelines.lake.tables import read_table, write_files
-from pipelines.spark.rows import arrow_schema
-from schemas.tables import TABLES
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.commits import Commits, SecondWriterError, Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake, LakeError, skipped_by
+from kiln.pipelines.delta.tables import read_table, write_files
+from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

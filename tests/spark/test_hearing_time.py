@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.transforms.updates import in_order_of_hearing
+from kiln.pipelines.updates.transform import in_order_of_hearing
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake
-from pipelines.lake.tables import Times, read_rows, read_table
-from schemas.tables import TABLES
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.tables import Times, read_rows, read_table
+from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -17,26 +17,26 @@ from threading import Thread
 
 import psutil
 import pytest
-from conftest import free_ports
 from deltalake import DeltaTable, write_deltalake
+from py4j.java_gateway import JavaObject
+
+from conftest import free_ports
+from kiln.deploy.query.ask import ask
+from kiln.deploy.query.serve.sandbox import landlock_version
+from kiln.deploy.stack.java import find_java
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
 from kit.awaiting import wait_until
 from kit.hive_client import BAD, COMPLETE, START, HiveClient, HiveError, answer, hive_gateway, log_in, query, rows
 from kit.kiln_process import Kiln
 from kit.questions import QUESTIONS, Question
 from kit.traced_lake import BATCH, make_lake
-from py4j.java_gateway import JavaObject
-
-from deploy.embedded.java import find_java
-from deploy.serve.sandbox import landlock_version
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
-from schemas.views import views
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 SECRET = "hunter2-of-the-broker"
-FUNCTIONS = Path("deploy/serve/functions.txt")
+FUNCTIONS = Path("deploy/query/serve/functions.txt")
 MOST_NEW, MOST_CLIENTS = 100, 100  # of Door.scala
 
 REFUSED = """

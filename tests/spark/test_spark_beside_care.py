@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from deploy.sql.ask import ask
-from pipelines.care.plan import Rules
-from pipelines.care.state import read_log
-from pipelines.care.steps import Cared, care_for
-from pipelines.lake.commits import Commits, Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.delta_spark import DeltaSparkCommits
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake
-from pipelines.lake.tables import read_table
-from schemas.tables import TABLES
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.commits import Commits, Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.tables import read_table
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.state import read_log
+from kiln.pipelines.maintenance.steps import Cared, care_for
+from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

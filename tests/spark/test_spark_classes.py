@@ -1,4 +1,4 @@
-"""The file of classes that `make setup` keeps for Spark's JVM (deploy/embedded/spark_classes.py)."""
+"""The file of classes that `make setup` keeps for Spark's JVM (deploy/run/spark_classes.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.embedded.jars import spark_classes
+from kiln.deploy.stack.jars import spark_classes
 
 pytestmark = pytest.mark.spark
 
 COUNT = """
 import sys
 from pathlib import Path
-from deploy.embedded.jars import spark_jars
-from pipelines.spark.session import create_session
+from kiln.deploy.stack.jars import spark_jars
+from kiln.pipelines.runtime.session import create_session
 spark = create_session(
     "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=spark_jars(),
     scratch=Path(sys.argv[2]),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.spark.session import properties_text
+from kiln.pipelines.runtime.session import properties_text
 
 pytestmark = pytest.mark.spark
 
@@ -19,8 +19,8 @@ ODD = ' two blanks,  a tab\t, back\\slash, "quotes" $HOME = : # ! é 😀 and\na
 RUN = """
 import json, os, socket, struct, sys, threading
 from pathlib import Path
-from deploy.embedded.jars import spark_jars
-from pipelines.spark.session import create_session
+from kiln.deploy.stack.jars import spark_jars
+from kiln.pipelines.runtime.session import create_session
 
 folder, extra = Path(sys.argv[1]), json.loads(sys.stdin.read())
 lines, ended = set(), threading.Event()

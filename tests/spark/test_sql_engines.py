@@ -11,14 +11,14 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from kit.questions import QUESTIONS, Question
-from kit.small_lake import small_lake
 from pyspark.sql import SparkSession
 
-from deploy.sql.ask import Answer, SqlError, ask
-from deploy.sql.spark import ask_spark
-from pipelines.lake.lake import Lake
-from schemas.views import views
+from kiln.deploy.query.ask import Answer, SqlError, ask
+from kiln.deploy.query.spark import ask_spark
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.views import views
+from kit.questions import QUESTIONS, Question
+from kit.small_lake import small_lake
 
 LIMIT = re.compile(r"\s+LIMIT \d+$")
 
@@ -131,7 +131,17 @@ def test_the_command_asks_spark(lake: Lake, tmp_path: Path, root: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "lake").symlink_to(lake.path)
     sql = "SELECT date_trunc('hour', max(observed_at)) AS hour, max_by(hex(data), message) AS hex FROM messages"
-    command = [sys.executable, "-m", "deploy.cli", "sql", "--spark", "--csv", "--state", str(tmp_path / "state"), sql]
+    command = [
+        sys.executable,
+        "-m",
+        "kiln.deploy.cli",
+        "sql",
+        "--spark",
+        "--csv",
+        "--state",
+        str(tmp_path / "state"),
+        sql,
+    ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     (hour, data) = next(iter(ask(lake, sql).rows()))
     assert isinstance(hour, datetime)

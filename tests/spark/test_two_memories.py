@@ -13,23 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.location import location
-from deploy.traffic import Traffic, TrafficOptions
-from pipelines.lake.files import DataFile
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding
-from pipelines.queries.plan import each_batch
-from pipelines.queries.taking_over import remember_state
-from pipelines.spark.batch_clock import BatchClock
-from pipelines.spark.checkpoint import Checkpoint
-from pipelines.spark.remembered import NAME, Remembered
-from pipelines.transforms.archive import FAULT, PASSED, WROTE, Passed, Wrote, archived, decoded, first_copies
-from pipelines.transforms.archive import written as archive_written
-from pipelines.transforms.sink import FILLED, once_each, table_rows, written, written_once
-from pipelines.transforms.sink import Wrote as SinkWrote
-from pipelines.transforms.updates import Separating, first_updates, new_updates, updates
-from schemas.queries import QUERIES
-from schemas.records import decode_update
+from kiln.conf.process.location import location
+from kiln.deploy.demo.traffic import Traffic, TrafficOptions
+from kiln.pipelines.app.taking_over import remember_state
+from kiln.pipelines.archive.transform import FAULT, PASSED, WROTE, Passed, Wrote, archived, decoded, first_copies
+from kiln.pipelines.archive.transform import written as archive_written
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import NAME, Remembered
+from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.runtime.query_plan import each_batch
+from kiln.pipelines.sink.transform import FILLED, once_each, table_rows, written, written_once
+from kiln.pipelines.sink.transform import Wrote as SinkWrote
+from kiln.pipelines.updates.transform import Separating, first_updates, new_updates, updates
+from kiln.schemas.kafka.records import decode_update
+from kiln.schemas.queries import QUERIES
 
 pytest_plugins = ["kit.local_spark"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -6,27 +6,27 @@ import json
 from pathlib import Path
 
 import pytest
+
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.ops.doctor import check_store
+from kiln.deploy.ops.store import store_problem
+from kiln.deploy.query.ask import SqlError, ask
+from kiln.deploy.query.trace.follow import follow
+from kiln.deploy.query.trace.ids import read_id
+from kiln.pipelines.backfill.account import find_run, told
+from kiln.pipelines.backfill.diff import diff
+from kiln.pipelines.backfill.swap import Exchange
+from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake, log_of
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.steps import care_for
+from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.quality_lake import made_up_rows, write_rows
 from kit.run_tables import TO, begin, fill, history, tip
-
-from deploy.cli.app import run_command
-from deploy.history.diff import diff
-from deploy.history.swap import swap
-from deploy.observe.doctor import check_store
-from deploy.observe.store import store_problem
-from deploy.sql.ask import SqlError, ask
-from deploy.trace.follow import follow
-from deploy.trace.ids import read_id
-from pipelines.care.plan import Rules
-from pipelines.care.steps import care_for
-from pipelines.history.account import find_run, told
-from pipelines.history.swap import Exchange
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake, log_of
-from schemas.tables import TABLES
 
 pytest_plugins = ["kit.object_store"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kit.object_store import ObjectStore
 
-from conf.location import Location, location
+from kiln.conf.process.location import Location, location
+from kit.object_store import ObjectStore
 
 pytest_plugins = ["kit.object_store"]
 

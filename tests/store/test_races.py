@@ -13,19 +13,19 @@ from threading import Barrier
 from typing import Final
 
 import pytest
+
+from kiln.pipelines.backfill.account import ClaimedError, find_run
+from kiln.pipelines.backfill.swap import Exchange
+from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.delta.commits import SecondWriterError, Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.steps import Cared, care_for
+from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.run_tables import FROM, TO, begin, fill, history, message, tip, update
-
-from deploy.history.swap import swap
-from pipelines.care.plan import Rules
-from pipelines.care.steps import Cared, care_for
-from pipelines.history.account import ClaimedError, find_run
-from pipelines.history.swap import Exchange
-from pipelines.lake.commits import SecondWriterError, Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile, TableFiles, discard
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
 
 pytest_plugins = ["kit.object_store"]
 pytestmark = pytest.mark.timeout(3600)

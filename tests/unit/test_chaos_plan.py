@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+
 from chaos.__main__ import plan
 from chaos.check import Log
 from chaos.faults import KINDS, Scene

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+
+from kiln.deploy.cli.app import app
 from kit.doc_commands import DocCommand, block_commands, commands_of, inline_commands
 from kit.questions import PAGES
-
-from deploy.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

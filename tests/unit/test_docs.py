@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+
+from kiln.conf.settings.keys import known_keys, variable
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES, markdown
+from kiln.schemas.delta.views import markdown as views_table
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.questions import PAGES, QUESTIONS, Question
 from kit.small_lake import small_lake
-
-from conf.settings.keys import known_keys, variable
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.tables import TABLES, markdown
-from schemas.views import markdown as views_table
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN = ROOT / "docs" / "design"
@@ -34,11 +34,11 @@ def name_of(page: Path) -> str:
 
 
 def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
-    assert text("docs/TABLES.md") == markdown(), "write it anew: python -m schemas.tables > docs/TABLES.md"
+    assert text("docs/TABLES.md") == markdown(), "write it anew: python -m kiln.schemas.delta.tables > docs/TABLES.md"
 
 
 def test_the_page_of_questions_has_every_view() -> None:
-    assert views_table() in text("docs/SQL.md"), "paste it anew: schemas.views.markdown()"
+    assert views_table() in text("docs/SQL.md"), "paste it anew: kiln.schemas.delta.views.markdown()"
 
 
 @pytest.fixture(scope="module")

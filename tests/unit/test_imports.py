@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from kit.import_law import LawError, breaches, circle, foreign_imports, imported_files, read_law
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,11 +53,11 @@ def test_the_law_keeps_the_two_sides_apart_and_the_settings_at_the_entry_points(
         assert not any(each.startswith(apart) for each in allowed), room
     entry_points = {room for room, allowed in LAW.rooms.items() if "conf/settings" in allowed}
     assert entry_points == {
-        "bridge/process",
-        "pipelines/backfill.py",
-        "pipelines/launch.py",
-        "pipelines/supervisor.py",
-        "pipelines/submit.py",
+        "bridge/app",
+        "pipelines/app/backfill_run.py",
+        "pipelines/app/launch.py",
+        "pipelines/app/supervisor.py",
+        "pipelines/app/submit.py",
         "deploy",
         "tests",
         "bench",
@@ -92,16 +93,16 @@ def test_a_module_is_named_after_what_it_holds() -> None:
 
 DOCUMENT = """
 **The law of imports.** A room may import itself and the rooms in its row.
-Every room may import `conf/errors.py` and `conf/locks.py`; the table leaves these two out. Words.
+Every room may import `conf/process/errors.py` and `conf/process/locks.py`; the table leaves these two out. Words.
 
 | room | holds | may import |
 | --- | --- | --- |
 | `schemas` | shapes | none |
 | `bridge/kafka` | producers | `schemas` |
-| `bridge/gossip` | the router | `schemas`, `bridge/kafka` |
-| `bridge/process` | the entry point | `schemas`, all of `bridge` |
-| `pipelines/launch.py` | a start | `schemas` |
-| `pipelines/submit.py` | another | what `pipelines/launch.py` may, and `pipelines/launch.py` |
+| `bridge/gossipsub` | the router | `schemas`, `bridge/kafka` |
+| `bridge/app` | the entry point | `schemas`, all of `bridge` |
+| `pipelines/app/launch.py` | a start | `schemas` |
+| `pipelines/app/submit.py` | another | what `pipelines/app/launch.py` may, and `pipelines/app/launch.py` |
 | `deploy` | the command | everything but `tests`, `bench` |
 | `tests`, `bench` | tests | everything |
 
@@ -109,26 +110,26 @@ Every room may import `conf/errors.py` and `conf/locks.py`; the table leaves the
 """
 GOOD = {
     "schemas/__init__.py": "",
-    "schemas/log.py": "import json",
-    "conf/errors.py": "",
-    "conf/locks.py": "from conf.errors import KilnError",
+    "schemas/kafka/topics.py": "import json",
+    "conf/process/errors.py": "",
+    "conf/process/locks.py": "from kiln.conf.process.errors import KilnError",
     "bridge/__init__.py": "",
-    "bridge/kafka/producers.py": "from schemas.log import TOPICS\nfrom conf.errors import KilnError",
-    "bridge/gossip/router.py": "from bridge.kafka import producers\nfrom . import wire",
-    "bridge/gossip/wire.py": "import struct",
-    "bridge/process/main.py": "def main():\n    from bridge.gossip.router import Router",
-    "pipelines/launch.py": 'import schemas.log\nimport_module(f"schemas.{name}")',
-    "pipelines/submit.py": "import pipelines.launch",
-    "deploy/cli.py": "from bridge.process.main import main\nfrom pipelines.submit import main",
+    "bridge/kafka/producers.py": "from kiln.schemas.kafka.topics import TOPICS\nfrom kiln.conf.process.errors import KilnError",
+    "bridge/gossipsub/router.py": "from kiln.bridge.kafka import producers\nfrom . import wire",
+    "bridge/gossipsub/wire.py": "import struct",
+    "bridge/app/main.py": "def main():\n    from kiln.bridge.gossipsub.router import Router",
+    "pipelines/app/launch.py": 'import kiln.schemas.kafka.topics\nimport_module(f"schemas.{name}")',
+    "pipelines/app/submit.py": "import kiln.pipelines.app.launch",
+    "deploy/cli.py": "from kiln.bridge.app.main import main\nfrom kiln.pipelines.app.submit import main",
 }
 
 
 def test_the_law_is_read_from_the_document() -> None:
     law = read_law(DOCUMENT)
-    assert law.free == {"conf/errors.py", "conf/locks.py"}
+    assert law.free == {"conf/process/errors.py", "conf/process/locks.py"}
     assert law.rooms["schemas"] == set()
-    assert law.rooms["bridge/process"] == {"schemas", "bridge/kafka", "bridge/gossip"}
-    assert law.rooms["pipelines/submit.py"] == {"schemas", "pipelines/launch.py"}
+    assert law.rooms["bridge/app"] == {"schemas", "bridge/kafka", "bridge/gossipsub"}
+    assert law.rooms["pipelines/app/submit.py"] == {"schemas", "pipelines/app/launch.py"}
     assert law.rooms["deploy"] == set(law.rooms) - {"deploy", "tests", "bench"}
     assert law.rooms["bench"] == set(law.rooms) - {"bench"}
 
@@ -140,7 +141,7 @@ def test_the_law_is_read_from_the_document() -> None:
         ("| `schemas`, `bridge/kafka` |", "| `schemas`, `bridge/kafak` |"),
         ("| none |", "| no other room |"),
         ("everything but `tests`, `bench`", "nearly everything"),
-        ("what `pipelines/launch.py` may", "what `pipelines/lunch.py` may"),
+        ("what `pipelines/app/launch.py` may", "what `pipelines/lunch.py` may"),
         ("Every room may import", "All may import"),
         ("| room |", "| place |"),
     ],
@@ -154,27 +155,55 @@ def test_words_that_the_checker_does_not_understand_are_refused(words: str, othe
 def test_a_lawful_tree_is_lawful() -> None:
     assert breaches(GOOD, read_law(DOCUMENT)) == []
     assert circle(GOOD) == []
-    assert imported_files(GOOD)["bridge/gossip/router.py"] == {
-        "bridge/kafka/producers.py": "bridge.kafka.producers",
-        "bridge/gossip/wire.py": "bridge.gossip.wire",
+    assert imported_files(GOOD)["bridge/gossipsub/router.py"] == {
+        "bridge/kafka/producers.py": "kiln.bridge.kafka.producers",
+        "bridge/gossipsub/wire.py": "kiln.bridge.gossipsub.wire",
     }
 
 
 @pytest.mark.parametrize(
     ("path", "text", "says"),
     [
-        ("pipelines/launch.py", "import bridge.gossip.router", "may not import bridge.gossip.router"),
-        ("pipelines/launch.py", "from bridge.gossip import router", "may not import bridge.gossip.router"),
-        ("pipelines/launch.py", "def f():\n    from bridge.gossip.router import Router", "may not import bridge"),
-        ("pipelines/launch.py", "if TYPE_CHECKING:\n    from bridge.gossip.router import R", "may not import bridge"),
-        ("pipelines/launch.py", 'import_module("bridge.gossip.router")', "may not import bridge.gossip.router"),
-        ("pipelines/launch.py", "from pipelines.submit import main", "may not import pipelines.submit.main"),
-        ("bridge/gossip/wire.py", "from ..process import main", "may not import bridge.process.main"),
+        (
+            "pipelines/app/launch.py",
+            "import kiln.bridge.gossipsub.router",
+            "may not import kiln.bridge.gossipsub.router",
+        ),
+        (
+            "pipelines/app/launch.py",
+            "from kiln.bridge.gossipsub import router",
+            "may not import kiln.bridge.gossipsub.router",
+        ),
+        (
+            "pipelines/app/launch.py",
+            "def f():\n    from kiln.bridge.gossipsub.router import Router",
+            "may not import bridge",
+        ),
+        (
+            "pipelines/app/launch.py",
+            "if TYPE_CHECKING:\n    from kiln.bridge.gossipsub.router import R",
+            "may not import bridge",
+        ),
+        (
+            "pipelines/app/launch.py",
+            'import_module("kiln.bridge.gossipsub.router")',
+            "may not import kiln.bridge.gossipsub.router",
+        ),
+        (
+            "pipelines/app/launch.py",
+            "from kiln.pipelines.app.submit import main",
+            "may not import kiln.pipelines.app.submit.main",
+        ),
+        ("bridge/gossipsub/wire.py", "from ..process import main", "may not import kiln.bridge.app.main"),
         ("bridge/kafka/producers.py", "import bridge", "may not import bridge"),
-        ("conf/errors.py", "import schemas.log", "may not import schemas.log"),
-        ("schemas/log.py", "from bridge.kafka.producers import connect", "may not import bridge.kafka.producers"),
+        ("conf/process/errors.py", "import kiln.schemas.kafka.topics", "may not import kiln.schemas.kafka.topics"),
+        (
+            "schemas/kafka/topics.py",
+            "from kiln.bridge.kafka.producers import connect",
+            "may not import kiln.bridge.kafka.producers",
+        ),
         ("bridge/other/new.py", "import json", "stands in no room"),
-        ("bridge/__init__.py", "import schemas.log", "stands in no room"),
+        ("bridge/__init__.py", "import kiln.schemas.kafka.topics", "stands in no room"),
     ],
 )
 def test_a_breach_is_named(path: str, text: str, says: str) -> None:
@@ -183,8 +212,8 @@ def test_a_breach_is_named(path: str, text: str, says: str) -> None:
 
 
 def test_a_name_that_is_computed_as_a_whole_is_refused() -> None:
-    with pytest.raises(LawError, match=r"pipelines/launch.py:2: nobody can read"):
-        breaches({"pipelines/launch.py": "\nimport_module(name)"}, read_law(DOCUMENT))
+    with pytest.raises(LawError, match=r"pipelines/app/launch.py:2: nobody can read"):
+        breaches({"pipelines/app/launch.py": "\nimport_module(name)"}, read_law(DOCUMENT))
 
 
 @pytest.mark.parametrize(

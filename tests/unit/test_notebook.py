@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kit.traced_lake import make_lake
 
 NOTEBOOK = "docs/notebooks/first-look.ipynb"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chaos import wrong_clock
 
 PROGRAM = """

@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import free_ports
-from kit.log_model import read_log
 from test_upgrade import COMPARED, REPLAYED, is_long, long_windows, rows, status, summary, unpack
 
-from deploy.embedded.broker import EmbeddedBroker
-from deploy.embedded.jars import broker_classpath
+from conftest import free_ports
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.jars import broker_classpath
+from kit.log_model import read_log
 
 
 def expected(gone_on: Path, undisturbed: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ export KILN_BRIDGE__LISTEN='["/ip4/127.0.0.1/tcp/0"]'
 # the broker must not remove what grows old in the repository
 export KILN_KAFKA__RETENTION=36500d
 export KILN_TRAFFIC__RATE=2 KILN_TRAFFIC__SEPARATORS=4 KILN_TRAFFIC__STREAMS=16
-kiln() { .venv/bin/python -m deploy.cli "$@"; }
+kiln() { .venv/bin/python -m kiln.deploy.cli "$@"; }
 
 echo "== 1. live: a bridge with its key, its numbers, its interests, what it published and how far it had come"
 kiln interests --add controller --add model
@@ -40,7 +40,7 @@ import sys
 import time
 from pathlib import Path
 
-from bridge.capture.spool import FrameSink
+from kiln.bridge.capture.spool import FrameSink
 from bridge.frames_producer import FramesProducerError
 from bridge.traffic import Traffic, TrafficOptions
 

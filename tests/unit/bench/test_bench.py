@@ -15,7 +15,6 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.awaiting import wait_until
 from msgspec import structs
 from rich.console import Console
 
@@ -34,11 +33,12 @@ from bench.plots import draw, plot
 from bench.processes import Usage, kind_of
 from bench.report import Aim, Finding, Note, Ratio, Series, as_json, number, table
 from bench.runs import BenchError, Extent, in_turn
-from pipelines.logic.decode import Decoded, Decoding, Faulty, decode
-from schemas.cid import cid_bytes
-from schemas.records import BatchRecord, SeparatorRecord, decode_update, encode
-from schemas.streamid import stream_text
-from schemas.topic_table import Bundles
+from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, decode
+from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, decode_update, encode
+from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.streamid import stream_text
+from kiln.schemas.wire.topic_table import Bundles
+from kit.awaiting import wait_until
 
 
 def shown(finding: Finding) -> str:
@@ -413,16 +413,16 @@ def test_an_overlay_is_measured_and_a_seed_gives_the_same_again() -> None:
 
 
 def test_a_process_is_of_its_own_kind_or_of_its_parents() -> None:
-    assert kind_of("python -m bridge.process.main", "kiln run") == "bridge"
+    assert kind_of("python -m kiln.bridge.app.main", "kiln run") == "bridge"
     assert kind_of("java -cp x org.apache.spark.deploy.SparkSubmit pyspark-shell", "kiln run") == "Spark's JVM"
-    assert kind_of("python -m pipelines.worker_daemon pyspark.worker", "Spark's JVM") == "Python workers"
+    assert kind_of("python -m kiln.pipelines.app.worker_daemon pyspark.worker", "Spark's JVM") == "Python workers"
     assert kind_of("ipfs daemon", "demo network") == "demo network"
 
 
 def test_what_a_child_has_taken_counts_after_its_end() -> None:
     usage = Usage(psutil.Process())
     burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
-    command = [sys.executable, "-c", burn, "bridge.process.main"]
+    command = [sys.executable, "-c", burn, "kiln.bridge.app.main"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()

@@ -10,14 +10,14 @@ from statistics import median
 import pytest
 from nacl.signing import SigningKey
 
-from bridge.bep50 import Carried, Conflict, Connected, Datagram, Overlay, PublishError, Settings, Updated
-from bridge.bep50.simulation import Network
-from bridge.bep50.store import Store, Stored, StoreError, read_stored, write_stored
-from schemas.dht import bencode
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, item_fields, put_fields, sign, target
-from schemas.dht.krpc import OLD_SEQUENCE, Address, Error, Malformed, Query, Response, read_message, write_message
-from schemas.dht.node_id import bound_id
+from kiln.bridge.bep50 import Carried, Conflict, Connected, Datagram, Overlay, PublishError, Settings, Updated
+from kiln.bridge.bep50.simulation import Network
+from kiln.bridge.bep50.store import Store, Stored, StoreError, read_stored, write_stored
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
+from kiln.schemas.dht.krpc import OLD_SEQUENCE, Address, Error, Malformed, Query, Response, read_message, write_message
+from kiln.schemas.dht.node_id import bound_id
 
 KEY = SigningKey(b"\x01" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"

@@ -12,15 +12,15 @@ from random import Random
 import pytest
 from nacl.signing import SigningKey
 
-from bridge.bep50 import Acknowledged, Conflict, Datagram, Output, Overlay, PublishError, Settings, Updated
-from bridge.bep50.limits import TOKEN_EPOCH, RateLimits, WriteTokens
-from bridge.bep50.simulation import Network
-from bridge.bep50.store import Store
-from bridge.bep50.table import RoutingTable
-from schemas.dht import bencode
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, item_fields, put_fields, sign, target
-from schemas.dht.krpc import (
+from kiln.bridge.bep50 import Acknowledged, Conflict, Datagram, Output, Overlay, PublishError, Settings, Updated
+from kiln.bridge.bep50.limits import TOKEN_EPOCH, RateLimits, WriteTokens
+from kiln.bridge.bep50.simulation import Network
+from kiln.bridge.bep50.store import Store
+from kiln.bridge.bep50.table import RoutingTable
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
+from kiln.schemas.dht.krpc import (
     Address,
     Error,
     Malformed,
@@ -33,7 +33,7 @@ from schemas.dht.krpc import (
     read_nodes,
     write_message,
 )
-from schemas.dht.node_id import shared_bits
+from kiln.schemas.dht.node_id import shared_bits
 
 KEY, OTHER_KEY = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"

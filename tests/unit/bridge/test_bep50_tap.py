@@ -6,13 +6,13 @@ import hashlib
 
 import pytest
 
-from bridge.bep50 import Carried
-from bridge.bep50.tap import MAX_OPEN, ItemTap
-from schemas.dht.announcement import Source, parse_source
-from schemas.dht.krpc import Address, host_and_port
-from schemas.frames import read_frame
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.topics import Separator
+from kiln.bridge.bep50 import Carried
+from kiln.bridge.bep50.tap import MAX_OPEN, ItemTap
+from kiln.schemas.dht.announcement import Source, parse_source
+from kiln.schemas.dht.krpc import Address, host_and_port
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.topics import Separator
 
 NODE, OTHER = b"\x01" * 20, b"\x02" * 20
 TOPIC, TOPIC_TOO = b"\xaa" * 20, b"\xbb" * 20

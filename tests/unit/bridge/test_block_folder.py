@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks, verified
-from bridge.ipfs.folder import FolderBlocks
-from schemas.cid import block_cid, cid_text, verify
+from kiln.bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks, verified
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.schemas.wire.cid import block_cid, cid_text, verify
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(block_cid(DATA))
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
 def test_a_block_is_verified_as_the_fast_way_does(data: bytes, other: bytes) -> None:
-    """`schemas.cid.verify` is what messages and events are checked with."""
+    """`kiln.schemas.wire.cid.verify` is what messages and events are checked with."""
     cid = block_cid(other)
     refused = verify(data, cid)
     if refused is None:

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bridge.kafka.producers import FramesProducerError
-from bridge.kafka.quarantine import Quarantine
-from schemas.records import QuarantineRecord, decode_quarantine
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.bridge.kafka.quarantine import Quarantine
+from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine
 
 PATIENCE = 20.0  # s
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.sharing.group import Member, Round, interests_digest, read_member, read_round, round_of
+from kiln.bridge.cluster.group import Member, Round, interests_digest, read_member, read_round, round_of
 
 TEXT = st.text(max_size=6)
 

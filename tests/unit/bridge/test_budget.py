@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.node.budget import Banned, Budget
+from kiln.bridge.libp2p.budget import Banned, Budget
 
 MIB = 1 << 20
 A, B, C = b"a", b"b", b"c"

@@ -1,4 +1,4 @@
-"""Which claimed genesis is asked for next, in bounded memory: bridge.fetching.claims."""
+"""Which claimed genesis is asked for next, in bounded memory: kiln.bridge.fetcher.claims."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.fetching.claims import ClaimedStreams
-from schemas.cid import block_cid, cid_text
-from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord
-from schemas.streamid import StreamID
+from kiln.bridge.fetcher.claims import ClaimedStreams
+from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 MODEL, OTHER = SeparatorRecord("model", "ka"), SeparatorRecord("model", "kb")
 

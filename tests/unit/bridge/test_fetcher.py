@@ -13,6 +13,30 @@ import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway, fetch
+from kiln.bridge.fetcher.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
+from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, PendingFetches
+from kiln.bridge.fetcher.position_file import FiledPlace, PlaceFile
+from kiln.bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.kafka.position import Place
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.schemas.kafka.records import (
+    BlockRecord,
+    Epoch,
+    SeparatorRecord,
+    StreamRecord,
+    UpdateRecord,
+    WaitedTip,
+    WantedRecord,
+    decode_quarantine,
+    decode_stream,
+    decode_update,
+    decode_wanted,
+    encode,
+)
+from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.fetching import (
     EVERYTHING,
     MODEL,
@@ -30,30 +54,6 @@ from kit.fetching import (
     stream_of,
     wanted_batch,
     wanted_update,
-)
-
-from bridge.fetching.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway, fetch
-from bridge.fetching.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
-from bridge.fetching.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, PendingFetches
-from bridge.fetching.place_file import FiledPlace, PlaceFile
-from bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
-from bridge.ipfs.folder import FolderBlocks
-from bridge.kafka.place import Place
-from pipelines.logic.windows import PartitionWindows
-from schemas.cid import block_cid, cid_text
-from schemas.records import (
-    BlockRecord,
-    Epoch,
-    SeparatorRecord,
-    StreamRecord,
-    UpdateRecord,
-    WaitedTip,
-    WantedRecord,
-    decode_quarantine,
-    decode_stream,
-    decode_update,
-    decode_wanted,
-    encode,
 )
 
 # ---------------------------------------------------------------- updates
@@ -430,7 +430,7 @@ class Held(FolderBlocks):
         self.error: Exception | None = None
 
     def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
-        from bridge.ipfs import digest_of
+        from kiln.bridge.ipfs import digest_of
 
         if self.error is not None:
             raise self.error

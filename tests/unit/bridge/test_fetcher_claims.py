@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
+from kiln.bridge.fetcher.attempts import BlockRequest, GenesisAnswer, IpfsAway
+from kiln.bridge.fetcher.offsets import DoneOffsets
+from kiln.bridge.fetcher.pending import FetchingOptions, KnownAnswers
+from kiln.schemas.kafka.records import StreamRecord, decode_quarantine, decode_stream, decode_wanted
 from kit.fetching import (
     MODEL,
     NETWORK,
@@ -16,12 +22,6 @@ from kit.fetching import (
     stream_of,
     wanted_update,
 )
-from msgspec import structs
-
-from bridge.fetching.attempts import BlockRequest, GenesisAnswer, IpfsAway
-from bridge.fetching.offsets import DoneOffsets
-from bridge.fetching.pending import FetchingOptions, KnownAnswers
-from schemas.records import StreamRecord, decode_quarantine, decode_stream, decode_wanted
 
 
 def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_update_is_released() -> None:

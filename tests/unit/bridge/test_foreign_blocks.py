@@ -7,10 +7,10 @@ from pathlib import Path
 import cbor2
 import pytest
 
-from bridge.fetching.attempts import BatchAnswer, BlockRequest, FetchFailed, fetch
-from bridge.ipfs.folder import FolderBlocks
-from schemas.cid import block_cid, cid_text
-from schemas.streamid import StreamID
+from kiln.bridge.fetcher.attempts import BatchAnswer, BlockRequest, FetchFailed, fetch
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 
 def block_of(count: int, *bad: int, **also: object) -> bytes:

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.cache import (
+from kiln.bridge.gossipsub.cache import (
     MessageCache,
     SeenSet,
     canonical_id,
@@ -18,8 +18,8 @@ from bridge.gossip.cache import (
     key_form,
     text_form,
 )
-from schemas.identity import PrivateKey, peer_of, peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.wire.identity import PrivateKey, peer_of, peer_text, sign
 
 
 def test_an_id_is_held_for_the_horizon_from_when_it_first_came() -> None:

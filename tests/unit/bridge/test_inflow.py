@@ -13,7 +13,6 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.chance import new_key
 from libp2p.crypto import ed25519
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair
@@ -24,8 +23,9 @@ from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, YAMUX_HEADER_FORMAT
 
-from bridge.node.inflow import BufferedTCP, InflowNoise, InflowSession
-from bridge.node.streams import GossipStream, GossipYamux
+from kiln.bridge.libp2p.inflow import BufferedTCP, InflowNoise, InflowSession
+from kiln.bridge.libp2p.streams import GossipStream, GossipYamux
+from kit.chance import new_key
 
 DATA, WINDOW, PING = 0, 1, 2
 SYN, ACK, FIN, RST = 1, 2, 4, 8

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.process.interests import InterestsFile, wanted_topics
-from schemas.topics import Interest, Separator, TopicError, parse_interest, separator_value, topic_name
+from kiln.bridge.app.interests import InterestsFile, wanted_topics
+from kiln.schemas.wire.topics import Interest, Separator, TopicError, parse_interest, separator_value, topic_name
 
 NETWORK = "testnet-clay"
 ONE, TWO = Separator("model", separator_value(b"one")), Separator("model", separator_value(b"two"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import Deliver, PeerView
-from bridge.process.joining import Joining
-from schemas.proto.gossipsub.rpc_pb2 import Message
-from schemas.topics import Interest, parse_interest
+from kiln.bridge.app.joining import Joining
+from kiln.bridge.gossipsub.effects import Deliver, PeerView
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.wire.topics import Interest, parse_interest
 
 NETWORK = "local-test"
 OWN = f"/ceramic/{NETWORK}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from multiaddr import Multiaddr
 
-from bridge.node.discovery import Failures
-from bridge.node.kademlia import (
+from kiln.bridge.libp2p.discovery import Failures
+from kiln.bridge.libp2p.kademlia import (
     MAX_ADDRESSES,
     MAX_PROVIDERS,
     Address,
@@ -35,8 +35,8 @@ from bridge.node.kademlia import (
     told,
     topic_key,
 )
-from bridge.node.view import peer_name
-from schemas.identity import peer_of_ed25519, peer_text
+from kiln.bridge.libp2p.view import peer_name
+from kiln.schemas.wire.identity import peer_of_ed25519, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
 OURS = Address("192.0.2.1", 4811)

@@ -1,4 +1,4 @@
-"""bridge.kafka.thread: a session that fails is begun anew, and one that stands still is told of."""
+"""kiln.bridge.kafka.thread: a session that fails is begun anew, and one that stands still is told of."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from threading import Event
 
 import pytest
-from kafka import TopicPartition
 from kafka.errors import KafkaTimeoutError
-from kit.awaiting import awaited, wait_until
 
-from bridge.kafka import thread as kafka_thread
-from bridge.kafka.producers import FramesProducerError
-from bridge.kafka.thread import KafkaThread
+from kafka import TopicPartition
+from kiln.bridge.kafka import thread as kafka_thread
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.bridge.kafka.thread import KafkaThread
+from kit.awaiting import awaited, wait_until
 
 
 class Failing(KafkaThread):

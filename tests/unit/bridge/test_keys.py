@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.node.keys import KeyFileError, author_keys, load_or_create
-from schemas.identity import peer_of
+from kiln.bridge.libp2p.keys import KeyFileError, author_keys, load_or_create
+from kiln.schemas.wire.identity import peer_of
 
 
 def test_authors_are_the_identity_and_keys_that_the_identity_alone_makes() -> None:

@@ -18,14 +18,14 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from kit.awaiting import wait_until
 
-from bridge.ipfs.blocks import BlockRefusedError, BlocksAwayError, BlockUnavailableError
-from bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
-from bridge.ipfs.neighbours import Neighbour
-from bridge.ipfs.node import NodeBlocks
-from bridge.status import IpfsStatus
-from schemas.cid import block_cid, cid_text
+from kiln.bridge.ipfs.blocks import BlockRefusedError, BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
+from kiln.bridge.ipfs.neighbours import Neighbour
+from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kit.awaiting import wait_until
 
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(block_cid(DATA))
@@ -365,7 +365,7 @@ def test_a_block_of_just_the_limit_is_not_too_large(kubo: FakeKubo, client: Kubo
 def test_a_block_that_comes_drop_by_drop_is_given_up_in_time(
     kubo: FakeKubo, client: Kubo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.ipfs.kubo._GRACE", 0.2)
+    monkeypatch.setattr("kiln.bridge.ipfs.kubo._GRACE", 0.2)
 
     def drip(handler: Handler) -> None:
         handler.head(200, "text/plain", X_Stream_Output="1", Transfer_Encoding="chunked")
@@ -384,8 +384,8 @@ def test_a_block_that_comes_drop_by_drop_is_given_up_in_time(
 
 
 def test_silence_ends_in_time(kubo: FakeKubo, client: Kubo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.ipfs.kubo._GRACE", 0.1)
-    monkeypatch.setattr("bridge.ipfs.kubo._CALL", 0.2)
+    monkeypatch.setattr("kiln.bridge.ipfs.kubo._GRACE", 0.1)
+    monkeypatch.setattr("kiln.bridge.ipfs.kubo._CALL", 0.2)
     kubo.answers |= dict.fromkeys(("block/get", "block/put", "pin/add", "pin/rm", "id"), silence)
     with pytest.raises(BlockUnavailableError, match="did not answer"):
         client.get(CID, 0.1)

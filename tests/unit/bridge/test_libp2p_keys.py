@@ -8,8 +8,6 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from kit.chance import new_key
-from kit.key_bytes import KEY_ATTACKS, public_key
 from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.envelope import pub_key_from_protobuf
 from libp2p.peer.id import ID
@@ -17,8 +15,10 @@ from libp2p.peer.pb.crypto_pb2 import PublicKey as Libp2pKey
 from libp2p.security.noise.messages import NoiseHandshakePayload
 from libp2p.security.noise.pb.noise_pb2 import NoiseHandshakePayload as HandshakeBytes
 
-from bridge.node.streams import make_host
-from schemas.proto.gossipsub.rpc_pb2 import PublicKey
+from kiln.bridge.libp2p.streams import make_host
+from kiln.schemas.proto.gossipsub.rpc_pb2 import PublicKey
+from kit.chance import new_key
+from kit.key_bytes import KEY_ATTACKS, public_key
 
 MOST = 0.050  # s of CPU
 PRIVATE = rsa.generate_private_key(65537, 2048)

@@ -6,21 +6,21 @@ import threading
 from itertools import pairwise
 
 import pytest
-from kit.awaiting import wait_until
-from kit.chance import new_key
 from multiaddr import Multiaddr
 
-from bridge.gossip.outcomes import PeerView
-from bridge.ipfs.blocks import BlocksAwayError
-from bridge.ipfs.kubo import KuboError, NoRoutingError
-from bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, Neighbour, Neighbours
-from bridge.ipfs.providing import MOST as MOST_BLOCKS
-from bridge.ipfs.providing import Providing
-from bridge.process.neighbours import bitswap_peers
-from bridge.process.wiring import held_back
-from bridge.status import IpfsStatus
-from conf.settings.model import Ipfs, Publish, Settings
-from schemas.identity import peer_bytes, peer_of, peer_text
+from kiln.bridge.app.neighbours import bitswap_peers
+from kiln.bridge.app.wiring import held_back
+from kiln.bridge.gossipsub.effects import PeerView
+from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
+from kiln.bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, Neighbour, Neighbours
+from kiln.bridge.ipfs.providing import MOST as MOST_BLOCKS
+from kiln.bridge.ipfs.providing import Providing
+from kiln.conf.process.bridge_status import IpfsStatus
+from kiln.conf.settings.model import Ipfs, Publish, Settings
+from kiln.schemas.wire.identity import peer_bytes, peer_of, peer_text
+from kit.awaiting import wait_until
+from kit.chance import new_key
 
 OWN = "ours"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.ipfs import BlocksAwayError
-from bridge.ipfs.folder import FolderBlocks
-from bridge.publishing.pins import Pins
+from kiln.bridge.ipfs import BlocksAwayError
+from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.publisher.pins import Pins
 
 S = 1_000_000
 START = 1_000 * S

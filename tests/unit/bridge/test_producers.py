@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
-from bridge.kafka.producers import RememberingPartitioner
+from kiln.bridge.kafka.producers import RememberingPartitioner
 
 TOPIC = "kiln.frames"
 

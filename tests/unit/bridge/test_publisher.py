@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.ipfs import BlockRefusedError, BlocksAwayError
-from bridge.kafka.place import Place
-from bridge.publishing.ledger import Ledger, LedgerError
-from bridge.publishing.outbox import (
+from kiln.bridge.ipfs import BlockRefusedError, BlocksAwayError
+from kiln.bridge.kafka.position import Place
+from kiln.bridge.publisher.ledger import Ledger, LedgerError
+from kiln.bridge.publisher.outbox import (
     GONE,
     IN_DOUBT,
     REMEMBERED,
@@ -23,11 +23,9 @@ from bridge.publishing.outbox import (
     PublishingOptions,
     number_of,
 )
-from bridge.publishing.pace import IN_A_GAP, Pace
-from bridge.publishing.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
-from schemas.cid import block_cid, cid_text
-from schemas.pubsub import PubsubMessage, read_message
-from schemas.records import (
+from kiln.bridge.publisher.pace import IN_A_GAP, Pace
+from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
+from kiln.schemas.kafka.records import (
     BatchRecord,
     Origin,
     PublicationRecord,
@@ -36,7 +34,9 @@ from schemas.records import (
     decode_quarantine,
     encode,
 )
-from schemas.topics import Separator, separator_value, topic_name
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
 
 NETWORK = "local-test"
 S = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.sharing.rendezvous import owner_of, weight
+from kiln.bridge.cluster.rendezvous import owner_of, weight
 
 MEMBERS = st.sets(st.text(max_size=8), min_size=1, max_size=8)
 THINGS = st.lists(st.text(max_size=8), max_size=30)

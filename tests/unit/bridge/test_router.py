@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.wire.topic_table import Bundles, hello_extensions
 from kit.scripted_peers import (
     MESHSUB,
     T,
@@ -12,12 +18,6 @@ from kit.scripted_peers import (
     subscribe,
     with_peers,
 )
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.protocols import VERSIONS
-from bridge.gossip.table_side import TableSide
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.topic_table import Bundles, hello_extensions
 
 
 @pytest.mark.parametrize("protocol", VERSIONS)

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.router import Router
-from schemas.identity import Judgement, Verdict
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import Judgement, Verdict
 
 T = "/ceramic/mainnet"
 HALF = RouterOptions().D // 2

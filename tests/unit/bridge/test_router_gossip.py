@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kiln.bridge.gossipsub.cache import gossip_id
+from kiln.bridge.gossipsub.options import RouterOptions
 from kit.scripted_peers import (
     T,
     asked,
@@ -15,9 +17,6 @@ from kit.scripted_peers import (
     rpc_of,
     with_peers,
 )
-
-from bridge.gossip.cache import gossip_id
-from bridge.gossip.options import RouterOptions
 
 # ---------------------------------------------------------------- gossip
 

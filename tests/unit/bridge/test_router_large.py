@@ -8,6 +8,17 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kiln.bridge.gossipsub.cache import gossip_id
+from kiln.bridge.gossipsub.effects import Deliver, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import MessageTooLargeError, Router
+from kiln.bridge.gossipsub.rpc_parts import RpcLimits
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.wire import encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import Verdict
+from kiln.schemas.wire.topic_table import Bundles, hello_extensions
 from kit.scripted_peers import (
     OWN,
     T,
@@ -22,17 +33,6 @@ from kit.scripted_peers import (
     rpc_of,
     with_peers,
 )
-
-from bridge.gossip.cache import gossip_id
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import Deliver, Send
-from bridge.gossip.parts import RpcLimits
-from bridge.gossip.router import MessageTooLargeError, Router
-from bridge.gossip.table_side import TableSide
-from bridge.gossip.wire import encode
-from schemas.identity import Verdict
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.topic_table import Bundles, hello_extensions
 
 GO = RpcLimits()
 LARGER = RouterOptions(rpc_limits=RpcLimits(4 << 20, 4 << 20))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import VERSIONS
 from kit.scripted_peers import (
     MESHSUB,
     T,
@@ -17,9 +20,6 @@ from kit.scripted_peers import (
     subscribe,
     with_peers,
 )
-
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.protocols import VERSIONS
 
 # ---------------------------------------------------------------- mesh
 

@@ -8,6 +8,16 @@ from random import Random
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kiln.bridge.gossipsub.cache import gossip_id
+from kiln.bridge.gossipsub.effects import Deliver
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
+from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Policy, Verdict, peer_of, sign
 from kit.key_bytes import KEY_ATTACKS, public_key
 from kit.scripted_peers import (
     OWN,
@@ -20,16 +30,6 @@ from kit.scripted_peers import (
     rpc_of,
     with_peers,
 )
-
-from bridge.gossip.cache import gossip_id
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import Deliver
-from bridge.gossip.parts import RpcLimits, split
-from bridge.gossip.router import Router
-from bridge.gossip.signatures import verifier
-from schemas.frames import MAX_MESSAGES
-from schemas.identity import MAX_RPC_COST, Judgement, Policy, Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 
 # ---------------------------------------------------------------- messages
 

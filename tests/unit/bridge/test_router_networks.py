@@ -10,6 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kiln.bridge.gossipsub.cache import gossip_id
+from kiln.bridge.gossipsub.effects import PeerID, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.router import Router
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kit.scripted_peers import (
     MESHSUB,
     T,
@@ -17,13 +24,6 @@ from kit.scripted_peers import (
     message,
     peer,
 )
-
-from bridge.gossip.cache import gossip_id
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import PeerID, Send
-from bridge.gossip.protocols import VERSIONS
-from bridge.gossip.router import Router
-from schemas.proto.gossipsub.rpc_pb2 import RPC
 
 
 class Network:

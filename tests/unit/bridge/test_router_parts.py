@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.scripted_peers import T, message, node, peer
 
-from bridge.gossip.parts import RpcLimits, split
-from bridge.gossip.table_side import TableSide
-from schemas.frames import MAX_MESSAGES
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.topic_table import Bundles
+from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.wire.topic_table import Bundles
+from kit.scripted_peers import T, message, node, peer
 
 
 def ids_in(rpc: RPC, name: str) -> list[bytes]:

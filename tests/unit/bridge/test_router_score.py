@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.score import Score, ScoreOptions, half_life
+from kiln.bridge.gossipsub.score import Score, ScoreOptions, half_life
 
 
 def test_a_stranger_has_zero() -> None:

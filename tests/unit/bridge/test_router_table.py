@@ -6,14 +6,14 @@ from random import Random
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.gossip.options import RouterOptions
-from bridge.gossip.outcomes import PeerID, Send
-from bridge.gossip.router import Router
-from bridge.gossip.signatures import verifier
-from bridge.gossip.table_side import SendMode, TableSide
-from schemas.identity import Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.topic_table import Bundles, hello_extensions
+from kiln.bridge.gossipsub.effects import PeerID, Send
+from kiln.bridge.gossipsub.options import RouterOptions
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.gossipsub.table_agreements import SendMode, TableSide
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.wire.identity import Verdict, peer_of, sign
+from kiln.schemas.wire.topic_table import Bundles, hello_extensions
 
 A, B, C = "/ceramic/a", "/ceramic/b", "/ceramic/c"
 ONE = Bundles({"one": [A, B]})  # a is 1, b is 2

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bridge.process.reporting import greatest
-from bridge.status import (
+from kiln.bridge.app.reporting import greatest
+from kiln.conf.process.bridge_status import (
     BridgeStatus,
     PeerStatus,
     PublisherStatus,
@@ -19,9 +19,9 @@ from bridge.status import (
     SpoolStatus,
     write_status,
 )
-from conf.settings.model import Kafka, Settings
-from deploy.observe.status import Saving, read_status
-from deploy.show.status import render_status, status_json
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.ops.status import Saving, read_status
+from kiln.deploy.screens.status import render_status, status_json
 
 CLAY = "/ceramic/testnet-clay"
 

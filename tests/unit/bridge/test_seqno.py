@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.node.seqno import Seqno, SeqnoError
+from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 
 SECOND = 1_000_000_000
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka.errors import KafkaError, KafkaTimeoutError
-from kit.awaiting import awaited
 
-from bridge.capture import segments, spool
-from bridge.capture.segments import Segments
-from bridge.capture.spool import MAX_FRAME, FrameSink, SinkError
-from bridge.kafka.producers import FramesProducerError
+from kiln.bridge.capture import segments, spool
+from kiln.bridge.capture.segments import Segments
+from kiln.bridge.capture.spool import MAX_FRAME, FrameSink, SinkError
+from kiln.bridge.kafka.producers import FramesProducerError
+from kit.awaiting import awaited
 
 A, B = b"a" * 16, b"b" * 16
 Records = list[tuple[bytes, bytes]]
@@ -340,8 +340,8 @@ def test_spool_of_an_earlier_run_goes_first(kafka: Kafka, new_sink: Callable[...
 CHILD = """
 import sys
 from pathlib import Path
-from bridge.capture.spool import FrameSink
-from bridge.kafka.producers import FramesProducerError
+from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.kafka.producers import FramesProducerError
 
 def connect():
     raise FramesProducerError("away")

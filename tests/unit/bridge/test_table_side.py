@@ -1,4 +1,5 @@
-"""bridge.gossip.table_side: topic tables with peers, hostile ones too. What goes out is judged by its bytes."""
+"""kiln.bridge.gossipsub.table_agreements: topic tables with peers, hostile ones too. What goes out is judged by its
+bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.table_side import Item, SendMode, TableSide
-from schemas.frames import read_rpc
-from schemas.proto.gossipsub.rpc_pb2 import (
+from kiln.bridge.gossipsub.table_agreements import Item, SendMode, TableSide
+from kiln.schemas.kafka.frames import read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
     ControlGraft,
@@ -20,8 +21,8 @@ from schemas.proto.gossipsub.rpc_pb2 import (
     ExtTopicTable,
     Message,
 )
-from schemas.reject import Rejected
-from schemas.topic_table import BundleError, Bundles, hello_bytes, parse_hello
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.topic_table import BundleError, Bundles, hello_bytes, parse_hello
 
 CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
 ELSEWHERE = "/ceramic/elsewhere"

@@ -1,4 +1,4 @@
-"""The tap: what was on the wire, as Frames that `schemas.frames` reads."""
+"""The tap: what was on the wire, as Frames that `kiln.schemas.kafka.frames` reads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.capture.tap import Connection, Direction
-from schemas.frames import CUT_PAYLOAD, MAX_RPC, read_frame
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.reject import Rejected
+from kiln.bridge.capture.tap import Connection, Direction
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, read_frame
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
 
 ID = bytes(range(16))
 LOCAL, REMOTE = b"\x00\x24local", b"\x00\x24remote"

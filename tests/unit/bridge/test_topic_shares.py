@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.outcomes import PeerView
-from bridge.process.joining import Joining
-from bridge.sharing.group import LiveBridge, interests_digest
-from bridge.sharing.rendezvous import owner_of
-from bridge.sharing.topics import TopicShares
-from schemas.identity import peer_text
-from schemas.topics import parse_interest
+from kiln.bridge.app.joining import Joining
+from kiln.bridge.cluster.group import LiveBridge, interests_digest
+from kiln.bridge.cluster.rendezvous import owner_of
+from kiln.bridge.cluster.topics import TopicShares
+from kiln.bridge.gossipsub.effects import PeerView
+from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.topics import parse_interest
 
 NETWORK = "local-test"
 OWN = f"/ceramic/{NETWORK}"

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.awaiting import awaited
 
-from bridge.publishing.transition import (
+from kiln.bridge.publisher.transition import (
     BOTH,
     BY_NETWORK,
     BY_SEPARATOR,
@@ -23,7 +22,8 @@ from bridge.publishing.transition import (
     read_height,
     unreached,
 )
-from schemas.topics import Separator, parse_topic, separator_value
+from kiln.schemas.wire.topics import Separator, parse_topic, separator_value
+from kit.awaiting import awaited
 
 S = 1_000_000
 AT = 1_000 * S

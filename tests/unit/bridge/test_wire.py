@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.gossip.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
 
 LIMIT, HEAD = 300, 20
 

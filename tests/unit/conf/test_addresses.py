@@ -1,4 +1,5 @@
-"""conf.settings.addresses: what a multiaddr, a peer id and an interest may be, and how `kiln config check` says so."""
+"""kiln.conf.settings.addresses: what a multiaddr, a peer id and an interest may be, and how `kiln config check` says
+so."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import CID, multibase, multihash
 
-from conf.errors import SettingsError
-from conf.settings.addresses import check_interest, check_peer, check_tcp, check_tcp_at_ip, check_tcp_of_peer
-from conf.settings.reading import load_settings
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.addresses import check_interest, check_peer, check_tcp, check_tcp_at_ip, check_tcp_of_peer
+from kiln.conf.settings.reading import load_settings
 
 ED25519 = "12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"
 RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -135,7 +136,7 @@ def test_the_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_default_settings_import_no_codec() -> None:
     """So that `kiln --help` and `kiln sql` are quick."""
-    slow = ("multiformats", "multiaddr", "schemas.topics", "schemas.dht")
-    code = f"import sys\nfrom conf.settings.reading import load\nload()\nprint([m for m in {slow} if m in sys.modules])"
+    slow = ("multiformats", "multiaddr", "kiln.schemas.wire.topics", "kiln.schemas.dht")
+    code = f"import sys\nfrom kiln.conf.settings.reading import load\nload()\nprint([m for m in {slow} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""conf.kafka_clients: a client that cannot be made leaves no descriptor and no thread, whatever the broker does."""
+"""kiln.conf.process.kafka_clients: a client that cannot be made leaves no descriptor and no thread, whatever the broker
+does."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
-from kit.descriptors import descriptors, hanging_broker
 
-from bridge.kafka import librdkafka
-from bridge.kafka.librdkafka import LibrdkafkaProducer
-from bridge.kafka.producers import FramesProducerError, connect
-from conf.kafka_clients import open_client
-from conf.kafka_refusals import in_words
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kiln.bridge.kafka import librdkafka
+from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.kafka.producers import FramesProducerError, connect
+from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_errors import in_words
+from kit.descriptors import descriptors, hanging_broker
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("bridge", "pipelines", "deploy", "conf")

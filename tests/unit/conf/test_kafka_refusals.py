@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kafka import errors
 
-from conf.kafka_refusals import in_words
+from kafka import errors
+from kiln.conf.process.kafka_errors import in_words
 
 OPTIONS = {
     "bootstrap_servers": ["127.0.0.1:1"],

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.locks import StateInUseError, is_private, keep_private, locked
-from deploy.cli.app import run_command
-from deploy.observe.doctor import check_state
+from kiln.conf.process.locks import StateInUseError, is_private, keep_private, locked
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.ops.doctor import check_state
 
 
 def mode(path: Path) -> int:

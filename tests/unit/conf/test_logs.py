@@ -1,4 +1,4 @@
-"""conf.logs: a line an event, as text and as JSON, whatever strangers put into it, and few of a kind."""
+"""kiln.conf.process.logs: a line an event, as text and as JSON, whatever strangers put into it, and few of a kind."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from conf.logs import Format, Level, Limit, LogFile, Problems, is_news, say, set_up_logs
+from kiln.conf.process.logs import Format, Level, Limit, LogFile, Problems, is_news, say, set_up_logs
 
-LOG = logging.getLogger("bridge.node")
+LOG = logging.getLogger("kiln.bridge.libp2p")
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in ("bridge", "bridge.node", "")}
+    handlers, levels = (
+        root.handlers[:],
+        {name: logging.getLogger(name).level for name in ("bridge", "kiln.bridge.libp2p", "")},
+    )
     yield
     root.handlers[:] = handlers
     for name, level in levels.items():
@@ -43,7 +46,7 @@ def test_an_event_is_one_line_that_a_terminal_obeys_nothing_of(form: Format) -> 
     assert line.count("\n") == 1
     assert is_news(line)
     if form == "text":
-        assert ' level=info part=bridge.node event="peer came" peer="12D3" agent="kubo\\n\\u001b[2J' in line
+        assert ' level=info part=kiln.bridge.libp2p event="peer came" peer="12D3" agent="kubo\\n\\u001b[2J' in line
     else:
         told = json.loads(line)
         assert (told["event"], told["peer"], told["dialled"]) == ("peer came", "12D3", True)
@@ -63,9 +66,9 @@ def test_a_trace_is_part_of_its_line() -> None:
 
 
 def test_levels_of_parts_and_of_libraries() -> None:
-    out = logged("text", "warning", {"bridge.node": "debug"})
+    out = logged("text", "warning", {"kiln.bridge.libp2p": "debug"})
     say(LOG, "heard", logging.DEBUG)
-    say(logging.getLogger("bridge.process"), "unheard")
+    say(logging.getLogger("kiln.bridge.app"), "unheard")
     logging.getLogger("somebody").warning("unheard")
     logging.getLogger("somebody").error("an error of a library")
     assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [
@@ -75,7 +78,7 @@ def test_levels_of_parts_and_of_libraries() -> None:
 
 
 def record(event: str, at: float) -> logging.LogRecord:
-    made = logging.LogRecord("bridge.node", logging.INFO, "", 0, event, (), None)
+    made = logging.LogRecord("kiln.bridge.libp2p", logging.INFO, "", 0, event, (), None)
     made.created = at
     return made
 
@@ -94,7 +97,7 @@ def test_of_many_lines_of_a_kind_twenty_come_and_what_is_left_out_is_counted() -
 
 def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     out = logged("text")
-    problems = Problems(logging.getLogger("bridge.process"))
+    problems = Problems(logging.getLogger("kiln.bridge.app"))
     for seen in ([], ["Kafka is away"], ["Kafka is away"], []):
         problems.see(seen)
     assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [

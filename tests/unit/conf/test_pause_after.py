@@ -1,10 +1,10 @@
-"""conf.backoff: a pause that doubles."""
+"""kiln.conf.process.backoff: a pause that doubles."""
 
 from __future__ import annotations
 
 import pytest
 
-from conf.backoff import pause_after
+from kiln.conf.process.backoff import pause_after
 
 
 @pytest.mark.parametrize(

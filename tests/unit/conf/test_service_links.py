@@ -8,14 +8,14 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.service_links import ServicePort, injected
 from typer.testing import CliRunner
 
-from conf.errors import SettingsError
-from conf.settings import reading
-from conf.settings.faults import service_links, unknown_variables
-from conf.settings.reading import load_settings
-from deploy.cli.app import app
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings import reading
+from kiln.conf.settings.faults import service_links, unknown_variables
+from kiln.conf.settings.reading import load_settings
+from kiln.deploy.cli.app import app
+from kit.service_links import ServicePort, injected
 
 SERVICES = {
     "kiln": [ServicePort("", 80)],

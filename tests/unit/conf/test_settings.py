@@ -1,4 +1,5 @@
-"""conf.settings: one commented file, the environment above it, and errors that name the place and the nearest key."""
+"""kiln.conf.settings: one commented file, the environment above it, and errors that name the place and the nearest
+key."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from conf.errors import SettingsError
-from conf.settings.durations import duration_text, micros, parse_duration, spark_interval
-from conf.settings.faults import line_of
-from conf.settings.keys import known_keys, variable
-from conf.settings.model import Kafka, Settings
-from conf.settings.printing import shown
-from conf.settings.reading import DEFAULT_FILE, load, load_settings
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
+from kiln.conf.settings.faults import line_of
+from kiln.conf.settings.keys import known_keys, variable
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.conf.settings.printing import shown
+from kiln.conf.settings.reading import DEFAULT_FILE, load, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +137,7 @@ def test_every_key_can_be_set_by_environment(keys: tuple[str, ...], monkeypatch:
     if keys[0] in ("lake", "maintain"):
         values |= {"retention": '{"frames": "30d"}', "keep": "2h", "options": '{"aws_region": "us-east-1"}'}
     if keys[0] == "log":
-        values |= {"format": "json", "level": "debug", "levels": '{"bridge.node": "error"}'}
+        values |= {"format": "json", "level": "debug", "levels": '{"kiln.bridge.libp2p": "error"}'}
     values["durability"] = "process"
     values["implied_separator"] = "model"
     values["check_genesis"] = "false"

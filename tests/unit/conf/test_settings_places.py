@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from conf.settings.model import Checkpoints, Lake, Settings
-from conf.settings.reading import load
+from kiln.conf.settings.model import Checkpoints, Lake, Settings
+from kiln.conf.settings.reading import load
 
 STORE = Lake(uri="s3://kiln/lake", options={"aws_region": "us-east-1"})
 ROOT = Path(__file__).resolve().parents[3]

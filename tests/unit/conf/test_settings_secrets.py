@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from conf.settings.keys import dotted, known_keys, value_at
-from conf.settings.model import Settings
-from conf.settings.secrets import MASK, may_be_secret, without_secrets
-from deploy.cli.app import run_command
+from kiln.conf.settings.keys import dotted, known_keys, value_at
+from kiln.conf.settings.model import Settings
+from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
+from kiln.deploy.cli.app import run_command
 
 SECRET_KEYS = [
     "spark.authenticate.secret",

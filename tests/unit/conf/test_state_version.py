@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from conf.locks import locked
-from conf.state_version import STATE_VERSION, NewerStateError
-from pipelines.lake.lake import Lake, LakeError
-from schemas.tables import TABLES_VERSION
+from kiln.conf.process.locks import locked
+from kiln.conf.process.state_version import STATE_VERSION, NewerStateError
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.schemas.delta.tables import TABLES_VERSION
 
 
 @pytest.mark.parametrize("before", [None, "", "0\n", f"{STATE_VERSION}\n"])

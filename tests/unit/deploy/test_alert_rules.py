@@ -1,4 +1,5 @@
-"""deploy/prometheus: rules ask for metrics that there are, and the runbook has a line for each; promtool tests them."""
+"""deploy/packaging/prometheus: rules ask for metrics that there are, and the runbook has a line for each; promtool
+tests them."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from schemas.exposition import FAMILIES
+from kiln.schemas.exposition import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "deploy/prometheus"
+FOLDER = ROOT / "deploy/packaging/prometheus"
 RULES = YAML(typ="safe").load(FOLDER / "kiln.rules.yml")["groups"][0]["rules"]
 SUFFIX = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 NAMES = {f"{family.name}{suffix}" for family in FAMILIES.values() for suffix in SUFFIX[family.kind]}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.app import run_command
-from deploy.cli.exits import USAGE
-from deploy.show.backfill_run import Pace, as_object, told
-from pipelines.history.run import Outcome, Progress
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.exits import USAGE
+from kiln.deploy.screens.backfill_run import Pace, as_object, told
+from kiln.pipelines.backfill.run import Outcome, Progress
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
 

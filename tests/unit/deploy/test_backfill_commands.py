@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from kit.run_tables import FROM, TO, begin, fill, history
 
-from conf.locks import locked
-from deploy.cli.app import run_command
-from deploy.history.runs import listed, lock_of
-from pipelines.history.account import tell, told
-from pipelines.lake.lake import Lake
+from kiln.conf.process.locks import locked
+from kiln.deploy.cli.app import run_command
+from kiln.pipelines.backfill.account import tell, told
+from kiln.pipelines.backfill.runs import listed, lock_of
+from kiln.pipelines.delta.lake import Lake
+from kit.run_tables import FROM, TO, begin, fill, history
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
-"""deploy.children.backoff and deploy.children.logs: pauses between restarts, and logs that stay small."""
+"""kiln.deploy.stack.restart_backoff and kiln.deploy.stack.child_logs: pauses between restarts, and logs that stay
+small."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.children.backoff import Backoff
-from deploy.children.logs import keep_small
+from kiln.deploy.stack.child_logs import keep_small
+from kiln.deploy.stack.restart_backoff import Backoff
 
 
 def test_the_pause_doubles_up_to_half_a_minute() -> None:

@@ -1,4 +1,5 @@
-"""deploy/helm/kiln: what the chart makes passes its schemas, a broken copy does not, and its pods can run Kiln."""
+"""deploy/packaging/helm/kiln: what the chart makes passes its schemas, a broken copy does not, and its pods can run
+Kiln."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from typing import Any  # what a manifest in YAML may hold
 
 import kubernetes_validate
 import pytest
-from kit import validators
-from kit.service_links import ServicePort, injected
 from ruamel.yaml import YAML
 
-from conf.settings.keys import known_keys, variable
-from conf.settings.reading import load_settings
-from schemas.queries import QUERIES
+from kiln.conf.settings.keys import known_keys, variable
+from kiln.conf.settings.reading import load_settings
+from kiln.schemas.queries import QUERIES
+from kit import validators
+from kit.service_links import ServicePort, injected
 
 ROOT = Path(__file__).resolve().parents[3]
-CHART = ROOT / "deploy/helm/kiln"
-RULES = ROOT / "deploy/prometheus/kiln.rules.yml"
+CHART = ROOT / "deploy/packaging/helm/kiln"
+RULES = ROOT / "deploy/packaging/prometheus/kiln.rules.yml"
 WAYS = ("together", "pods", "spark-applications")
 
 SETTINGS = """

@@ -1,4 +1,4 @@
-"""deploy.cli.app: arguments, answers, errors in words and exit codes, as a shell sees them."""
+"""kiln.deploy.cli.app: arguments, answers, errors in words and exit codes, as a shell sees them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from conf.errors import KilnError, PrerequisiteError
-from conf.settings.model import Settings
-from conf.settings.reading import DEFAULT_FILE
-from deploy.cli.app import run_command
-from deploy.cli.run import command_line
-from deploy.embedded.java import JavaError
-from deploy.traffic import read_ledger
-from schemas.capture import open_capture, read_capture
+from kiln.conf.process.errors import KilnError, PrerequisiteError
+from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import DEFAULT_FILE
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.run import command_line
+from kiln.deploy.demo.traffic import read_ledger
+from kiln.deploy.stack.java import JavaError
+from kiln.schemas.captures.capture_file import open_capture, read_capture
 
 Capture = pytest.CaptureFixture[str]
 
@@ -49,7 +49,7 @@ def complaint(capsys: Capture, *arguments: str) -> tuple[int, str]:
 
 def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from deploy.cli.app import run_command; code = run_command(['--help'])\n"
+        "import sys; from kiln.deploy.cli.app import run_command; code = run_command(['--help'])\n"
         "heavy = {'pyspark', 'duckdb', 'kafka', 'deltalake', 'pyarrow', 'pandas', 'pydantic_settings'}\n"
         "sys.exit(code or ', '.join(heavy & set(sys.modules)) or 0)"
     )
@@ -126,7 +126,7 @@ def test_what_ends_a_command(
     def fail(settings: Settings, patience: float = 3.0) -> None:
         raise error
 
-    monkeypatch.setattr("deploy.observe.status.read_status", fail)
+    monkeypatch.setattr("kiln.deploy.ops.status.read_status", fail)
     assert run_command(["status"]) == code
     assert capsys.readouterr().err == said
 
@@ -135,7 +135,7 @@ def test_a_fault_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch)
     def fail(settings: Settings, patience: float = 3.0) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("deploy.observe.status.read_status", fail)
+    monkeypatch.setattr("kiln.deploy.ops.status.read_status", fail)
     with pytest.raises(ZeroDivisionError):
         run_command(["status"])
 
@@ -211,7 +211,7 @@ def test_sql_of_a_table_that_is_not_there_is_exit_code_1(capsys: Capture) -> Non
 
 def test_sql_into_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "state" / "lake" / "tips"), pa.table({"stream": ["x" * 100] * 20_000}))
-    script = f"{sys.executable} -m deploy.cli sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
+    script = f"{sys.executable} -m kiln.deploy.cli sql --json 'select * from tips' | head -1; exit ${{PIPESTATUS[0]}}"
     root = Path(__file__).parents[3]
     done = subprocess.run(["bash", "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "[\n")

@@ -1,4 +1,4 @@
-"""deploy.observe.clocks: a clock that trails what Kiln has kept is told with since when and what to do."""
+"""kiln.deploy.ops.clocks: a clock that trails what Kiln has kept is told with since when and what to do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from conf.settings.model import Settings
-from deploy.observe.clocks import of_clocks, trailing_clocks
-from deploy.observe.doctor import check_clocks
-from deploy.observe.status import BrokerStatus, Status
-from deploy.show.status import render_status, status_json
-from pipelines.spark.remembered import NAME, Remembered, RememberedFile
-from schemas.records import Epoch
+from kiln.conf.settings.model import Settings
+from kiln.deploy.ops.clocks import of_clocks, trailing_clocks
+from kiln.deploy.ops.doctor import check_clocks
+from kiln.deploy.ops.status import BrokerStatus, Status
+from kiln.deploy.screens.status import render_status, status_json
+from kiln.pipelines.runtime.dedup_store import NAME, Remembered, RememberedFile
+from kiln.schemas.kafka.records import Epoch
 
 NOW = 1_800_000_000_000_000
 """2027-01-15 08:00:00 UTC"""

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import free_ports
 from deltalake import write_deltalake
+
+from conftest import free_ports
 
 HEAVY = {
     *("cryptography", "deltalake", "duckdb", "google", "httpx", "kafka", "libp2p", "multiformats", "numpy", "pandas"),
@@ -22,7 +23,7 @@ TABLE = {"rich"}
 
 _RUN = """
 import json, sys
-from deploy.cli.app import run_command
+from kiln.deploy.cli.app import run_command
 code = run_command(json.loads(sys.argv[1]))
 print(json.dumps([code, sorted({name.split(".")[0] for name in sys.modules})]), file=sys.stderr)
 """

@@ -12,22 +12,29 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import free_ports
 from deltalake import write_deltalake
 from rich.text import Text
 
-from bridge.status import BridgeStatus, PeerStatus, PublisherStatus, SavingStatus, SpoolStatus, write_status
-from deploy.cli.app import run_command
-from deploy.cli.options import answers
-from deploy.observe.snapshot import BatchLine, BridgeInRun, Snapshot
-from deploy.observe.summary import Summary
-from deploy.show.console import PlainConsole, harmless
-from deploy.show.screen import line
-from deploy.show.summary import render_summary
-from deploy.show.views import LineView, LiveView
-from pipelines.lake.lake import Lake
-from schemas.cid import block_cid, cid_text
-from schemas.streamid import StreamID
+from conftest import free_ports
+from kiln.conf.process.bridge_status import (
+    BridgeStatus,
+    PeerStatus,
+    PublisherStatus,
+    SavingStatus,
+    SpoolStatus,
+    write_status,
+)
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.options import answers
+from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
+from kiln.deploy.ops.summary import Summary
+from kiln.deploy.screens.console import PlainConsole, harmless
+from kiln.deploy.screens.screen import line
+from kiln.deploy.screens.summary import render_summary
+from kiln.deploy.screens.views import LineView, LiveView
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 EVIL = "kiln\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202egpj.exe\u200b\r\nforged line [bold]not markup[/] :smile:"
 """An agent that sets the title, clears the screen, turns letters round, and ends its line."""

@@ -1,4 +1,4 @@
-"""deploy/grafana: the files are those of the code, and every expression gives data out of what Kiln shows."""
+"""deploy/packaging/grafana: the files are those of the code, and every expression gives data out of what Kiln shows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from conftest import free_ports
-from kit.awaiting import wait_until
-from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
 from test_alert_rules import NAMES
 from test_monitor import SNAPSHOT
 
-from deploy.grafana.dashboards import DASHBOARDS, expressions
-from deploy.grafana.files import dashboard_json
-from deploy.monitor.server import Monitor
-from pipelines.lake.lake import Lake
-from schemas.exposition import FAMILIES
+from conftest import free_ports
+from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, expressions
+from kiln.deploy.packaging.grafana.files import dashboard_json
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.exposition import FAMILIES
+from kit.awaiting import wait_until
+from kit.prometheus import Prometheus, dashboard_questions, needs_prometheus, question, rule_questions
 
-FOLDER = Path(__file__).resolve().parents[3] / "deploy/grafana"
+FOLDER = Path(__file__).resolve().parents[3] / "deploy/packaging/grafana"
 ASKED = {name for rows in DASHBOARDS.values() for text in expressions(rows) for name in re.findall(r"\bkiln_\w+", text)}
 
 
@@ -26,7 +26,7 @@ def test_the_files_are_those_of_the_code() -> None:
     assert {path.stem for path in (FOLDER / "json").iterdir()} == set(DASHBOARDS)
     for name in DASHBOARDS:
         assert (FOLDER / f"json/{name}.json").read_text(encoding="utf-8") == dashboard_json(name), (
-            "make anew: python -m deploy.grafana.files deploy/grafana/json"
+            "make anew: python -m kiln.deploy.packaging.grafana.files deploy/packaging/grafana/json"
         )
 
 

@@ -17,12 +17,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
 
-from deploy import dist
-from deploy.dist import build_wheel, install
-from deploy.embedded.broker import stop_running
-from deploy.embedded.jars import IVY_S3, IVY_XML, pinned
+from conftest import free_ports
+from kiln.deploy.packaging import dist
+from kiln.deploy.packaging.dist import build_wheel, install
+from kiln.deploy.stack.embedded_broker import stop_running
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, pinned
 
 PACKAGES = ("schemas", "pipelines", "bridge", "conf", "deploy")
 OF_THE_CHECKOUT = re.compile(
@@ -60,7 +60,7 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
     (source,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(source) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert {"pyproject.toml", "conf/kiln.toml", "deploy/serve/Door.scala", "bridge/ipfs/helia/.npmrc"} <= names
+    assert {"pyproject.toml", "conf/kiln.toml", "deploy/query/serve/Door.scala", "bridge/ipfs/helia/.npmrc"} <= names
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_command_runs_from_the_wheel_alone(
     unpacked: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     # -S: the link from .venv to the checkout is not followed; other packages come from .venv all the same
-    start = "import sys; sys.path[:0] = sys.argv[1:3]; del sys.argv[1:3]; from deploy.cli.app import main; main()"
+    start = "import sys; sys.path[:0] = sys.argv[1:3]; del sys.argv[1:3]; from kiln.deploy.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", start, str(unpacked), sysconfig.get_path("purelib"), *arguments],
         cwd=tmp_path,

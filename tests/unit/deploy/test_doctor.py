@@ -1,4 +1,4 @@
-"""deploy.observe.doctor and deploy.observe.status: what is found without Spark, and what to do about it."""
+"""kiln.deploy.ops.doctor and kiln.deploy.ops.status: what is found without Spark, and what to do about it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from deltalake import write_deltalake
 from msgspec import structs
 from rich.console import Console
 
-from bridge.status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
-from conf.location import location
-from conf.settings.model import Ipfs, Kafka, Publish, Settings
-from deploy.embedded.java import Java, JavaError
-from deploy.observe.doctor import (
+from kiln.conf.process.bridge_status import BridgeStatus, IpfsStatus, PublisherStatus, SpoolStatus, write_status
+from kiln.conf.process.location import location
+from kiln.conf.settings.model import Ipfs, Kafka, Publish, Settings
+from kiln.deploy.ops.doctor import (
     Check,
     check_bridge,
     check_broker,
@@ -43,7 +42,7 @@ from deploy.observe.doctor import (
     helia_alone,
     memory_bytes,
 )
-from deploy.observe.status import (
+from kiln.deploy.ops.status import (
     BrokerStatus,
     CheckpointError,
     TopicStatus,
@@ -55,10 +54,11 @@ from deploy.observe.status import (
     read_checkpoint,
     read_status,
 )
-from deploy.show.doctor import render_checks
-from deploy.show.status import ago, render_status, status_json
-from pipelines.lake.lake import Lake
-from pipelines.spark.topics import note_topics
+from kiln.deploy.screens.doctor import render_checks
+from kiln.deploy.screens.status import ago, render_status, status_json
+from kiln.deploy.stack.java import Java, JavaError
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.topics import note_topics
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'
 

@@ -11,6 +11,12 @@ from typing import Any  # columns of any type
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from kiln.deploy.screens.backfill import diff_json, in_words
+from kiln.pipelines.backfill.account import Run
+from kiln.pipelines.backfill.diff import TableDiff, compare, diff
+from kiln.pipelines.backfill.range_comparison import both_sides
+from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import (
     FROM,
     RUN_TABLES,
@@ -27,12 +33,6 @@ from kit.run_tables import (
     tip,
     update,
 )
-
-from deploy.history.diff import TableDiff, compare, diff
-from deploy.history.sides import both_sides
-from deploy.show.backfill import diff_json, in_words
-from pipelines.history.account import Run
-from pipelines.lake.lake import Lake
 
 
 @pytest.fixture

@@ -15,18 +15,18 @@ from threading import Event, Thread
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
 
-from deploy.history.diff import diff
-from deploy.history.swap import SwapError, add_frames, swap
-from deploy.sql.ask import ask
-from pipelines.history.account import Run, find_run, tell, told
-from pipelines.history.swap import Exchange, Mark
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.backfill.account import Run, find_run, tell, told
+from kiln.pipelines.backfill.diff import diff
+from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
 
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = range(500, 510)

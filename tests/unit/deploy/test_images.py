@@ -11,26 +11,41 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from kit import validators
 from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 
-from conf.settings.keys import known_keys, variable
-from deploy.images.packages import IMAGES, Image, lock_of, packages_of
-from deploy.sbom import bill
+from kiln.conf.settings.keys import known_keys, variable
+from kiln.deploy.packaging.images.packages import IMAGES, Image, lock_of, packages_of
+from kiln.deploy.packaging.sbom import bill
+from kit import validators
 
 ROOT = Path(__file__).resolve().parents[3]
-CONTAINERFILE = ROOT / "deploy/images/Containerfile"
-COMPOSE = ROOT / "deploy/compose/compose.yaml"
+CONTAINERFILE = ROOT / "deploy/packaging/images/Containerfile"
+COMPOSE = ROOT / "deploy/packaging/compose/compose.yaml"
 
 # What an image is for, as modules; Spark's workers import the last.
 MODULES: dict[Image, Sequence[str]] = {
-    "bridge": ("deploy.cli.app", "bridge.process.main", "deploy.kafka.broker", "deploy.monitor.bridge"),
+    "bridge": (
+        "kiln.deploy.cli.app",
+        "kiln.bridge.app.main",
+        "kiln.deploy.stack.kafka_broker",
+        "kiln.deploy.ops.monitor.bridge",
+    ),
     "jobs": (
-        *("deploy.cli.app", "deploy.run.application", "deploy.show.views", "deploy.show.summary"),
-        *("deploy.observe.summary", "deploy.observe.doctor", "deploy.sql.ask", "deploy.quality.check"),
-        *("deploy.maintain.maintain", "deploy.run.backfill", "deploy.quarantine.replay", "pipelines.submit"),
-        *("pipelines.backfill", "pipelines.worker_daemon"),
+        *(
+            "kiln.deploy.cli.app",
+            "kiln.deploy.run.application",
+            "kiln.deploy.screens.views",
+            "kiln.deploy.screens.summary",
+        ),
+        *("kiln.deploy.ops.summary", "kiln.deploy.ops.doctor", "kiln.deploy.query.ask", "kiln.pipelines.quality.check"),
+        *(
+            "kiln.deploy.ops.maintenance",
+            "kiln.deploy.run.backfill",
+            "kiln.deploy.ops.quarantine.replay",
+            "kiln.pipelines.app.submit",
+        ),
+        *("kiln.pipelines.app.backfill_run", "kiln.pipelines.app.worker_daemon"),
     ),
 }
 _IMPORT = """

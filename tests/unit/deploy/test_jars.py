@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.embedded import jars
-from deploy.embedded.jars import JarsError, Progress, complete, ensure, explain, pinned
+from kiln.deploy.stack import jars
+from kiln.deploy.stack.jars import JarsError, Progress, complete, ensure, explain, pinned
 
 IVY = """<ivy-module version="2.0"><info organisation="kiln" module="jars"/>
 <configurations><conf name="spark" transitive="false"/><conf name="broker" transitive="false"/></configurations>

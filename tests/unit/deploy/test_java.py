@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.embedded.java import Java, JavaError, find_java, java_version, what_to_type
+from kiln.deploy.stack.java import Java, JavaError, find_java, java_version, what_to_type
 
 DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
 MINT = 'NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\n'

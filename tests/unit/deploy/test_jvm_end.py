@@ -1,4 +1,4 @@
-"""deploy.run.spark: the end of Spark's JVM is known and said, without a JVM."""
+"""kiln.deploy.stack.spark: the end of Spark's JVM is known and said, without a JVM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from deploy.run.spark import jvm_end, stop_session
+from kiln.deploy.stack.spark import jvm_end, stop_session
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.embedded.jars import PROJECT
+from kiln.deploy.stack.jars import PROJECT
 
 LOCKS = ("requirements.lock", "conf/runtime.lock", "conf/uv.lock", "bench/peers/quix.lock")
 

@@ -9,21 +9,21 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from kit.awaiting import wait_until
 
-from conf.locks import locked
-from conf.settings.model import Maintain, Settings
-from deploy.children.maintain import CareProcess
-from deploy.children.now_and_then import NowAndThen
-from deploy.cli.app import run_command
-from deploy.maintain.maintain import rules_of
-from deploy.recovery.recover import Recovery
-from pipelines.history.account import runs, tell
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.conf.process.locks import locked
+from kiln.conf.settings.model import Maintain, Settings
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.ops.maintenance import rules_of
+from kiln.deploy.ops.recover import Recovery
+from kiln.deploy.run.maintenance import CareProcess
+from kiln.deploy.stack.periodic_process import NowAndThen
+from kiln.pipelines.backfill.account import runs, tell
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kit.awaiting import wait_until
 
 Capture = pytest.CaptureFixture[str]
 TABLE = "tips"

@@ -1,4 +1,4 @@
-"""deploy.monitor: metrics, readiness and the status page of a run, over HTTP."""
+"""kiln.deploy.ops.monitor: metrics, readiness and the status page of a run, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_console import EVIL
 from test_screen import STATUS
 
-from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
-from conf.exporter import exposed
-from deploy.monitor.facts import Facts
-from deploy.monitor.families import families
-from deploy.monitor.history import History, plot
-from deploy.monitor.page import render_page
-from deploy.monitor.server import Monitor
-from deploy.observe.snapshot import BridgeInRun, QualityInRun, Snapshot
-from deploy.observe.status import lake_status
-from pipelines.lake.lake import Lake
-from pipelines.spark.standing import QueryLine, Waits
-from pipelines.spark.trip import Trip
-from schemas.exposition import FAMILIES, LATENESS_BUCKETS
-from schemas.faults import FAULTS
-from schemas.tables import TABLES
+from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
+from kiln.conf.process.exporter import exposed
+from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.monitor.families import families
+from kiln.deploy.ops.monitor.history import History, plot
+from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
+from kiln.deploy.ops.status import lake_status
+from kiln.pipelines.decode.breaker_state import Trip
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.query_status import QueryLine, Waits
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS
+from kiln.schemas.faults import FAULTS
 
 LATE = [0] * (len(LATENESS_BUCKETS) + 1)
 LATE[3], LATE[-1] = 2, 1

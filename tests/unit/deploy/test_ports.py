@@ -1,4 +1,4 @@
-"""deploy.embedded.ports: who has a port that is taken."""
+"""kiln.deploy.stack.ports: who has a port that is taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.embedded.ports import HOST, PortHolder, free_ports, listening_sockets, port_holder, why_taken
+from kiln.deploy.stack.ports import HOST, PortHolder, free_ports, listening_sockets, port_holder, why_taken
 
 TABLE = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

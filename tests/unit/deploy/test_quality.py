@@ -15,24 +15,24 @@ import pandas as pd
 import pytest
 from deltalake import DeltaTable
 from great_expectations.expectations.registry import get_expectation_impl
+
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.model import Settings
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.run.quality import QualityChecks
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality import suite_run as checking
+from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
+from kiln.pipelines.quality.check import check_lake
+from kiln.pipelines.quality.data_docs import write_docs
+from kiln.pipelines.quality.expectations import SPANNING, Judge, Seen
+from kiln.pipelines.quality.finders import FINDERS
+from kiln.pipelines.quality.page import with_lists
+from kiln.pipelines.quality.results import Result
+from kiln.pipelines.quality.suites import FOLDER, Check, read_suites
+from kiln.schemas.delta.tables import TABLES
 from kit.awaiting import wait_until
 from kit.quality_lake import append, made_up_rows, write_rows
-
-from conf.errors import SettingsError
-from conf.settings.model import Settings
-from deploy.children.quality import QualityChecks
-from deploy.cli.app import run_command
-from deploy.quality import checking
-from deploy.quality.catalogue import EXPECTATIONS, Expectation
-from deploy.quality.check import check_lake
-from deploy.quality.data_docs import write_docs
-from deploy.quality.expectations import SPANNING, Judge, Seen
-from deploy.quality.finders import FINDERS
-from deploy.quality.page import with_lists
-from deploy.quality.results import Result
-from deploy.quality.suites import FOLDER, Check, read_suites
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -23,18 +23,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 from test_screen import STATUS
 
-from bridge.status import BridgeStatus, SpoolStatus
-from conf.exporter import exposed
-from deploy.monitor.facts import Facts
-from deploy.monitor.families import families
-from deploy.observe.snapshot import BridgeInRun, Snapshot
-from deploy.observe.status import TableStatus
-from pipelines.spark.standing import QueryLine
-from schemas.exposition import LATENESS_BUCKETS
-from schemas.queries import QUERIES
+from kiln.conf.process.bridge_status import BridgeStatus, SpoolStatus
+from kiln.conf.process.exporter import exposed
+from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.monitor.families import families
+from kiln.deploy.ops.snapshot import BridgeInRun, Snapshot
+from kiln.deploy.ops.status import TableStatus
+from kiln.pipelines.runtime.query_status import QueryLine
+from kiln.schemas.exposition import LATENESS_BUCKETS
+from kiln.schemas.queries import QUERIES
 
 ROOT = Path(__file__).resolve().parents[3]
-RULES = ROOT / "deploy/prometheus/kiln.rules.yml"
+RULES = ROOT / "deploy/packaging/prometheus/kiln.rules.yml"
 SEVERITY = {rule["alert"]: rule["labels"]["severity"] for rule in YAML(typ="safe").load(RULES)["groups"][0]["rules"]}
 STEP = 30  # s between two scrapes
 BEGINS, ENDS, LASTS = 40, 100, 160

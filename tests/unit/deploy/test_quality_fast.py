@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deploy.quality.expectations import Judge
-from deploy.quality.model import _all_heard, _remember_updates
-from deploy.quality.spanning import Facts, Look
-from deploy.quality.suites import Check
-from schemas.batch import write_blocks
-from schemas.cid import USUAL_TEXT, block_cid, cid_bytes, cid_text
+from kiln.pipelines.quality.expectations import Judge
+from kiln.pipelines.quality.model import _all_heard, _remember_updates
+from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.table_checks import Facts, Look
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import USUAL_TEXT, block_cid, cid_bytes, cid_text
 
 CID = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 STREAM = "kjzl6cwe1jw147dvq16zluojmraqvwdmbh61dx9e0c59i344lcrsgqfohexp60s"
@@ -87,6 +87,6 @@ def test_a_tip_was_heard_however_its_cid_is_written() -> None:
 
 
 def test_great_expectations_comes_without_pyspark_and_leaves_pyspark_to_others() -> None:
-    script = "import sys, deploy.quality.expectations; print('pyspark' in sys.modules); import pyspark"
+    script = "import sys, kiln.pipelines.quality.expectations; print('pyspark' in sys.modules); import pyspark"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -14,24 +14,24 @@ from typing import NamedTuple
 import duckdb
 import pytest
 from deltalake import DeltaTable
+
+from kiln.conf.settings.durations import micros
+from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality.expectations import Judge
+from kiln.pipelines.quality.results import Result
+from kiln.pipelines.quality.suite_run import Checking
+from kiln.pipelines.quality.suites import FOLDER, Check, read_suites
+from kiln.pipelines.quality.table_checks import Facts
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import read_rpc
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.topic_table import Bundles
 from kit.log_model import Owner
 from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, rows_of, write_rows
-
-from conf.settings.durations import micros
-from deploy.quality.checking import Checking
-from deploy.quality.expectations import Judge
-from deploy.quality.results import Result
-from deploy.quality.spanning import Facts
-from deploy.quality.suites import FOLDER, Check, read_suites
-from deploy.sql.ask import ask
-from deploy.traffic.replay import replay
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding
-from schemas.frames import read_rpc
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.reject import Rejected
-from schemas.tables import TABLES
-from schemas.topic_table import Bundles
 
 ROOT = Path(__file__).resolve().parents[3]
 LATER = timedelta(hours=1)

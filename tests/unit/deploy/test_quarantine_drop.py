@@ -13,24 +13,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.small_lake import append
 
-from conf.errors import KilnError
-from deploy.cli.app import run_command
-from deploy.quarantine import dropping
-from deploy.quarantine.picking import Picked, QuarantineError, Selection
-from deploy.show.quarantine import readable
-from deploy.sql.ask import ask
-from pipelines.care.plan import TableFile
-from pipelines.care.steps import replace_files
-from pipelines.lake.files import DataFile
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding, Faulty, decode
-from pipelines.transforms.archive import FRAMES, frame_row
-from schemas.identity import peer_of, peer_text, sign
-from schemas.printable import printable
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.ops.quarantine import dropping
+from kiln.deploy.ops.quarantine.picking import Picked, QuarantineError, Selection
+from kiln.deploy.query.ask import ask
+from kiln.deploy.screens.quarantine import readable
+from kiln.pipelines.archive.transform import FRAMES, frame_row
+from kiln.pipelines.decode.decoder import Decoding, Faulty, decode
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import TableFile
+from kiln.pipelines.maintenance.steps import replace_files
+from kiln.schemas.printable import printable
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kit.small_lake import append
 
 ANNA, BERT, PEER = (Ed25519PrivateKey.from_private_bytes(each * 32) for each in (b"a", b"b", b"p"))
 START = datetime(2026, 5, 4, 12, tzinfo=UTC)

@@ -13,25 +13,25 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import DeltaTable, write_deltalake
 
-from deploy.cli.app import run_command
-from deploy.quarantine.frames import At, frame_of, reread, with_messages
-from deploy.quarantine.replay import Found, QuarantineReplay, QuarantineReplayError, in_words
-from deploy.quarantine.unfetched import unfetched
-from deploy.sql.ask import ask
-from deploy.traffic.replay import replay
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding, Faulty, decode, identities
-from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of
-from pipelines.transforms.archive import FRAMES, MESSAGES, frame_row, message_row
-from schemas.frames import read_rpc
-from schemas.identity import Verdict, peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive
-from schemas.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord, encode
-from schemas.reject import Rejected
-from schemas.tables import TABLES
-from schemas.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.ops.quarantine.frames import At, frame_of, reread, with_messages
+from kiln.deploy.ops.quarantine.replay import Found, QuarantineReplay, QuarantineReplayError, in_words
+from kiln.deploy.ops.quarantine.unfetched import unfetched
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.archive.transform import FRAMES, MESSAGES, frame_row, message_row
+from kiln.pipelines.decode.decoder import Decoding, Faulty, decode, identities
+from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import read_rpc
+from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, WantedRecord, encode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import Verdict, peer_of, sign
+from kiln.schemas.wire.pubsub import write_keepalive
+from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
 
 CAPTURE = Path(__file__).resolve().parents[4] / "shared" / "captures" / "go4tt.rpc.gz"
 CLAY = "/ceramic/testnet-clay"
@@ -361,8 +361,8 @@ def test_the_command(
         yield "127.0.0.1:1"
 
     taken = Taken()
-    monkeypatch.setattr("deploy.kafka.broker.broker", broker)
-    monkeypatch.setattr("bridge.kafka.producers.connect", lambda *_: taken)
+    monkeypatch.setattr("kiln.deploy.stack.kafka_broker.broker", broker)
+    monkeypatch.setattr("kiln.bridge.kafka.producers.connect", lambda *_: taken)
     monkeypatch.setenv("KILN_STATE", str(tmp_path))
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "password").write_text("of the broker", encoding="utf-8")

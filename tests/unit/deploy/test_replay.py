@@ -1,4 +1,5 @@
-"""deploy.traffic.replay, bridge.kafka.producers: a capture becomes Frames, and none is lost on the way."""
+"""kiln.deploy.demo.traffic.replay, kiln.bridge.kafka.producers: a capture becomes Frames, and none is lost on the
+way."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
-from bridge.capture.tap import Connection
-from bridge.kafka.producers import FramesProducer, FramesProducerError, connect
-from deploy.traffic.replay import DEFAULT_NETWORK, Progress, replay
-from schemas.capture import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
-from schemas.frames import read_frame
-from schemas.history.kiln_capture import connection_id, frames_of, survey
-from schemas.identity import peer_bytes
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.proto.kiln import frame_pb2
-from schemas.topic_table import bundle_hash, parse_hello
+from kiln.bridge.capture.tap import Connection
+from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
+from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, Progress, replay
+from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
+from kiln.schemas.captures.kiln_capture import connection_id, frames_of, survey
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln import frame_pb2
+from kiln.schemas.wire.identity import peer_bytes
+from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 IN, OUT = frame_pb2.Frame.IN, frame_pb2.Frame.OUT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.serve.sandbox import SYSTEM, Limits, confined, landlock_version
+from kiln.deploy.query.serve.sandbox import SYSTEM, Limits, confined, landlock_version
 
 pytestmark = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 

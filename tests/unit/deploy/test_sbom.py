@@ -9,9 +9,9 @@ from urllib.parse import quote
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from bridge.ipfs.helia import SOURCE
-from deploy.embedded.jars import IVY_S3, IVY_XML, PROJECT, pinned
-from deploy.sbom import bill
+from kiln.bridge.ipfs.helia import SOURCE
+from kiln.deploy.packaging.sbom import bill
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, pinned
 
 
 def test_the_bill_is_valid_and_names_all_that_is_installed() -> None:

@@ -1,4 +1,4 @@
-"""deploy.show.screen and deploy.show.summary: what is shown, and that it fits."""
+"""kiln.deploy.screens.screen and kiln.deploy.screens.summary: what is shown, and that it fits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bridge.status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus, SpoolStatus
-from deploy.observe.snapshot import BatchLine, BridgeInRun, Snapshot
-from deploy.observe.summary import read_summary, row_counts
-from deploy.show.screen import line, render
-from deploy.show.summary import look_with, render_summary
-from deploy.show.views import LineView, LiveView, open_view
-from deploy.show.words import clock, copies_per_message, count, rate, seconds, separator, short, top
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
-from pipelines.spark.standing import QueryLine, QueryPhase
-from schemas.queries import QUERIES
-from schemas.tables import TABLES
+from kiln.conf.process.bridge_status import (
+    BridgeStatus,
+    FetcherStatus,
+    OverlayStatus,
+    PeerStatus,
+    PublisherStatus,
+    SpoolStatus,
+)
+from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, separator, short, top
+from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
+from kiln.deploy.ops.summary import read_summary, row_counts
+from kiln.deploy.query.ask import ask
+from kiln.deploy.screens.screen import line, render
+from kiln.deploy.screens.summary import look_with, render_summary
+from kiln.deploy.screens.views import LineView, LiveView, open_view
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.query_status import QueryLine, QueryPhase
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.queries import QUERIES
 
 VALUE = "k2t6wyfsu4pg0t2n4j8ms3s33xsgqjhtto04mvq8w5a2v5xo48idyz38l7ydki"
 CID = "bafyreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from mkdocs.config import load_config
 
-from deploy.site.build import CONFIG, SiteError, build, check_links, navigation, pages, with_space_before_lists
+from kiln.deploy.packaging.site.build import (
+    CONFIG,
+    SiteError,
+    build,
+    check_links,
+    navigation,
+    pages,
+    with_space_before_lists,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +70,7 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.skipif("KILN_TEST_SITE" not in os.environ, reason="KILN_TEST_SITE is not set: asks npm for a package")
 def test_the_command_builds_the_whole_site_and_follows_every_link(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deploy.site.build", "--site", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "kiln.deploy.packaging.site.build", "--site", str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(pages())} pages, no link leads nowhere: ")

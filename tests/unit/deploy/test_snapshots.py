@@ -1,4 +1,4 @@
-"""deploy.observe.snapshots: what a run looks like, out of what queries and topics tell."""
+"""kiln.deploy.ops.snapshots: what a run looks like, out of what queries and topics tell."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.settings.model import JobName, Settings
-from deploy.observe.snapshot import BridgeInRun
-from deploy.observe.snapshots import Snapshots
-from deploy.observe.watch import Watch
-from pipelines.spark.progress import QueryProgress
-from pipelines.spark.standing import query_line
-from pipelines.supervisor import Supervisor
+from kiln.conf.settings.model import JobName, Settings
+from kiln.deploy.ops.snapshot import BridgeInRun
+from kiln.deploy.ops.snapshots import Snapshots
+from kiln.deploy.ops.watch import Watch
+from kiln.pipelines.app.supervisor import Supervisor
+from kiln.pipelines.runtime.progress import QueryProgress
+from kiln.pipelines.runtime.query_status import query_line
 
 NAMES: tuple[JobName, ...] = ("archive", "batch")
 ENDS = {"kiln.frames": {0: 10, 1: 5}}

@@ -1,4 +1,4 @@
-"""deploy.sql.ask: questions to Delta tables without Spark."""
+"""kiln.deploy.query.ask: questions to Delta tables without Spark."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from deltalake import write_deltalake
 from rich.console import Console
 
-from deploy.cli.app import run_command
-from deploy.show.answer import cell, print_table
-from deploy.show.answer_json import distinct, json_value, write_json
-from deploy.sql.ask import SqlError, ask
-from pipelines.lake.lake import Lake, LakeError
-from schemas.views import views
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.query.answer import cell, print_table
+from kiln.deploy.query.answer_json import distinct, json_value, write_json
+from kiln.deploy.query.ask import SqlError, ask
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.schemas.delta.views import views
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
 

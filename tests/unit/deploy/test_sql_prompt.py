@@ -6,16 +6,16 @@ import stat
 from pathlib import Path
 
 import pytest
-from kit.small_lake import append
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from deploy.sql.ask import SqlError, ask, view_columns
-from deploy.sql.prompt import Names, converse, is_whole
-from pipelines.lake.lake import Lake
-from schemas.views import views
+from kiln.deploy.cli.sql_prompt import Names, converse, is_whole
+from kiln.deploy.query.ask import SqlError, ask, view_columns
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.views import views
+from kit.small_lake import append
 
 LEAVE = "\x04"
 

@@ -1,11 +1,11 @@
-"""deploy.sql.store: what DuckDB reads out of an object store. The store itself is in tests/store."""
+"""kiln.pipelines.delta.duckdb_files: what DuckDB reads out of an object store. The store itself is in tests/store."""
 
 from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-from deploy.sql.store import SharedFile
+from kiln.pipelines.delta.duckdb_files import SharedFile
 
 
 def test_each_thread_reads_at_its_own_place() -> None:

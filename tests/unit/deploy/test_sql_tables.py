@@ -1,4 +1,5 @@
-"""deploy.sql.tables: a Delta table read by DuckDB has the rows, columns and types that delta-rs says it has."""
+"""kiln.pipelines.delta.duckdb_tables: a Delta table read by DuckDB has the rows, columns and types that delta-rs says
+it has."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import PrimitiveType
 
-from deploy.show.answer_json import json_value
-from deploy.sql.ask import SqlError, ask
-from deploy.sql.tables import duckdb_type
-from pipelines.lake.lake import Lake
-from schemas.tables import TABLES
+from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.ask import SqlError, ask
+from kiln.pipelines.delta.duckdb_tables import duckdb_type
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 250, tzinfo=UTC)
 ALL_TYPES = pa.table(

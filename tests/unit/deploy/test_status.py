@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
-from conftest import free_ports
 from rich.console import Console
 
-from conf.settings.model import Settings
-from deploy.observe.status import read_status
-from deploy.show.status import render_status, status_json
-from pipelines.spark.trip import Trip, forget_trip, remember_trip
+from conftest import free_ports
+from kiln.conf.settings.model import Settings
+from kiln.deploy.ops.status import read_status
+from kiln.deploy.screens.status import render_status, status_json
+from kiln.pipelines.decode.breaker_state import Trip, forget_trip, remember_trip
 
 AT = datetime(2026, 11, 23, 5, 7, tzinfo=UTC)
 

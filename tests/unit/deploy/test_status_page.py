@@ -1,4 +1,4 @@
-"""deploy.monitor.page in a real browser: readable on a wide window and on a phone, with nothing cut off."""
+"""kiln.deploy.ops.monitor.page in a real browser: readable on a wide window and on a phone, with nothing cut off."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from test_monitor import SNAPSHOT
 
-from deploy.monitor.facts import Facts
-from deploy.monitor.history import History
-from deploy.monitor.page import render_page
-from deploy.observe.snapshot import QualityInRun
-from deploy.observe.status import lake_status
-from pipelines.lake.lake import Lake
+from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.monitor.history import History
+from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.snapshot import QualityInRun
+from kiln.deploy.ops.status import lake_status
+from kiln.pipelines.delta.lake import Lake
 
 pytestmark = pytest.mark.skipif(
     shutil.which("chromium") is None, reason="the `chromium` browser (Debian: chromium) is not there"

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
 
-from deploy.cli.app import run_command
-from deploy.show.trace import print_trace, write_trace
-from deploy.sql.ask import ask
-from deploy.trace import plan
-from deploy.trace.follow import Trace, TraceError, follow
-from deploy.trace.ids import Cid, IdError, Message, Place, Stream, read_id
-from pipelines.lake.lake import Lake
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.query.ask import ask
+from kiln.deploy.query.trace import plan
+from kiln.deploy.query.trace.follow import Trace, TraceError, follow
+from kiln.deploy.query.trace.ids import Cid, IdError, Message, Place, Stream, read_id
+from kiln.deploy.screens.trace import print_trace, write_trace
+from kiln.pipelines.delta.lake import Lake
+from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
 
 
 def printed(found: Trace, *, sql: bool = False) -> str:
-    from deploy.show.console import PlainConsole
+    from kiln.deploy.screens.console import PlainConsole
 
     console = PlainConsole()
     console.file = io.StringIO()

@@ -21,7 +21,7 @@ import base58
 import pytest
 from google.protobuf.message import DecodeError
 
-from deploy.traffic import (
+from kiln.deploy.demo.traffic import (
     BAD_KINDS,
     BadKind,
     GeneratedFrame,
@@ -34,17 +34,17 @@ from deploy.traffic import (
     read_ledger,
     write_traffic,
 )
-from deploy.traffic.population import ODD_KEY
-from deploy.traffic.replay import replay
-from schemas.frames import REASONS as FRAME_REASONS
-from schemas.frames import read_frame
-from schemas.identity import Verdict, judge
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import REASONS as MESSAGE_REASONS
-from schemas.reject import Rejected
-from schemas.topic_table import REASONS as HELLO_REASONS
-from schemas.topic_table import parse_hello
+from kiln.deploy.demo.traffic.population import ODD_KEY
+from kiln.deploy.demo.traffic.replay import replay
+from kiln.schemas.kafka.frames import REASONS as FRAME_REASONS
+from kiln.schemas.kafka.frames import read_frame
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import Verdict, judge
+from kiln.schemas.wire.pubsub import REASONS as MESSAGE_REASONS
+from kiln.schemas.wire.topic_table import REASONS as HELLO_REASONS
+from kiln.schemas.wire.topic_table import parse_hello
 
 START = 1_700_000_000_000_000_000
 RATE = 1000.0

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.traffic.content import DATA_GARBAGE, TopicData, contents, topics
-from deploy.traffic.options import TrafficOptions
-from schemas.pubsub import PubsubMessage, read_message
-from schemas.reject import Rejected
-from schemas.topics import parse_topic, separator_text
+from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, contents, topics
+from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
+from kiln.schemas.wire.topics import parse_topic, separator_text
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000

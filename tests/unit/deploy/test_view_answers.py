@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import orjson
 import pytest
-from kit.small_lake import AT, small_lake
 
-from deploy.sql.ask import ask
-from pipelines.lake.lake import Lake
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.lake import Lake
+from kit.small_lake import AT, small_lake
 
 Row = dict[str, object]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.tables import TABLES
-from schemas.views import views
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
 
 VIEWS = ("batched_updates", "batch_savings")
 NEEDED = sorted({name for view in VIEWS for name in views()[view].tables})

@@ -14,19 +14,15 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.log_model import block_of
-from kit.plain_batcher import LogRecord, batch_partition
-from kit.small_lake import append
 
-from deploy.cli.app import run_command
-from deploy.sql.ask import SqlError, ask
-from deploy.sql.estimate import HeardUpdate, estimate, parse_windows, read_heard
-from pipelines.lake.lake import Lake
-from pipelines.logic.windows import PartitionWindows
-from schemas.batch import read_block
-from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.pubsub import write_batch_update, write_update
-from schemas.records import (
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.query.ask import SqlError, ask
+from kiln.deploy.query.estimate import HeardUpdate, estimate, parse_windows, read_heard
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
+from kiln.schemas.kafka.records import (
     BatchRecord,
     Coordinates,
     Epoch,
@@ -36,10 +32,14 @@ from schemas.records import (
     decode_batch,
     encode,
 )
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
-from schemas.topics import MAX_KEY, Separator, separator_text, separator_value, topic_name
-from schemas.views import views
+from kiln.schemas.wire.batch_block import read_block
+from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.pubsub import write_batch_update, write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import MAX_KEY, Separator, separator_text, separator_value, topic_name
+from kit.log_model import block_of
+from kit.plain_batcher import LogRecord, batch_partition
+from kit.small_lake import append
 
 AT = datetime(2025, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,14 +1,14 @@
-"""deploy.observe.watch: what the screen counts of the topics."""
+"""kiln.deploy.ops.watch: what the screen counts of the topics."""
 
 from __future__ import annotations
 
 import pytest
 
-from deploy.observe.watch import OpenWindows, Seen
-from schemas.batch import write_blocks
-from schemas.cid import block_cid
-from schemas.records import BatchRecord, Origin, SeparatorRecord, encode
-from schemas.streamid import StreamID
+from kiln.deploy.ops.watch import OpenWindows, Seen
+from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, encode
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid
+from kiln.schemas.wire.streamid import StreamID
 
 T = 1_000_000  # µs
 (BLOCK,) = write_blocks({StreamID(3, block_cid(b"stream")).text: [block_cid(b"tip")]})

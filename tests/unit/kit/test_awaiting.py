@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+
 from kit.awaiting import awaited, until, wait_until
 
 

@@ -1,5 +1,5 @@
-"""pipelines.transforms.archive: records of `kiln.frames` to rows of `frames`, `copies` and `messages`, as files hold
-them, and to what goes to quarantine."""
+"""kiln.pipelines.archive.transform: records of `kiln.frames` to rows of `frames`, `copies` and `messages`, as files
+hold them, and to what goes to quarantine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.lake.files import DataFile
-from pipelines.lake.lake import Lake
-from pipelines.logic.breaker import Tally
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode, identities, own_identity
-from pipelines.logic.held_frames import side
-from pipelines.spark.remembered import Remembered, new_copies
-from pipelines.spark.rows import RowBuffer, arrow_schema
-from pipelines.transforms.archive import (
+from kiln.pipelines.archive.transform import (
     COPIES,
     FAULT,
     FRAMES,
@@ -45,16 +38,23 @@ from pipelines.transforms.archive import (
     with_rows,
     written_rows,
 )
-from pipelines.transforms.packed import pack, packed, unpack, unpacked
-from schemas.frames import MAX_MESSAGES, read_frame
-from schemas.identity import peer_of, peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive, write_query, write_response, write_update
-from schemas.records import Epoch, decode_quarantine, parse_quarantine_key
-from schemas.reject import Rejected
-from schemas.tables import TABLES, Column
-from schemas.topic_table import Bundles, hello_bytes
+from kiln.pipelines.decode.breaker import Tally
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode, identities, own_identity
+from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.frame_ranges import side
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.row_packing import pack, packed, unpack, unpacked
+from kiln.schemas.delta.tables import TABLES, Column
+from kiln.schemas.kafka.frames import MAX_MESSAGES, read_frame
+from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantine_key
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_response, write_update
+from kiln.schemas.wire.topic_table import Bundles, hello_bytes
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"

@@ -1,4 +1,4 @@
-"""pipelines.spark.batch_clock: the time by which operators forget never goes back."""
+"""kiln.pipelines.runtime.micro_batch_clock: the time by which operators forget never goes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext, TaskContext
 
-from pipelines.spark.batch_clock import BatchClock, seen_at
+from kiln.pipelines.runtime.micro_batch_clock import BatchClock, seen_at
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,4 +1,4 @@
-"""pipelines.spark.batcher: a partition of `kiln.updates` to records of `kiln.batches` (decisions 1, 2 and 7)."""
+"""kiln.pipelines.batch.processor: a partition of `kiln.updates` to records of `kiln.batches` (decisions 1, 2 and 7)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
-from kit.plain_batcher import LogRecord, batch_partition, plainly
 from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from pipelines.logic.batching import Batching, Output, batch_outputs, batch_stretches
-from pipelines.logic.stretch import ALL, Selection, WindowKey, read_stretch
-from pipelines.logic.windows import ClosedWindow, PartitionWindows, Window
-from pipelines.spark.batcher import Batcher
-from pipelines.spark.stretches import STRETCHES, stretches
-from schemas.batch import MAX_BLOCK
-from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.records import (
+from kiln.pipelines.batch.batching import Batching, Output, batch_outputs, batch_stretches
+from kiln.pipelines.batch.offset_range import ALL, Selection, WindowKey, read_stretch
+from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
+from kiln.pipelines.batch.processor import Batcher
+from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
+from kiln.schemas.kafka.records import (
     TICK,
     BatchRecord,
     Coordinates,
@@ -47,7 +43,11 @@ from schemas.records import (
     decode_update,
     encode,
 )
-from schemas.streamid import StreamID
+from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.streamid import StreamID
+from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
+from kit.plain_batcher import LogRecord, batch_partition, plainly
 
 T = 1_000_000
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"
@@ -694,7 +694,7 @@ def test_the_limit_of_the_settings_holds() -> None:
 
 def test_the_processor_is_read_without_pandas() -> None:
     """Spark starts a process for that with each start of the query."""
-    code = "import sys, pipelines.spark.batcher; sys.exit('pandas' in sys.modules or 'pyarrow' in sys.modules)"
+    code = "import sys, kiln.pipelines.batch.processor; sys.exit('pandas' in sys.modules or 'pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,4 +1,4 @@
-"""pipelines.logic.breaker: what stops a query, and what must not (decision 6)."""
+"""kiln.pipelines.decode.breaker: what stops a query, and what must not (decision 6)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic import breaker as module
-from pipelines.logic.breaker import SAMPLES, Breaker, DecodingBrokenError, Tally, check_samples
-from schemas.pubsub import PubsubMessage, read_message
-from schemas.reject import Rejected
+from kiln.pipelines.decode import breaker as module
+from kiln.pipelines.decode.breaker import SAMPLES, Breaker, DecodingBrokenError, Tally, check_samples
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 
 GOOD = ("anna", "bert", "cleo", "dora", "emil")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from conf.settings.model import Settings, TopicTable
-from pipelines.lake.bundles import read_bundles, remember_bundles
-from pipelines.lake.lake import Lake
-from pipelines.launch import decoding
-from schemas.tables import TABLES
-from schemas.topic_table import BundleError, Bundles, bundle_hash
+from kiln.conf.settings.model import Settings, TopicTable
+from kiln.pipelines.app.launch import decoding
+from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.wire.topic_table import BundleError, Bundles, bundle_hash
 
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)
 LATER = datetime(2025, 1, 2, tzinfo=UTC)
@@ -95,5 +95,5 @@ def test_queries_decode_by_the_settings_and_by_what_was_once_in_them(tmp_path: P
 
 
 def test_it_needs_no_spark() -> None:
-    code = "import sys, pipelines.lake.bundles; raise SystemExit('pyspark' in sys.modules)"
+    code = "import sys, kiln.pipelines.delta.bundles; raise SystemExit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

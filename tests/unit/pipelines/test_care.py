@@ -1,5 +1,5 @@
-"""pipelines.care: tables that queries write and others read meanwhile keep their rows, and have few files and a short
-log. The tables are real, and DuckDB and deltalake read them."""
+"""kiln.pipelines.maintenance: tables that queries write and others read meanwhile keep their rows, and have few files
+and a short log. The tables are real, and DuckDB and deltalake read them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from deltalake.exceptions import DeltaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.errors import KilnError
-from deploy.sql.ask import ask
-from pipelines.care import plan
-from pipelines.care.plan import Entry, Named, Rules, Stray, TableFile
-from pipelines.care.state import read_log, read_state
-from pipelines.care.steps import Cared, CareError, care_for, foresee, replace_files
-from pipelines.lake.commits import SecondWriterError, Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake, log_entry, skipped_by
-from pipelines.lake.log_faults import last_before, look_at, newest_write, take_back
-from schemas.layout import LAYOUTS
-from schemas.tables import TABLES
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.query.ask import ask
+from kiln.pipelines.delta.commits import SecondWriterError, Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake, log_entry, skipped_by
+from kiln.pipelines.delta.log_faults import last_before, look_at, newest_write, take_back
+from kiln.pipelines.maintenance import plan
+from kiln.pipelines.maintenance.plan import Entry, Named, Rules, Stray, TableFile
+from kiln.pipelines.maintenance.state import read_log, read_state
+from kiln.pipelines.maintenance.steps import Cared, CareError, care_for, foresee, replace_files
+from kiln.schemas.delta.layout import LAYOUTS
+from kiln.schemas.delta.tables import TABLES
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -361,9 +361,9 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
 
 _KILLED = """
 import sys, time
-from pipelines.care.plan import Rules
-from pipelines.care.steps import care_for
-from pipelines.lake.lake import Lake
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.steps import care_for
+from kiln.pipelines.delta.lake import Lake
 rules = Rules(128 << 20, keep=0)
 care_for(Lake(sys.argv[1]), "updates", rules, time.time_ns() // 1000, lambda words: print(words, flush=True))
 """

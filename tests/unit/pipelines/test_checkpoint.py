@@ -1,4 +1,4 @@
-"""pipelines.spark.checkpoint: a query's checkpoint, as Spark writes one."""
+"""kiln.pipelines.runtime.checkpoint: a query's checkpoint, as Spark writes one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.location import location
-from pipelines.spark.checkpoint import Checkpoint
+from kiln.conf.process.location import location
+from kiln.pipelines.runtime.checkpoint import Checkpoint
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
 

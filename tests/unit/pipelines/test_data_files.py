@@ -1,4 +1,5 @@
-"""pipelines.lake.files: what is written into files is read back the same, and the statistics hold for every row."""
+"""kiln.pipelines.delta.files: what is written into files is read back the same, and the statistics hold for every
+row."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from deltalake import DeltaTable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.lake import files as module
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import DataFile, TableFiles, discard, rewritten
-from pipelines.lake.lake import Lake, skipped_by
-from pipelines.spark.rows import arrow_schema
-from schemas.tables import TABLES, Column
+from kiln.pipelines.delta import files as module
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile, TableFiles, discard, rewritten
+from kiln.pipelines.delta.lake import Lake, skipped_by
+from kiln.schemas.delta.tables import TABLES, Column
 
 TABLE = "updates"
 COLUMNS = TABLES[TABLE].columns

@@ -1,4 +1,5 @@
-"""pipelines.logic.decode: what is in a record of `kiln.frames`, and what goes to quarantine (decisions 5 and 6)."""
+"""kiln.pipelines.decode.decoder: what is in a record of `kiln.frames`, and what goes to quarantine (decisions 5 and
+6)."""
 
 from __future__ import annotations
 
@@ -17,23 +18,30 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
-from deploy.traffic.replay import replay
-from pipelines.logic.decode import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
-from pipelines.transforms.archive import fault_rows
-from schemas.cid import block_cid, cid_text
-from schemas.dht.announcement import Announcement, topic_salt, write_announcement
-from schemas.dht.items import item_fields, put_fields
-from schemas.dht.items import sign as sign_item
-from schemas.dht.krpc import Query, Response, write_message
-from schemas.frames import MAX_RPC
-from schemas.identity import Policy, Verdict, peer_of, peer_text, sign
-from schemas.log import MAX_RECORD
-from schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive, write_query, write_update
-from schemas.records import QuarantineRecord, decode_quarantine, encode
-from schemas.topic_table import INDEX_OUT_OF_RANGE, NO_TABLE, TOPIC_MISSING, UNKNOWN_BUNDLE, Bundles, hello_bytes
-from schemas.topics import Separator, topic_name
+from kiln.deploy.demo.traffic.replay import replay
+from kiln.pipelines.archive.transform import fault_rows
+from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
+from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from kiln.schemas.dht.items import item_fields, put_fields
+from kiln.schemas.dht.items import sign as sign_item
+from kiln.schemas.dht.krpc import Query, Response, write_message
+from kiln.schemas.kafka.frames import MAX_RPC
+from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, encode
+from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ExtTopicTable, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import Policy, Verdict, peer_of, peer_text, sign
+from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_update
+from kiln.schemas.wire.topic_table import (
+    INDEX_OUT_OF_RANGE,
+    NO_TABLE,
+    TOPIC_MISSING,
+    UNKNOWN_BUNDLE,
+    Bundles,
+    hello_bytes,
+)
+from kiln.schemas.wire.topics import Separator, topic_name
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"

@@ -1,4 +1,4 @@
-"""pipelines.logic.decode: the CPU that one RPC may cost, the same whenever and however often it is decoded."""
+"""kiln.pipelines.decode.decoder: the CPU that one RPC may cost, the same whenever and however often it is decoded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode
-from schemas.identity import Verdict, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import Verdict, sign
+from kiln.schemas.wire.pubsub import write_keepalive
 
 TOPIC = "/ceramic/testnet-clay"
 SLOW = ec.derive_private_key(0xC0FFEE, ec.SECP384R1())

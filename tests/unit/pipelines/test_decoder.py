@@ -1,4 +1,5 @@
-"""pipelines.logic.decode.Decoder: what it knows of messages that came before changes nothing in what it finds."""
+"""kiln.pipelines.decode.decoder.Decoder: what it knows of messages that came before changes nothing in what it
+finds."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic.decode import Decoded, Decoder, Decoding, Faulty, decode
-from schemas.cid import block_cid, cid_text
-from schemas.identity import peer_of, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_keepalive, write_update
-from schemas.streamid import StreamID
-from schemas.topic_table import Bundles, hello_bytes
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import peer_of, sign
+from kiln.schemas.wire.pubsub import write_keepalive, write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topic_table import Bundles, hello_bytes
 
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 TOPICS = ("/ceramic/testnet-clay", "/ceramic/mainnet", "elsewhere")

@@ -1,11 +1,11 @@
-"""pipelines.history.first: which copy of a message is kept, and which UPDATE is new, in history (decision 21)."""
+"""kiln.pipelines.backfill.first: which copy of a message is kept, and which UPDATE is new, in history (decision 21)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.history.first import Announced, CopiesOfMessage, Place, new_updates, same_signed, same_unsigned
+from kiln.pipelines.backfill.first import Announced, CopiesOfMessage, Place, new_updates, same_signed, same_unsigned
 
 DAY = 86_400_000_000
 A, B, C = (Place(0, offset, 0) for offset in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""pipelines.logic.held_frames against a plain set of numbers."""
+"""kiln.pipelines.delta.frame_ranges against a plain set of numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.lake.held_frames import HeldRanges
-from pipelines.logic.held_frames import HeldFrames, Ranges, Sieve, contains, insert, merge, overlap, side
+from kiln.pipelines.delta.frame_ranges import HeldFrames, Ranges, Sieve, contains, insert, merge, overlap, side
+from kiln.pipelines.delta.held_frames import HeldRanges
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))

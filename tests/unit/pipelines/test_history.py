@@ -1,4 +1,5 @@
-"""pipelines.history without Spark: chunks, terms, the account of runs, and a frame out of its row (decision 21)."""
+"""kiln.pipelines.backfill without Spark: chunks, terms, the account of runs, and a frame out of its row (decision
+21)."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pipelines.backfill import parse_source, parse_time
-from pipelines.history.account import RunNameError, check_name, find_run, runs, tell
-from pipelines.history.chunks import Span, cut, pieces, reach
-from pipelines.history.run import Inputs, Means, RunError, run
-from pipelines.history.terms import Terms, differences
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding
-from pipelines.spark.kafka import Broker
-from pipelines.transforms.archive import frame_of, frame_row
-from schemas.frames import BEP50
-from schemas.identity import peer_text, raw_peer
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.app.backfill_run import parse_source, parse_time
+from kiln.pipelines.archive.transform import frame_of, frame_row
+from kiln.pipelines.backfill.account import RunNameError, check_name, find_run, runs, tell
+from kiln.pipelines.backfill.chunks import Span, cut, pieces, reach
+from kiln.pipelines.backfill.run import Inputs, Means, RunError, run
+from kiln.pipelines.backfill.terms import Terms, differences
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.kafka import Broker
+from kiln.schemas.kafka.frames import BEP50
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_text, raw_peer
 
 TERMS = Terms("a-run", Span(10, 20), Decoding())
 

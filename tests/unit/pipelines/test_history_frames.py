@@ -1,4 +1,5 @@
-"""pipelines.history.frames: records of `kiln.frames` and parts of files to the run's table `frames`, without Spark."""
+"""kiln.pipelines.backfill.frames: records of `kiln.frames` and parts of files to the run's table `frames`, without
+Spark."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.history.chunks import Span
-from pipelines.history.frames import HELD, Wanted, _from_files, _from_kafka, _written, parts_of
-from pipelines.history.grouped import Mixed, MixedRows
-from pipelines.history.messages import Where
-from pipelines.lake.lake import Lake
-from schemas.capture import CaptureRecord, write_capture
-from schemas.proto.gossipsub.rpc_pb2 import RPC
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.backfill.chunks import Span
+from kiln.pipelines.backfill.frames import HELD, Wanted, _from_files, _from_kafka, _written, parts_of
+from kiln.pipelines.backfill.grouped import Mixed, MixedRows
+from kiln.pipelines.backfill.messages import Where
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 SECOND = 1_000_000
 WHOLE = Wanted(Span(0, 100 * SECOND))

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kit.history import items, kubo_line
 
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding
-from pipelines.transforms.archive import FAULT, MESSAGES, PASSED, items_of, with_rows
-from schemas.frames import METADATA_ONLY
-from schemas.history.items import Item, Unread
-from schemas.identity import peer_bytes
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.archive.transform import FAULT, MESSAGES, PASSED, items_of, with_rows
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.captures.items import Item, Unread
+from kiln.schemas.kafka.frames import METADATA_ONLY
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import peer_bytes
+from kit.history import items, kubo_line
 
 FILES = Path(__file__).resolve().parents[1] / "schemas" / "history_files"
 CLAY = "/ceramic/testnet-clay"

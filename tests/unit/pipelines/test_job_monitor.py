@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from conf.exporter import Exporter
-from pipelines.spark.progress import QueryProgress
-from pipelines.spark.standing import QueryWatch
-from pipelines.submit import Job
-from schemas.exposition import FAMILIES
+from kiln.conf.process.exporter import Exporter
+from kiln.pipelines.app.submit import Job
+from kiln.pipelines.runtime.progress import QueryProgress
+from kiln.pipelines.runtime.query_status import QueryWatch
+from kiln.schemas.exposition import FAMILIES
 
 READ = {"kiln.frames": {0: 60, 1: 30}}
 ENDS = {"kiln.frames": {0: 70, 1: 35}, "kiln.updates": {0: 9}}

@@ -1,4 +1,4 @@
-"""pipelines.spark.kept_checkpoint and the order of syncs: what a power cut leaves is what was synced."""
+"""kiln.pipelines.runtime.durable_checkpoint and the order of syncs: what a power cut leaves is what was synced."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import cast
 import pytest
 from pyspark.sql import DataFrame
 
-from bridge.capture.segments import Segments
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake, log_entry
-from pipelines.queries.plan import each_batch
-from pipelines.spark.kept_checkpoint import KeptCheckpoint
-from schemas.tables import TABLES
+from kiln.bridge.capture.segments import Segments
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.query_plan import each_batch
+from kiln.schemas.delta.tables import TABLES
 
 
 class Disk:

@@ -1,5 +1,5 @@
-"""pipelines.spark.known_streams against a dict of the whole topic: nothing is forgotten, whoever reads the topic, and
-whoever dies meanwhile."""
+"""kiln.pipelines.updates.known_streams against a dict of the whole topic: nothing is forgotten, whoever reads the
+topic, and whoever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kafka import TopicPartition
 
-from pipelines.spark.known_streams import KnownStreams, StreamsFile
-from schemas.records import SeparatorRecord, StreamRecord, WaitedTip, encode
+from kafka import TopicPartition
+from kiln.pipelines.updates.known_streams import KnownStreams, StreamsFile
+from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, WaitedTip, encode
 
 Answers = dict[tuple[str, str], SeparatorRecord | None]
 
@@ -188,8 +188,8 @@ def test_a_worker_that_is_killed_leaves_what_was_there_and_no_lock(tmp_path: Pat
     code = f"""
 import os, signal
 from pathlib import Path
-from pipelines.spark.known_streams import StreamsFile, _alone
-from schemas.records import StreamRecord, encode
+from kiln.pipelines.updates.known_streams import StreamsFile, _alone
+from kiln.schemas.kafka.records import StreamRecord, encode
 def values():
     for n in range(20_000):
         yield encode(StreamRecord("mainnet", f"k{{n}}", None, 1, without="no_separator"))

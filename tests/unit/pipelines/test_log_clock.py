@@ -1,11 +1,11 @@
-"""pipelines.spark.log_clock: the clock of the log over micro-batches, restarts and repeats."""
+"""kiln.pipelines.batch.log_time: the clock of the log over micro-batches, restarts and repeats."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from conf.location import location
-from pipelines.spark.log_clock import LogClock
+from kiln.conf.process.location import location
+from kiln.pipelines.batch.log_time import LogClock
 
 
 def test_the_clock_goes_on_over_micro_batches_and_restarts_and_never_back(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import discard
-from pipelines.lake.lake import Lake
-from pipelines.logic.decode import Decoding
-from pipelines.queries.new_frames import NewFrames
-from pipelines.transforms.archive import PASSED, Passed, items_of
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.archive.frame_dedup import NewFrames
+from kiln.pipelines.archive.transform import PASSED, Passed, items_of
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import discard
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 TABLES = ("frames", "copies")
 
@@ -44,7 +44,7 @@ class Driver:
         self._commits = DeltaRsCommits(lake)
 
     def micro_batch(self, batch: int, *tasks: Task, tables: Sequence[str] = TABLES) -> None:
-        """As `pipelines.queries.archive` does. `tables`: those to which it commits before it crashes."""
+        """As `kiln.pipelines.archive.query` does. `tables`: those to which it commits before it crashes."""
         passed = [self._passed(task) for task in tasks]
         write = Write("query", batch)
         for table, files in zip(TABLES, self._new.of(reversed(passed), write), strict=True):

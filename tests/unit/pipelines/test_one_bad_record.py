@@ -14,25 +14,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.history import messages as history_messages
-from pipelines.lake.files import DataFile, TableFiles
-from pipelines.lake.lake import Lake
-from pipelines.logic import decode, stretch
-from pipelines.logic.batching import Batching, Output, batch_stretches
-from pipelines.logic.breaker import Tally
-from pipelines.logic.decode import Decoding
-from pipelines.logic.processing import PROCESSING_ERRORS
-from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.rows import RowBuffer
-from pipelines.transforms import archive, sink, updates
-from pipelines.transforms.packed import Loose, loose
-from schemas.batch import read_block
-from schemas.cid import block_cid, cid_text
-from schemas.identity import peer_of, peer_text, sign
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import read_message, write_query, write_update
-from schemas.records import (
+from kiln.pipelines.archive import transform as archive
+from kiln.pipelines.backfill import messages as history_messages
+from kiln.pipelines.batch import offset_range as stretch
+from kiln.pipelines.batch.batching import Batching, Output, batch_stretches
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.decode import decoder as decode
+from kiln.pipelines.decode.breaker import Tally
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.delta.arrow_rows import RowBuffer
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.row_packing import Loose, loose
+from kiln.pipelines.sink import transform as sink
+from kiln.pipelines.updates import transform as updates
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.records import (
     Coordinates,
     Epoch,
     SeparatorRecord,
@@ -42,8 +40,13 @@ from schemas.records import (
     decode_update,
     encode,
 )
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.batch_block import read_block
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.pubsub import read_message, write_query, write_update
+from kiln.schemas.wire.streamid import StreamID
 
 MODEL = StreamID(2, block_cid(b"model")).text
 STREAMS = [StreamID(3, block_cid(b"genesis %d" % number)).text for number in range(3)]

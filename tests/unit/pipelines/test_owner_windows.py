@@ -1,15 +1,15 @@
-"""pipelines.history.owner_windows against the plain model of the log (decision 1), and where windows begin
+"""kiln.pipelines.backfill.owner_windows against the plain model of the log (decision 1), and where windows begin
 (decision 21)."""
 
 from __future__ import annotations
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kit.log_model import Update, windows_of
 
-from pipelines.history.owner_windows import Live, OwnerWindows
-from pipelines.logic.stretch import WindowKey
-from schemas.cid import block_cid, cid_text
+from kiln.pipelines.backfill.owner_windows import Live, OwnerWindows
+from kiln.pipelines.batch.offset_range import WindowKey
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kit.log_model import Update, windows_of
 
 KEY = WindowKey("n", "LIVE", "model", "k1")
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"

@@ -1,4 +1,4 @@
-"""pipelines.recovery: a checkpoint and its tables as a power cut leaves them, or as somebody put them back."""
+"""kiln.pipelines.recovery: a checkpoint and its tables as a power cut leaves them, or as somebody put them back."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 import pytest
 
-from conf.location import location
-from deploy.show.recovery import recovery_json, render_recovery
-from pipelines.history.account import runs, tell
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.files import TableFiles
-from pipelines.lake.lake import Lake, log_entry
-from pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, read_anew, set_aside
-from pipelines.spark.checkpoint import Checkpoint
-from pipelines.spark.checkpoint_faults import is_whole
-from pipelines.spark.remembered import NAME, Remembered, RememberedFile
-from pipelines.spark.topics import TopicState, note_topics, read_noted
-from schemas.records import Epoch
-from schemas.tables import TABLES
+from kiln.conf.process.location import location
+from kiln.deploy.screens.recovery import recovery_json, render_recovery
+from kiln.pipelines.backfill.account import runs, tell
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, read_anew, set_aside
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.checkpoint_faults import is_whole
+from kiln.pipelines.runtime.dedup_store import NAME, Remembered, RememberedFile
+from kiln.pipelines.runtime.topics import TopicState, note_topics, read_noted
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.records import Epoch
 
 QUERY = "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c"
 TABLE = "tips"
@@ -239,7 +239,7 @@ def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch
             (state.path / folder / str(batch)).unlink()
     (damage,) = examine(state.place, ["sink"])
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.recovery._rename", lambda *_: 1 / 0)
+        patch.setattr("kiln.pipelines.recovery._rename", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             go_back(state.place, damage, {})
     assert state.rows == ["row 0", "row 1"]
@@ -358,7 +358,7 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     assert ("micro-batch 3 was not finished" in damage.remedy) is begun
     assert "type kiln recover --yes" in render_recovery([damage], [damage]).plain
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.recovery.note_topics", lambda *_: 1 / 0)
+        patch.setattr("kiln.pipelines.recovery.note_topics", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             read_anew(state.place, damage)
     (damage,) = examine(state.place, ["sink"], None, topics)  # cut short, and done again

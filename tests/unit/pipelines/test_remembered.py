@@ -1,4 +1,5 @@
-"""pipelines.spark.remembered: each digest passes once, however micro-batches are cut and repeated, and is forgotten."""
+"""kiln.pipelines.runtime.dedup_store: each digest passes once, however micro-batches are cut and repeated, and is
+forgotten."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from threading import Barrier
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.errors import KilnError
-from conf.location import location
-from pipelines.spark.checkpoint import Checkpoint
-from pipelines.spark.remembered import (
+from conftest import ROOT
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import location
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import (
     NAME,
     Held,
     Remembered,
@@ -34,7 +35,7 @@ from pipelines.spark.remembered import (
     new_copies,
     remembered_in,
 )
-from schemas.records import Epoch
+from kiln.schemas.kafka.records import Epoch
 
 SPAN = 1_000
 BATCH = Epoch("query", 7)
@@ -196,10 +197,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {root!r})
-from conf.errors import KilnError
-from conf.location import location
-from pipelines.spark.remembered import Remembered, new_copies
-from schemas.records import Epoch
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import location
+from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.schemas.kafka.records import Epoch
 from tests.unit.pipelines.test_remembered import copy
 
 print("ready", flush=True)

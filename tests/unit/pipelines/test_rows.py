@@ -1,4 +1,4 @@
-"""pipelines.spark.rows: table columns as Arrow and as Spark DDL, and rows on their way to Arrow."""
+"""kiln.pipelines.delta.arrow_rows: table columns as Arrow and as Spark DDL, and rows on their way to Arrow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.spark.rows import RowBuffer, arrow_schema, columns_of, ddl
-from pipelines.transforms import archive, sink
-from pipelines.transforms.packed import Item, pack, packed, packed_ddl, unpack
-from schemas.tables import TABLES, Column
+from kiln.pipelines.archive import transform as archive
+from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of, ddl
+from kiln.pipelines.runtime.row_packing import Item, pack, packed, packed_ddl, unpack
+from kiln.pipelines.sink import transform as sink
+from kiln.schemas.delta.tables import TABLES, Column
 
 PAIR = arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.location import location
-from pipelines.spark.s3a import s3a_settings
+from kiln.conf.process.location import location
+from kiln.pipelines.runtime.s3a import s3a_settings
 
 PLACE = "s3://kiln/lake"
 AT = "spark.hadoop.fs.s3a.bucket.kiln."

@@ -1,4 +1,4 @@
-"""pipelines.transforms.sink: records of each topic to rows of the tables filled from them."""
+"""kiln.pipelines.sink.transform: records of each topic to rows of the tables filled from them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pipelines.lake.lake import Lake
-from pipelines.spark.rows import RowBuffer, arrow_schema
-from pipelines.transforms.packed import pack, packed, unpack, unpacked
-from pipelines.transforms.sink import (
+from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.row_packing import pack, packed, unpack, unpacked
+from kiln.pipelines.sink.transform import (
     CLOCK,
     FILLED,
     IDENTITY,
@@ -32,9 +32,8 @@ from pipelines.transforms.sink import (
     items_of,
     written_rows,
 )
-from schemas.batch import write_blocks
-from schemas.cid import block_cid, cid_text
-from schemas.records import (
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.records import (
     TICK,
     BatchRecord,
     BlockRecord,
@@ -49,8 +48,9 @@ from schemas.records import (
     encode,
     quarantine_key,
 )
-from schemas.streamid import StreamID
-from schemas.tables import TABLES
+from kiln.schemas.wire.batch_block import write_blocks
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.streamid import StreamID
 
 SEPARATOR = SeparatorRecord("model", "ka")
 STREAMS = sorted(StreamID(3, block_cid(b"genesis %d" % n)).text for n in range(2))

@@ -1,4 +1,5 @@
-"""pipelines.supervisor: failed queries start again after a pause, and not for ever. Queries and clock are made up."""
+"""kiln.pipelines.app.supervisor: failed queries start again after a pause, and not for ever. Queries and clock are made
+up."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from conf.kafka_topics import TopicIdentity
-from conf.location import location
-from conf.settings.model import JobName, Settings
-from pipelines import supervisor
-from pipelines.lake.commits import Write
-from pipelines.lake.delta_rs import DeltaRsCommits
-from pipelines.lake.lake import Lake
-from pipelines.logic.breaker import DecodingBrokenError
-from pipelines.spark.progress import ProgressListener, QueryProgress
-from pipelines.spark.topics import TopicState, read_noted
-from pipelines.spark.trip import read_trip
-from pipelines.supervisor import GaveUpError, Supervisor, failure_text
+from kiln.conf.process.kafka_topics import TopicIdentity
+from kiln.conf.process.location import location
+from kiln.conf.settings.model import JobName, Settings
+from kiln.pipelines.app import supervisor
+from kiln.pipelines.app.supervisor import GaveUpError, Supervisor, failure_text
+from kiln.pipelines.decode.breaker import DecodingBrokenError
+from kiln.pipelines.decode.breaker_state import read_trip
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
+from kiln.pipelines.runtime.topics import TopicState, read_noted
 
 NAME = "archive"
 
@@ -188,7 +189,7 @@ def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_
 
 
 def test_a_second_driver_does_not_try_again(world: World) -> None:
-    said = "pipelines.lake.commits.SecondWriterError: another driver runs the query 1 and has just written"
+    said = "kiln.pipelines.delta.commits.SecondWriterError: another driver runs the query 1 and has just written"
     with pytest.raises(GaveUpError, match=r"^archive stopped: .*another driver runs the query 1"):
         world.fail(RuntimeError(f"Traceback:\n{said}"))
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.lake.lake import Lake, LakeError
-from pipelines.lake.rows import read_rows
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.rows import read_rows
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""pipelines.logic.tick_schedule: when the log's clock is moved on, over a log that is played (decision 1)."""
+"""kiln.pipelines.batch.tick_schedule: when the log's clock is moved on, over a log that is played (decision 1)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.logic.stretch import WindowKey
-from pipelines.logic.tick_schedule import TickSchedule
-from pipelines.logic.windows import PartitionWindows
+from kiln.pipelines.batch.offset_range import WindowKey
+from kiln.pipelines.batch.tick_schedule import TickSchedule
+from kiln.pipelines.batch.windows import PartitionWindows
 
 KEY = WindowKey("mainnet", "LIVE", "model", "ka")
 REST = 6_000  # ms

@@ -1,4 +1,4 @@
-"""pipelines.transforms.updates: good copies of UPDATEs to records of `kiln.updates` (decision 4)."""
+"""kiln.pipelines.updates.transform: good copies of UPDATEs to records of `kiln.updates` (decision 4)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from kit.plain_batcher import LogRecord, batch_partition
 from nacl.signing import SigningKey
 
-from pipelines.logic.decode import Decoding
-from pipelines.logic.windows import PartitionWindows
-from pipelines.spark.known_streams import StreamsTopic
-from pipelines.transforms import updates as module
-from pipelines.transforms.updates import Known, Row, Separated, Separating, copies, rows_of, separate
-from schemas.cid import block_cid, cid_text
-from schemas.claims import Claims
-from schemas.dht.announcement import Announcement, topic_salt, write_announcement
-from schemas.dht.items import put_fields
-from schemas.dht.items import sign as sign_item
-from schemas.dht.krpc import Query, write_message
-from schemas.frames import MAX_RPC
-from schemas.identity import peer_of, peer_text, sign
-from schemas.log import MAX_RECORD
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
-from schemas.records import (
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.updates import transform as module
+from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.transform import Known, Row, Separated, Separating, copies, rows_of, separate
+from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
+from kiln.schemas.dht.items import put_fields
+from kiln.schemas.dht.items import sign as sign_item
+from kiln.schemas.dht.krpc import Query, write_message
+from kiln.schemas.kafka.frames import MAX_RPC
+from kiln.schemas.kafka.records import (
     Epoch,
     SeparatorRecord,
     SeparatorSource,
@@ -42,8 +34,16 @@ from schemas.records import (
     decode_update,
     decode_wanted,
 )
-from schemas.streamid import StreamID
-from schemas.topics import Separator, separator_value, topic_name
+from kiln.schemas.kafka.topics import MAX_RECORD
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import block_cid, cid_text
+from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.identity import peer_of, peer_text, sign
+from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, separator_value, topic_name
+from kit.plain_batcher import LogRecord, batch_partition
 
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "updates.schema.json"
 VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))

@@ -1,4 +1,4 @@
-"""pipelines.logic.windows against a model of ten lines that shares nothing with it (decisions 1 and 7)."""
+"""kiln.pipelines.batch.windows against a model of ten lines that shares nothing with it (decisions 1 and 7)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.logic import windows as module
-from pipelines.logic.stretch import WindowKey
-from pipelines.logic.windows import ClosedWindow, PartitionWindows
-from schemas.log import MAX_EPOCH_WRITERS
+from kiln.pipelines.batch import windows as module
+from kiln.pipelines.batch.offset_range import WindowKey
+from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 
 T, G = 10, 4
 

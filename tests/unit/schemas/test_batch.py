@@ -16,9 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiformats import CID
 
-from schemas.batch import MAX_BLOCK, Block, BlockError, ForeignBlock, read_block, read_foreign_block, write_blocks
-from schemas.cid import block_cid, cid_bytes, cid_text
-from schemas.streamid import METAMODEL, StreamID
+from kiln.schemas.wire.batch_block import (
+    MAX_BLOCK,
+    Block,
+    BlockError,
+    ForeignBlock,
+    read_block,
+    read_foreign_block,
+    write_blocks,
+)
+from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.streamid import METAMODEL, StreamID
 
 FIXTURES = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/dagcbor/ipld-codec-fixtures.tar.gz"
 needs_fixtures = pytest.mark.skipif(not FIXTURES.exists(), reason=f"no IPLD fixtures at {FIXTURES}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schemas.dht.bencode import BencodeError, Value, decode, encode, fields
+from kiln.schemas.dht.bencode import BencodeError, Value, decode, encode, fields
 
 values: st.SearchStrategy[Value] = st.recursive(
     st.integers() | st.binary(max_size=40),

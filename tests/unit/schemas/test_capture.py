@@ -1,4 +1,5 @@
-"""schemas.capture: the records of a capture file, byte for byte, and where a broken one is broken."""
+"""kiln.schemas.captures.capture_file: the records of a capture file, byte for byte, and where a broken one is
+broken."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.capture import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
+from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 

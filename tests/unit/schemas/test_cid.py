@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import CID, multibase
 
-from schemas.cid import (
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import (
     MAX_DIGEST,
     USUAL_TEXT,
     CidError,
@@ -25,7 +26,6 @@ from schemas.cid import (
     verify,
     write_varint,
 )
-from schemas.reject import Rejected
 
 DAG_CBOR = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
 DAG_JOSE = "bagcqceralv4232m443k6wluzhzyvhz3i3k36khnxwx5qkddqbhoev7pp7gqa"

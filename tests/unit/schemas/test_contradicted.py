@@ -1,12 +1,12 @@
-"""schemas.claims: which claim a genesis contradicts (decision 4)."""
+"""kiln.schemas.wire.claims: which claim a genesis contradicts (decision 4)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.claims import Claims, contradiction
-from schemas.topics import Separator
+from kiln.schemas.wire.claims import Claims, contradiction
+from kiln.schemas.wire.topics import Separator
 
 separators = st.builds(Separator, st.sampled_from(("model", "controller")), st.sampled_from(("ka", "kb", "kc")))
 models = st.builds(Separator, st.just("model"), st.sampled_from(("ka", "kb", "kc")))

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
-from schemas.cid import CidError, block_cid, cid_bytes
-from schemas.dht import bencode
-from schemas.dht.announcement import (
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.announcement import (
     MAX_ANNOUNCEMENT,
     REASONS,
     Announced,
@@ -26,8 +25,8 @@ from schemas.dht.announcement import (
     topic_salt,
     write_announcement,
 )
-from schemas.dht.bencode import BencodeError, Value
-from schemas.dht.items import (
+from kiln.schemas.dht.bencode import BencodeError, Value
+from kiln.schemas.dht.items import (
     MAX_SEQUENCE,
     Item,
     ItemError,
@@ -40,7 +39,7 @@ from schemas.dht.items import (
     signed_bytes,
     target,
 )
-from schemas.dht.krpc import (
+from kiln.schemas.dht.krpc import (
     BAD_ARGUMENTS,
     BAD_SEQUENCE,
     BAD_SIGNATURE,
@@ -52,9 +51,10 @@ from schemas.dht.krpc import (
     Response,
     write_message,
 )
-from schemas.dht.node_id import bound_id, crc32c, distance, is_bound, is_exempt, shared_bits
-from schemas.reject import Rejected
-from schemas.topics import Separator
+from kiln.schemas.dht.node_id import bound_id, crc32c, distance, is_bound, is_exempt, shared_bits
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes
+from kiln.schemas.wire.topics import Separator
 
 KEY = SigningKey(b"\x01" * 32)
 

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.identity import Verdict, judge, signed_bytes
-from schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.wire.identity import Verdict, judge, signed_bytes
 
 P = 2**255 - 19
 L = 2**252 + 27742317777372353535851937790883648493

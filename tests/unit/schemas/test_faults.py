@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from bridge.bep50.carrier import GAP
-from bridge.fetching import attempts, pending
-from bridge.ipfs import blocks
-from bridge.publishing.outbox import GONE as BATCHES_GONE
-from bridge.publishing.outbox import MALFORMED as BATCH_MALFORMED
-from pipelines.logic.processing import PROCESSING_FAILED
-from pipelines.transforms.sink import OTHER_SEPARATOR
-from schemas import cid, frames, genesis, identity, pubsub, topic_table
-from schemas.claims import CONTRADICTS
-from schemas.dht import announcement
-from schemas.faults import BEGIN, END, FAULTS, code_of, markdown, with_table
-from schemas.history import items
+from kiln.bridge.bep50.carrier import GAP
+from kiln.bridge.fetcher import attempts, pending
+from kiln.bridge.ipfs import blocks
+from kiln.bridge.publisher.outbox import GONE as BATCHES_GONE
+from kiln.bridge.publisher.outbox import MALFORMED as BATCH_MALFORMED
+from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
+from kiln.pipelines.sink.transform import OTHER_SEPARATOR
+from kiln.schemas.captures import items
+from kiln.schemas.dht import announcement
+from kiln.schemas.faults import BEGIN, END, FAULTS, code_of, markdown, with_table
+from kiln.schemas.kafka import frames
+from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
+from kiln.schemas.wire.claims import CONTRADICTS
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
@@ -62,7 +63,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 def test_the_runbook_has_the_table() -> None:
     page = RUNBOOK.read_text(encoding="utf-8")
-    assert page == with_table(page), "write it anew: python -m schemas.faults docs/RUNBOOK.md"
+    assert page == with_table(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
     assert all(page.count(f"| {fault.stage} | `{fault.reason}` | {fault.meaning} |") == 1 for fault in FAULTS)
 
 

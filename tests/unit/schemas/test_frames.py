@@ -1,4 +1,4 @@
-"""schemas.frames: what a Kafka record holds, and what is said where it holds something else."""
+"""kiln.schemas.kafka.frames: what a Kafka record holds, and what is said where it holds something else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.frames import (
+from kiln.schemas.kafka.frames import (
     MAX_ADDRESS,
     MAX_HELLO,
     MAX_MESSAGES,
@@ -21,9 +21,9 @@ from schemas.frames import (
     read_frame,
     read_rpc,
 )
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.proto.kiln import frame_pb2
-from schemas.reject import Rejected
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln import frame_pb2
+from kiln.schemas.reject import Rejected
 
 
 def frame(payload: bytes = b"", /, **fields: bytes | int | str) -> frame_pb2.Frame:

@@ -12,14 +12,14 @@ import libipld
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.car_file import read_car
 from multiformats import multibase
 
-from schemas.cid import DAG_CBOR, DAG_JOSE, block_cid, cid_bytes, cid_text
-from schemas.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
-from schemas.reject import Rejected
-from schemas.streamid import METAMODEL, StreamID
-from schemas.topics import MAX_KEY, Separator, separator_value
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.genesis import REASONS, WITHOUT, Genesis, NeedsBlock, read_genesis
+from kiln.schemas.wire.streamid import METAMODEL, StreamID
+from kiln.schemas.wire.topics import MAX_KEY, Separator, separator_value
+from kit.car_file import read_car
 
 EVENTS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/events"
 needs_vectors = pytest.mark.skipif(not EVENTS.exists(), reason=f"no vectors of other implementations at {EVENTS}")

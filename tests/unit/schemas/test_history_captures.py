@@ -1,4 +1,4 @@
-"""schemas.history.kiln_capture: captures that are small as gzip and expand enormously."""
+"""kiln.schemas.captures.kiln_capture: captures that are small as gzip and expand enormously."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.capture import CaptureError, CaptureRecord, write_capture
-from schemas.frames import MAX_NETWORK, MAX_RPC
-from schemas.history import kiln_capture
-from schemas.history.items import FILE_DAMAGED, Source, Unread
-from schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.captures import kiln_capture
+from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, write_capture
+from kiln.schemas.captures.items import FILE_DAMAGED, Source, Unread
+from kiln.schemas.kafka.frames import MAX_NETWORK, MAX_RPC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 
 MIB = 1 << 20
 

@@ -1,4 +1,5 @@
-"""schemas.history.lines and formats: parts of a file, lines without end, compressed files, and what is told apart."""
+"""kiln.schemas.captures.lines and formats: parts of a file, lines without end, compressed files, and what is told
+apart."""
 
 from __future__ import annotations
 
@@ -10,19 +11,12 @@ from typing import BinaryIO, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 
-from schemas.history.formats import FORMATS, recognise
-from schemas.history.items import (
-    FILE_DAMAGED,
-    FILE_ENDS_EARLY,
-    LINE_MALFORMED,
-    LINE_TOO_LONG,
-    REASONS,
-    Unread,
-)
-from schemas.history.lines import KEPT, MAX_LINE, WHOLE, Line, Part, cut_lines, read_lines
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.captures.formats import FORMATS, recognise
+from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, LINE_TOO_LONG, REASONS, Unread
+from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, Line, Part, cut_lines, read_lines
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 
 PEER = bytes.fromhex("002408011220") + bytes(32)
 GOOD = kubo_line(PEER, b'{"typ":3,"ts":1}', b"\x01" * 8, "/ceramic/local-history")

@@ -1,4 +1,4 @@
-"""schemas.history: logs of js-ceramic and Kubo's pubsub/sub, up to what the live decoder makes of each line."""
+"""kiln.schemas.captures: logs of js-ceramic and Kubo's pubsub/sub, up to what the live decoder makes of each line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.history import HEARD_AT, ceramic_line, decoded, items, kubo_line, message_of, only_frames, unread
 
-from pipelines.logic.decode import Decoded, Decoding, Faulty, author, decode, identities
-from schemas.history import ceramic_log
-from schemas.history.items import LINE_MALFORMED, NO_MESSAGE, Logged, Unread
-from schemas.identity import MAX_SEQNO, Verdict, message_id, peer_bytes, peer_text
-from schemas.proto.kiln.frame_pb2 import Frame
+from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, author, decode, identities
+from kiln.schemas.captures import ceramic_log
+from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, Logged, Unread
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import MAX_SEQNO, Verdict, message_id, peer_bytes, peer_text
+from kit.history import HEARD_AT, ceramic_line, decoded, items, kubo_line, message_of, only_frames, unread
 
 VECTORS = Path(__file__).resolve().parents[4] / "shared" / "vectors" / "ceramic" / "pubsub"
 HERE = Path(__file__).parent / "history_files"

@@ -1,4 +1,4 @@
-"""schemas.history: traces of go-libp2p-pubsub, which give copies without data, and Kiln's own captures."""
+"""kiln.schemas.captures: traces of go-libp2p-pubsub, which give copies without data, and Kiln's own captures."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.history import SOURCE, decoded, items, message_of, only_frames, unread, zipped
 
-from deploy.traffic.replay import replay
-from pipelines.logic.decode import Faulty
-from schemas.capture import CaptureRecord, write_capture
-from schemas.frames import METADATA_ONLY
-from schemas.history.formats import recognise
-from schemas.history.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, Unread
-from schemas.history.lines import MAX_LINE
-from schemas.identity import peer_text
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
+from kiln.deploy.demo.traffic.replay import replay
+from kiln.pipelines.decode.decoder import Faulty
+from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.captures.formats import recognise
+from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, Unread
+from kiln.schemas.captures.lines import MAX_LINE
+from kiln.schemas.kafka.frames import METADATA_ONLY
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
+from kiln.schemas.wire.identity import peer_text
+from kit.history import SOURCE, decoded, items, message_of, only_frames, unread, zipped
 
 HERE = Path(__file__).parent / "history_files"
 SHARED = Path(__file__).resolve().parents[4] / "shared"

@@ -1,4 +1,4 @@
-"""schemas.identity: who wrote a message, and whether that is true."""
+"""kiln.schemas.wire.identity: who wrote a message, and whether that is true."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.capture import open_capture, read_capture
-from schemas.frames import read_rpc
-from schemas.identity import (
+from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kiln.schemas.kafka.frames import read_rpc
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import (
     REASONS,
     PeerIdError,
     Policy,
@@ -30,8 +32,6 @@ from schemas.identity import (
     sign,
     signed_bytes,
 )
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.reject import Rejected
 
 CAPTURES = Path(__file__).resolve().parents[4] / "shared" / "captures"
 POLICIES: tuple[Policy, ...] = ("strict", "none", "either")

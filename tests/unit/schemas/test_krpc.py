@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.dht import bencode
-from schemas.dht.bencode import Value
-from schemas.dht.items import Item, item_fields, put_fields
-from schemas.dht.krpc import (
+from kiln.schemas.dht import bencode
+from kiln.schemas.dht.bencode import Value
+from kiln.schemas.dht.items import Item, item_fields, put_fields
+from kiln.schemas.dht.krpc import (
     BAD_TOKEN,
     MAX_DATAGRAM,
     OLD_SEQUENCE,

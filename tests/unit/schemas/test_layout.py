@@ -1,9 +1,9 @@
-"""schemas.layout: every table is laid out by columns that it has."""
+"""kiln.schemas.delta.layout: every table is laid out by columns that it has."""
 
 from __future__ import annotations
 
-from schemas.layout import LAYOUTS
-from schemas.tables import TABLES
+from kiln.schemas.delta.layout import LAYOUTS
+from kiln.schemas.delta.tables import TABLES
 
 
 def test_every_table_is_laid_out_by_columns_that_it_has() -> None:

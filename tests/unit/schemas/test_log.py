@@ -1,4 +1,4 @@
-"""schemas.log: the limits hold where they count."""
+"""kiln.schemas.kafka.topics: the limits hold where they count."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.errors import SettingsError
-from conf.settings.reading import load_settings
-from pipelines.logic.windows import PartitionWindows
-from schemas.log import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
-from schemas.records import MAX_QUARANTINED, QuarantineRecord, encode
+from kiln.conf.process.errors import SettingsError
+from kiln.conf.settings.reading import load_settings
+from kiln.pipelines.batch.windows import PartitionWindows
+from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode
+from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS, MAX_NETWORKS, MAX_OTHER_PARTITIONS, MAX_RECORD, TOPICS, lag
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -12,20 +12,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge.fetching import attempts, pending
-from bridge.ipfs import blocks
-from bridge.status import BridgeStatus
-from schemas import genesis, topic_table
-from schemas.dht import krpc
-from schemas.metrics import GROUPS, METRICS, is_declared, markdown
+from kiln.bridge.fetcher import attempts, pending
+from kiln.bridge.ipfs import blocks
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.schemas.dht import krpc
+from kiln.schemas.metrics import GROUPS, METRICS, is_declared, markdown
+from kiln.schemas.wire import genesis, topic_table
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTERS = "counters."
 # which names count what, and where the counts stand in the status
 PLACES = {
-    "bridge/gossip": {"counters": COUNTERS, "_counters": COUNTERS},
-    "bridge/node": {"counters": COUNTERS, "_counters": COUNTERS},
-    "bridge/fetching": {"counts": "fetcher.counts."},
+    "bridge/gossipsub": {"counters": COUNTERS, "_counters": COUNTERS},
+    "bridge/libp2p": {"counters": COUNTERS, "_counters": COUNTERS},
+    "bridge/fetcher": {"counts": "fetcher.counts."},
     "bridge/bep50": {"dropped": "bep50.dropped.", "unsent": "bep50.unsent.", "_counts": "bep50."},
 }
 FETCH_REASONS = (
@@ -141,4 +141,6 @@ def test_names_are_given_once_and_sentences_are_sentences() -> None:
 
 
 def test_the_page_is_made_from_the_list() -> None:
-    assert (ROOT / "docs/METRICS.md").read_text(encoding="utf-8") == markdown(), "see the docstring of schemas.metrics"
+    assert (ROOT / "docs/METRICS.md").read_text(encoding="utf-8") == markdown(), (
+        "see the docstring of kiln.schemas.metrics"
+    )

@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.printable import printable, printable_lines
+from kiln.schemas.printable import printable, printable_lines
 
 
 def test_every_control_and_format_character_of_unicode_is_escaped() -> None:

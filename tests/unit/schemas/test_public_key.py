@@ -1,4 +1,5 @@
-"""schemas.public_key: strangers' keys, read at a cost that is bounded; a loader of any key agrees on the good ones."""
+"""kiln.schemas.wire.public_key: strangers' keys, read at a cost that is bounded; a loader of any key agrees on the good
+ones."""
 
 from __future__ import annotations
 
@@ -14,18 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit.key_bytes import KEY_ATTACKS, REFUSED_RSA, integer, public_key, rsa_key, sequence, tlv
 
-from schemas.identity import Verdict, check, judge, peer_of_ed25519, peer_text, raw_peer
-from schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from schemas.public_key import (
-    BAD_KEY,
-    KEY_ALGORITHM,
-    MAX_RSA_EXPONENT,
-    read_public_key,
-    signature_cost,
-)
-from schemas.reject import Rejected
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import Verdict, check, judge, peer_of_ed25519, peer_text, raw_peer
+from kiln.schemas.wire.public_key import BAD_KEY, KEY_ALGORITHM, MAX_RSA_EXPONENT, read_public_key, signature_cost
+from kit.key_bytes import KEY_ATTACKS, REFUSED_RSA, integer, public_key, rsa_key, sequence, tlv
 
 MOST = 0.050  # s of CPU that one message may cost; what is measured is far below
 CURVES: tuple[ec.EllipticCurve, ...] = (ec.SECP224R1(), ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1())

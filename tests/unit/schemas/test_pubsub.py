@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import multibase
 
-from schemas.cid import CidError, block_cid, cid_bytes, cid_text
-from schemas.pubsub import (
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
+from kiln.schemas.wire.pubsub import (
     REASONS,
     Era,
     PubsubMessage,
@@ -27,9 +28,8 @@ from schemas.pubsub import (
     write_response_2020,
     write_update,
 )
-from schemas.reject import Rejected
-from schemas.streamid import METAMODEL, StreamID
-from schemas.topics import MAX_KEY, Separator, TopicError, separator_value
+from kiln.schemas.wire.streamid import METAMODEL, StreamID
+from kiln.schemas.wire.topics import MAX_KEY, Separator, TopicError, separator_value
 
 VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/pubsub"
 needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")

@@ -1,4 +1,4 @@
-"""schemas.queries: each query is declared once, and all that the declaration promises is there."""
+"""kiln.schemas.queries: each query is declared once, and all that the declaration promises is there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import get_args
 
 import pytest
 
-from conf.settings.keys import known_keys
-from conf.settings.model import Kafka
-from conf.settings.reading import DEFAULT_FILE
-from pipelines.queries.plan import Plan
-from pipelines.transforms.sink import _READERS
-from schemas.log import TOPICS, Partitions
-from schemas.queries import QUERIES, Query
-from schemas.tables import TABLES
+from kiln.conf.settings.keys import known_keys
+from kiln.conf.settings.model import Kafka
+from kiln.conf.settings.reading import DEFAULT_FILE
+from kiln.pipelines.runtime.query_plan import Plan
+from kiln.pipelines.sink.transform import _READERS
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.topics import TOPICS, Partitions
+from kiln.schemas.queries import QUERIES, Query
 
 ROOT = Path(__file__).resolve().parents[3]
 

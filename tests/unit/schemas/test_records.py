@@ -1,4 +1,4 @@
-"""schemas.records against schemas/kafka/*.schema.json: the two must agree in both directions."""
+"""kiln.schemas.kafka.records against schemas/kafka/*.schema.json: the two must agree in both directions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from msgspec import structs
 
-from schemas import records as r
-from schemas.log import MAX_RECORD
+from kiln.schemas.kafka import records as r
+from kiln.schemas.kafka.topics import MAX_RECORD
 
 FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "kafka"
 DECODE: dict[str, Callable[[bytes], r.Record]] = {

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiformats import multibase
 
-from schemas.cid import cid_bytes, cid_text, write_varint
-from schemas.streamid import METAMODEL, CommitID, StreamID, StreamIdError, stream_text
+from kiln.schemas.wire.cid import cid_bytes, cid_text, write_varint
+from kiln.schemas.wire.streamid import METAMODEL, CommitID, StreamID, StreamIdError, stream_text
 
 VECTORS = Path(__file__).resolve().parents[3].parent / "shared/vectors/ceramic/ids/streamid_commitid_vectors.json"
 needs_vectors = pytest.mark.skipif(not VECTORS.exists(), reason=f"no vectors of other implementations at {VECTORS}")

@@ -1,4 +1,4 @@
-"""schemas.tables: what docs/design promises of the lake."""
+"""kiln.schemas.delta.tables: what docs/design promises of the lake."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.logic.decode import Decoded, Decoder, Decoding
-from schemas.batch import is_block_cid, read_block, write_blocks
-from schemas.cid import cid_bytes
-from schemas.frames import CONNECTION_BYTES, DIRECTIONS, ORIGINS
-from schemas.identity import author_of, peer_bytes
-from schemas.proto.gossipsub.rpc_pb2 import RPC, Message
-from schemas.proto.kiln.frame_pb2 import Frame
-from schemas.pubsub import read_message
-from schemas.queries import QUERIES
-from schemas.reject import Rejected
-from schemas.streamid import StreamID
-from schemas.tables import TABLES, Column, Table, markdown
-from schemas.topic_table import bundle_hash, parse_hello
-from schemas.topics import Topic, parse_separator_text, parse_topic
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding
+from kiln.schemas.delta.tables import TABLES, Column, Table, markdown
+from kiln.schemas.kafka.frames import CONNECTION_BYTES, DIRECTIONS, ORIGINS
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.queries import QUERIES
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.batch_block import is_block_cid, read_block, write_blocks
+from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.identity import author_of, peer_bytes
+from kiln.schemas.wire.pubsub import read_message
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
+from kiln.schemas.wire.topics import Topic, parse_separator_text, parse_topic
 
 # docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {

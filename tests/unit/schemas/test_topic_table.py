@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import schemas
-from schemas.proto.gossipsub import rpc_pb2
-from schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
-from schemas.reject import Rejected
-from schemas.topic_table import (
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.topic_table import (
     INDEX_OUT_OF_RANGE,
     INDEX_REASONS,
     MAX_BUNDLES,

@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from multiformats import multibase
 
-from schemas.frames import MAX_TOPIC
-from schemas.streamid import StreamID
-from schemas.topics import (
+from kiln.schemas.kafka.frames import MAX_TOPIC
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import (
     MAX_KEY,
     MAX_VALUE,
     Interest,

@@ -1,4 +1,4 @@
-"""schemas.views: the files of the views say what they are, and are part of what is installed."""
+"""kiln.schemas.delta.views: the files of the views say what they are, and are part of what is installed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.tables import TABLES
-from schemas.topics import MAX_KEY, MAX_VALUE
-from schemas.views import View, views
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import View, views
+from kiln.schemas.wire.topics import MAX_KEY, MAX_VALUE
 
 FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "views"
 

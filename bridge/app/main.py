@@ -1,0 +1,142 @@
+"""The bridge process: gossipsub node, capture into Kafka, publisher. `kiln bridge` runs it, `kiln run` starts it.
+
+Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; of
+BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (blocks of ours that IPFS holds) and
+`transition.json` (that its block height is reached); `fetcher.json` (the place of the fetcher, as Kafka has it).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+
+import trio
+
+from kiln.bridge.app.interests import network_topics
+from kiln.bridge.app.neighbours import bitswap_peers
+from kiln.bridge.app.reporting import status_of
+from kiln.bridge.app.wiring import Parts, wire
+from kiln.bridge.bep50.carrier import CarrierError
+from kiln.bridge.capture.spool import SinkError
+from kiln.bridge.gossipsub.effects import PeerView
+from kiln.bridge.libp2p.addresses import NodeError
+from kiln.bridge.libp2p.keys import KeyFileError
+from kiln.bridge.libp2p.seqno import SeqnoError
+from kiln.conf.process.bridge_status import write_status
+from kiln.conf.process.errors import KilnError, PrerequisiteError
+from kiln.conf.process.locks import locked
+from kiln.conf.process.logs import Level, Problems, say, set_up_logs
+from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import load_settings
+from kiln.schemas.printable import printable_lines
+from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.topics import parse_interest
+
+_LOG = logging.getLogger("kiln.bridge.app")
+_EVERY = 1.0  # s between two looks at interests and statuses
+
+
+class BridgeError(PrerequisiteError):
+    """The bridge cannot run; the text says why and what to do."""
+
+
+def run(settings: Settings) -> None:
+    """Runs the bridge until SIGTERM or SIGINT. BridgeError, StateInUseError, FramesLostError."""
+    with locked(settings.state, "bridge"):
+        settings.bridge_dir.mkdir(parents=True, exist_ok=True)
+        if settings.kafka.embedded:
+            ensure_password(settings.broker_dir)  # the broker may come later
+        try:
+            trio.run(_run, settings)
+        except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as failed:
+            raise BridgeError(str(_first(failed))) from failed
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _run(settings: Settings) -> None:
+    with ExitStack() as stack:
+        # a peer that cannot be dialled is an error to libp2p; the status says once that the broker is away
+        quiet: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
+        set_up_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
+        parts = wire(settings, stack, trio.lowlevel.current_trio_token())
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(parts.node.run)
+                if parts.carrier is not None:
+                    await nursery.start(parts.carrier.run)
+                if parts.discovery is not None:
+                    nursery.start_soon(parts.discovery.run)
+                nursery.start_soon(_look_after, parts, settings)
+                for thread in parts.threads:
+                    thread.start()
+                async for _ in signals:
+                    break
+                say(_LOG, "bridge stops")
+                for thread in parts.threads:
+                    # in one more thread: a publisher waits for this one while it publishes
+                    await trio.to_thread.run_sync(thread.stop)
+                nursery.cancel_scope.cancel()
+
+
+async def _look_after(parts: Parts, settings: Settings) -> None:
+    """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, starts threads again that
+    a fault has ended, writes the status."""
+    path = settings.bridge_dir / "status.json"
+    problems = Problems(_LOG)
+    say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
+    while True:
+        view = parts.node.view()
+        interests = parts.interests.read()
+        peers = parts.node.router.peers
+        parts.membership.follow(interests)
+        parts.shares.among(parts.membership.bridges)
+        await _follow(parts, settings.network, interests, peers, view.topics)
+        parts.blocks.stay_near(bitswap_peers(parts.node, peers))
+        for thread in (parts.membership, *parts.threads):
+            thread.revive()
+        status = status_of(parts, settings, view, interests, time.time())
+        problems.see(status.errors)
+        with suppress(OSError):  # no reason to leave the network; a reader sees that the status is old
+            write_status(path, status)
+        await trio.sleep(_EVERY)
+
+
+async def _follow(
+    parts: Parts, network: str, interests: Iterable[str], peers: Mapping[bytes, PeerView], joined: Collection[str]
+) -> None:
+    """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
+    goes on in between."""
+    wanted = parts.joining.choose(network, map(parse_interest, interests), peers, joined)
+    if not parts.publishing.hears_network():
+        wanted.difference_update(network_topics(network))
+    for topic in sorted(wanted.difference(joined)):
+        parts.node.join(topic)
+        await trio.lowlevel.checkpoint()
+    for topic in sorted(set(joined) - wanted):
+        parts.node.leave(topic)
+        await trio.lowlevel.checkpoint()
+
+
+def main() -> int:
+    """Settings from file and environment, as everywhere. The exit status."""
+    try:
+        run(load_settings())
+    except KilnError as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""What a bridge says of itself: the parts' own statuses, put together into one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from heapq import nlargest
+
+from msgspec import structs
+
+from kiln.bridge.app.wiring import Parts, held_back
+from kiln.bridge.bep50.carrier import TRANSPORT
+from kiln.bridge.libp2p.view import NodeView
+from kiln.bridge.publisher.publisher import Publisher
+from kiln.bridge.publisher.transition import unreached
+from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
+from kiln.conf.settings.model import Settings
+
+_MOST_SAVINGS = 50  # topics, and topics of each peer, whose savings are told
+_NO_IPFS = "ipfs.api is empty"
+
+
+def status_of(parts: Parts, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float) -> BridgeStatus:
+    """The status of a bridge. `view`: of its node; `interests`: as last read; `at`: unix seconds."""
+    return BridgeStatus(
+        at=at,
+        pid=os.getpid(),
+        peer=view.peer,
+        network=settings.network,
+        addresses=view.addresses,
+        interests=interests,
+        topics=view.topics,
+        mesh={topic: len(peers) for topic, peers in view.mesh.items()},
+        peers=tuple(structs.replace(peer, savings=greatest(peer.savings)) for peer in view.peers),
+        frames_in=view.frames_in,
+        frames_out=view.frames_out,
+        bytes_in=view.bytes_in,
+        bytes_out=view.bytes_out,
+        spool=parts.sink.status(),
+        publisher=_publisher_status(parts.publisher, settings.publish.enabled is False, "publish.enabled"),
+        counters=dict(view.counters),
+        savings=greatest(view.savings),
+        errors=tuple(_errors(parts, settings, view)),
+        bep50=_overlay_status(parts, settings),
+        fetcher=FetcherStatus(f"off: {_NO_IPFS}") if parts.fetcher is None else parts.fetcher.status(),
+        ipfs=parts.blocks.about(),
+        ipfs_node=parts.blocks.status(),
+        transition=parts.publishing.in_words(),
+        kept_out=view.kept_out,
+        topics_refused=parts.joining.refused,
+        topic_refusals=parts.joining.refusals,
+        sharing=structs.replace(parts.membership.status(), topics_left=len(parts.shares.left)),
+    )
+
+
+def greatest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """The savings of most bytes, so that the status stays small with many peers on many topics."""
+    return tuple(nlargest(_MOST_SAVINGS, savings, key=lambda each: each.as_names - each.as_indices))
+
+
+def _publisher_status(publisher: Publisher | None, turned_off: bool, setting: str) -> PublisherStatus:
+    if publisher is None:
+        return PublisherStatus(f"off: {setting} is false" if turned_off else f"off: {_NO_IPFS}")
+    return publisher.status()
+
+
+def _overlay_status(parts: Parts, settings: Settings) -> OverlayStatus | None:
+    if parts.carrier is None:
+        return None
+    return parts.carrier.status(
+        _publisher_status(parts.announcer, settings.bep50.publish is False, "bep50.publish"),
+    )
+
+
+def _errors(parts: Parts, settings: Settings, view: NodeView) -> Iterator[str]:
+    for each in view.bootstrap:
+        if each.error and not each.connected:
+            yield f"{each.addresses[0]}: {each.error}"
+    if refused := parts.joining.refused:
+        yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
+    if parts.publisher is not None:
+        topics = (peer.topics for peer in parts.node.router.peers.values())
+        if told := unreached(parts.publishing.published_on(), settings.network, topics):
+            yield told
+        if why := held_back(settings, parts.blocks.status()):
+            yield f"batches are held back: {why}"
+    for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
+        yield f"bridge {peer} is no gossip peer of this one, so both hear everything: name it in bridge.bootstrap"
+    if slow := sum(peer.held_back for peer in view.peers):
+        yield f"{slow} peers send more than bridge.peer_bytes or bridge.all_bytes allow; they are read slowly"
+    if slow := sum(peer.sent_slowly for peer in view.peers):
+        yield f"{slow} peers are sent more than bridge.peer_bytes_out or bridge.all_bytes_out allow; they are slowed"
+    errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
+    errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
+    yield from filter(None, errors)
+    if parts.carrier is not None:
+        if parts.announcer is not None and parts.announcer.error:
+            yield f"{TRANSPORT}: {parts.announcer.error}"
+        yield from parts.carrier.errors
+        if parts.quarantine.error:
+            yield f"{TRANSPORT}: {parts.quarantine.error}"

@@ -1,0 +1,274 @@
+"""A bridge's place among the bridges of its network: a member of a consumer group in Kafka, from start to stop.
+
+Kafka's group protocol says who lives. It works across machines, needs no clock that machines share, and no rights that
+the bridge's other groups do not need. The bridge is a static member (KIP-345) under its peer id. So a bridge that is
+started again within `SESSION` is the same member, and nobody takes over.
+
+*Leading.* The leader acts while its lease lasts. The lease begins when the bridge asked for the heartbeat that the
+broker answered last, and ends `MARGIN` before the broker could give the bridge up. The clock of the lease goes on while
+the machine sleeps. A bridge that was stopped between a look at the lease and what it does next may still do that one
+thing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, cast
+
+import msgspec
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from kafka.errors import FencedInstanceIdError, KafkaTimeoutError
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from msgspec import structs
+
+from kafka import KafkaConsumer
+from kiln.bridge.cluster.group import (
+    PROTOCOL,
+    LiveBridge,
+    Member,
+    Round,
+    group_name,
+    interests_digest,
+    read_member,
+    read_round,
+    round_of,
+)
+from kiln.bridge.kafka.thread import CannotWorkError, KafkaThread
+from kiln.conf.process.bridge_status import SharingStatus
+from kiln.conf.process.kafka_clients import open_client
+
+SESSION: Final = 10.0
+"""s without a heartbeat after which the broker gives a bridge up. Brokers allow 6 s at least, by default
+(`group.min.session.timeout.ms`)."""
+MARGIN: Final = 2.0
+_HEARTBEAT: Final = 2.0  # s
+_LOOK: Final = 0.25  # s between two looks at what the broker said
+_REJOIN_WITHIN: Final = 20.0  # s for a bridge that lives, yet does not join again when others come and go
+
+
+class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's side of `kiln.bridge.cluster.group`: an assignor that assigns no partition. Called in
+    kafka-python's thread."""
+
+    name = PROTOCOL
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.joined: tuple[Round, int] | None = None
+        """the newest round and its number"""
+
+    def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
+        return ConsumerProtocolSubscription(
+            version=0, topics=sorted(topics), user_data=msgspec.json.encode(self.member)
+        )
+
+    def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:
+        told = msgspec.json.encode(round_of([read_member(each.metadata.user_data) for each in members]))
+        return {
+            each.member_id: ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=told)
+            for each in members
+        }
+
+    def on_assignment(self, assignment: ConsumerProtocolAssignment, generation: int) -> None:
+        self.joined = (read_round(assignment.user_data), generation)
+
+
+class _Subscription(Protocol):
+    user_data: bytes
+
+
+class _Joined(Protocol):
+    member_id: str
+    metadata: _Subscription
+
+
+def _boot_clock() -> float:
+    """s; unlike `time.monotonic` it goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Membership(KafkaThread):
+    """Joins the group, keeps the lease, and says who leads and who lives, from `start()` to `stop()`.
+
+    `leads`, `round` and `authors` may be asked in any thread.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str],
+        client_options: Mapping[str, object],
+        prefix: str,
+        network: str,
+        member: Member,
+        clock: Callable[[], float] = _boot_clock,
+    ) -> None:
+        """`client_options`: how to talk to the brokers. `prefix`: of topics. `clock`: s, as `CLOCK_BOOTTIME`."""
+        super().__init__(
+            "membership",
+            "no bridge is known to lead, so nothing is published or fetched",
+            bootstrap_servers,
+            client_options,
+            prefix,
+            group_name(prefix, network),
+        )
+        self._assignor = _Group(member)
+        self._clock = clock
+        self._interests = member.interests
+        self._round: Round | None = None
+        self._number = 0
+        self._lease = (0.0, 0.0)  # from, until, by the clock
+        self._authors = frozenset(member.authors)
+
+    # -------- what others ask
+
+    def leads(self) -> bool:
+        """Whether this bridge leads at this moment."""
+        begins, ends = self._lease
+        return begins <= self._clock() < ends
+
+    @property
+    def bridges(self) -> tuple[LiveBridge, ...]:
+        """The bridges that live, this one included; none before Kafka has said so."""
+        return () if self._round is None else self._round.bridges
+
+    @property
+    def authors(self) -> frozenset[str]:
+        """Peer ids of the messages of this bridge, and of each that led since this one started."""
+        return self._authors
+
+    def follow(self, interests: Sequence[str]) -> None:
+        """The interests now: the others learn of a change in the next round."""
+        self._interests = interests_digest(interests)
+
+    def another_leads(self) -> bool:
+        """Whether another bridge is known to lead."""
+        return self._round is not None and self._round.leader != self._me
+
+    def in_words(self) -> str:
+        """Why this bridge does not lead."""
+        if self._round is None:
+            return self.error or "waiting for Kafka to say which bridge leads"
+        if self._round.leader == self._me:
+            return "waiting for the lead to begin"
+        return f"another bridge leads: {self._round.leader}"
+
+    def status(self) -> SharingStatus:
+        """How it goes."""
+        told = self._round
+        return SharingStatus(
+            leads=self.leads(),
+            leader="" if told is None else told.leader,
+            bridges=tuple(bridge.peer for bridge in self.bridges),
+            round=self._number,
+        )
+
+    # -------- the thread
+
+    @property
+    def _me(self) -> str:
+        return self._assignor.member.peer
+
+    def _ended(self) -> None:
+        self._lease = (0.0, 0.0)
+
+    def _session(self) -> None:
+        consumer = open_client(
+            KafkaConsumer,
+            bootstrap_servers=self._servers,
+            **self._client_options,
+            bootstrap_timeout_ms=5_000,
+            group_id=self._group,
+            group_instance_id=self._me,
+            session_timeout_ms=int(SESSION * 1_000),
+            heartbeat_interval_ms=int(_HEARTBEAT * 1_000),
+            max_poll_interval_ms=int(_REJOIN_WITHIN * 1_000),
+            partition_assignment_strategy=[self._assignor],
+            enable_auto_commit=False,
+        )
+        try:
+            consumer.subscribe([f"{self._prefix}batches"])  # any topic of Kiln's: no partition is ever assigned
+            self._keep(consumer, cast(_HasCoordinator, consumer)._coordinator)
+        except FencedInstanceIdError as error:
+            raise TwinError(self._me) from error
+        finally:
+            consumer.close(timeout_ms=2_000)
+
+    def _keep(self, consumer: KafkaConsumer, coordinator: _Coordinator) -> None:
+        beat = coordinator.heartbeat
+        asked = before = answered = self._clock()
+        sent, sent_at = beat.last_send, before  # a heartbeat, and a time before it went out
+        begins = self._lease[0]
+        joined: tuple[Round, int] | None = None
+        self._assignor.joined = None
+        while not self._stop.is_set():
+            self._moved()
+            before, asked = asked, self._clock()
+            self._rejoin_if_changed(coordinator)
+            consumer.poll(timeout_ms=int(_LOOK * 1_000))
+            if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
+                begins = self._begin(*joined, begins, self._clock())
+                answered = before
+            if beat.last_send != sent:
+                sent, sent_at = beat.last_send, before
+            if beat.last_receive >= sent:
+                answered = max(answered, sent_at)
+            patience = SESSION + (_REJOIN_WITHIN + SESSION if coordinator.rebalance_in_progress() else 0.0)
+            if self._clock() - answered > patience:
+                # kafka-python says nothing when another member has taken the name of this one
+                raise KafkaTimeoutError(
+                    f"no word from the group {self._group} for {patience:g} s: the broker is away, or another bridge "
+                    f"has the key of this one ({self._me})"
+                )
+            leads = joined is not None and joined[0].leader == self._me
+            self._lease = (begins, answered + SESSION - MARGIN if leads else 0.0)
+            self._error = None
+
+    def _begin(self, told: Round, number: int, begins: float, now: float) -> float:
+        """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
+        me = self._assignor.member
+        leads = told.leader == me.peer
+        self._assignor.member = structs.replace(me, led=(me.led or number) if leads else 0)
+        self._authors |= frozenset(told.authors)
+        self._round, self._number = told, number
+        self._state = "leads" if leads else f"{told.leader} leads"
+        # whoever led until now may not have heard: its lease runs out first
+        return begins if leads and me.led else now + SESSION if told.after else 0.0
+
+    def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
+        """A bridge that was started again is the member that it was, with what it said then."""
+        if self._assignor.member.interests != self._interests:
+            self._assignor.member = structs.replace(self._assignor.member, interests=self._interests)
+        told, me = self._round, self._assignor.member
+        if told is None or self._assignor.joined is None or coordinator.need_rejoin():
+            return
+        known = {bridge.peer: bridge.interests for bridge in told.bridges}
+        if known.get(me.peer) != me.interests or (told.leader == me.peer and told.authors != me.authors):
+            coordinator.request_rejoin()
+
+
+class TwinError(CannotWorkError):
+    """Two bridges with one key."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"another bridge has the key of this one ({peer}): give each a state folder of its own")
+
+
+class _Heartbeat(Protocol):
+    """Times by `time.monotonic`, s."""
+
+    last_send: float
+    last_receive: float
+
+
+class _Coordinator(Protocol):
+    # no public method of kafka-python tells when the broker answered a heartbeat, or has a member join again
+    heartbeat: _Heartbeat
+
+    def need_rejoin(self) -> bool: ...
+    def rebalance_in_progress(self) -> bool: ...
+    def request_rejoin(self) -> None: ...
+
+
+class _HasCoordinator(Protocol):
+    _coordinator: _Coordinator

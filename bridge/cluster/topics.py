@@ -1,0 +1,67 @@
+"""Which topics a bridge leaves to another bridge. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Set
+from typing import Final
+
+from kiln.bridge.cluster.group import LiveBridge
+from kiln.bridge.cluster.rendezvous import owner_of
+
+_REMEMBERED: Final = 100_000  # owners of topics; strangers name topics
+
+
+class TopicShares:
+    """Bridges with the same interests split the topics of separators: the owner of a topic, by rendezvous hashing over
+    those of them that live, hears it.
+
+    No topic goes unheard. A bridge leaves a topic only while it sees the owner on it: the owner is its gossip peer, and
+    has subscribed. And an owner subscribes only where it has a peer on the topic that is no bridge of ours. So bridges
+    that are not connected with each other, or that follow different things, hear all that they follow.
+    """
+
+    def __init__(self, me: str) -> None:
+        """`me`: peer id."""
+        self._me = me
+        self._bridges: tuple[LiveBridge, ...] = ()
+        self._alike: tuple[str, ...] = (me,)
+        self._owners: dict[str, str] = {}
+        self.left: frozenset[str] = frozenset()
+        """the topics that are left to others now"""
+
+    def among(self, bridges: tuple[LiveBridge, ...]) -> None:
+        """The bridges that live now, this one included."""
+        if bridges != self._bridges:
+            own = next((bridge.interests for bridge in bridges if bridge.peer == self._me), None)
+            alike = {bridge.peer for bridge in bridges if bridge.interests == own}
+            self._bridges, self._alike, self._owners = bridges, tuple(sorted(alike | {self._me})), {}
+
+    @property
+    def others(self) -> Set[str]:
+        """The other bridges that live, as peer ids."""
+        return {bridge.peer for bridge in self._bridges} - {self._me}
+
+    def choose(
+        self, covered: Collection[str], named: Collection[str], seen: Collection[str], on: Mapping[str, Set[str]]
+    ) -> Set[str]:
+        """The topics to leave to others, of those of separators that a pattern covers and that an interest names.
+
+        `seen`: the topics of peers that are no bridges of ours. `on`: the topics of each bridge that this one is
+        connected with.
+        """
+        near = set(self._alike) & on.keys()
+        left: set[str] = set()
+        for topic in {*covered, *named} if near else ():
+            owner = self._owner(topic)
+            # an owner that knows nobody on a named topic leaves it to those who may
+            if (owner in near and topic in on[owner]) or (owner == self._me and topic not in seen):
+                left.add(topic)
+        self.left = frozenset(left)
+        return self.left
+
+    def _owner(self, topic: str) -> str:
+        if topic not in self._owners:
+            if len(self._owners) >= _REMEMBERED:
+                self._owners.clear()
+            self._owners[topic] = owner_of(topic, self._alike)
+        return self._owners[topic]

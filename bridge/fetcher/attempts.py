@@ -1,0 +1,91 @@
+"""One attempt to get a block out of IPFS and to read it: the genesis of a stream, or the block of a batch."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from kiln.bridge.ipfs import MAX_READ, BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
+from kiln.schemas.kafka.records import SeparatorRecord
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.batch_block import BlockError, read_foreign_block
+from kiln.schemas.wire.cid import cid_bytes, cid_text
+from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
+
+GENESIS_UNAVAILABLE: Final = "genesis_unavailable"
+BLOCK_UNAVAILABLE: Final = "block_unavailable"
+BLOCK_MALFORMED: Final = "block_malformed"
+FAULT: Final = "fetch_fault"
+REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT)
+"""beside those of kiln.bridge.ipfs and kiln.schemas.wire.genesis"""
+
+
+class BlockRequest(NamedTuple):
+    """A block to get, and what it is expected to be."""
+
+    kind: Literal["genesis", "batch"]
+    cid: str
+
+
+class GenesisAnswer(NamedTuple):
+    """What the genesis of a stream says: its separator, or why it has none."""
+
+    separator: SeparatorRecord | None
+    without: str | None
+
+
+class BatchAnswer(NamedTuple):
+    """The block of a batch, read: its bytes and the streams in it."""
+
+    block: bytes
+    streams: tuple[str, ...]
+
+
+class FetchFailed(NamedTuple):
+    """The block could not be had; `final`: another attempt would give the same."""
+
+    reason: str
+    detail: str
+    final: bool
+
+
+class IpfsAway(NamedTuple):
+    """IPFS is away: why."""
+
+    why: str
+
+
+Answer = GenesisAnswer | BatchAnswer | FetchFailed | IpfsAway
+
+
+def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
+    """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
+    try:
+        if request.kind == "batch":
+            return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
+        return _get_genesis(blocks, request.cid, timeout, implied_separator)
+    except BlocksAwayError as error:
+        return IpfsAway(str(error))
+    except BlockUnavailableError as error:
+        return FetchFailed(
+            BLOCK_UNAVAILABLE if request.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False
+        )
+    except BlockRefusedError as error:
+        return FetchFailed(error.reason, str(error), final=True)
+
+
+def _read_batch(data: bytes) -> Answer:
+    try:
+        return BatchAnswer(data, tuple(read_foreign_block(data).tips))
+    except BlockError as error:
+        return FetchFailed(BLOCK_MALFORMED, str(error), final=True)
+
+
+def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: str | None) -> Answer:
+    root = cid_bytes(cid)
+    found: dict[bytes, bytes] = {}
+    while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
+        found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_READ)
+    if isinstance(read, Rejected):
+        return FetchFailed(read.reason, read.detail, final=True)
+    separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)
+    return GenesisAnswer(separator, read.without)

@@ -1,0 +1,84 @@
+"""The router's parameters, by their names in the gossipsub specifications."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kiln.bridge.gossipsub.rpc_parts import RpcLimits
+from kiln.bridge.gossipsub.score import ScoreOptions
+from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kiln.schemas.wire.identity import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """Parameters by their names in the specifications. Times in seconds, sizes in bytes; "of a heartbeat" limits are
+    per peer."""
+
+    D: int = 6
+    D_low: int = 5
+    D_high: int = 12
+    D_lazy: int = 6
+    D_out: int = 2
+    D_score: int = 4
+    heartbeat: float = 1.0  # how often the caller calls heartbeat()
+    prune_backoff: float = 60.0
+    unsubscribe_backoff: float = 10.0
+    max_backoff: float = 86_400.0  # a peer's longer wish in PRUNE is kept this long
+    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries go first
+    graft_flood: float = 10.0  # a GRAFT this soon after the PRUNE is penalised twice
+    max_graft_penalties: int = 10  # of a heartbeat: one confused burst is no storm
+    opportunistic_ticks: int = 60  # heartbeats
+    opportunistic_peers: int = 2
+    fanout_ttl: float = 60.0
+    flood_publish: bool = True
+
+    mcache_len: int = 5  # heartbeats
+    mcache_gossip: int = 3  # heartbeats
+    mcache_bytes: int = 64 << 20
+    gossip_factor: float = 0.25
+    seen_horizon: float = 120.0
+    seen_cap: int = 400_000  # ids
+
+    max_ihave_messages: int = 10  # RPCs with IHAVE of a heartbeat
+    max_ihave_length: int = 5000  # ids in one IHAVE, and ids asked for of a heartbeat
+    iwant_followup: float = 3.0  # an id asked for and not brought until then is a broken promise
+    gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
+    max_iwant_length: int = 5000  # ids answered of a heartbeat
+    max_iwant_bytes: int = 8 << 20  # answered of a heartbeat
+    idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
+    max_idontwant_length: int = 5000  # ids taken of a heartbeat
+    idontwant_ttl: int = 3  # heartbeats
+    max_id_bytes: int = 1024
+
+    max_topics_per_peer: int = 2500  # beside those we are on
+    max_topic_bytes: int = 1024
+    max_subscriptions_per_rpc: int = 5000
+    subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
+    subscriptions_more: int = 10  # of a heartbeat
+    subscription_penalty: float = 0.005  # P7, of each beyond that
+    max_control_per_rpc: int = 5000  # items of one kind
+    max_messages_per_rpc: int = MAX_MESSAGES
+    max_ids_per_rpc: int = 20_000  # that are looked at
+    over_limit_penalty: float = 10.0  # P7, of an RPC with more messages or work, or control items of a kind
+    # P7, of a key of another algorithm than its type: made to cost much, so one is below the graylist threshold
+    key_algorithm_penalty: float = 25.0
+    rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # of the RPCs that the router sends
+    max_retained: int = 10_000  # bad scores kept of peers that went
+    retain_score: float = 3600.0
+
+    policy: Policy = "strict"  # what `verifier` is to be made for; the router itself never asks
+    authors: frozenset[bytes] = frozenset()  # peer ids that own messages are from, beside the node's
+    score: ScoreOptions = field(default_factory=ScoreOptions)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.D_low <= self.D <= self.D_high:
+            raise ValueError(f"mesh sizes must be 0 < D_low <= D <= D_high: {self.D_low}, {self.D}, {self.D_high}")
+        if not 0 <= self.D_score <= self.D:
+            raise ValueError(f"D_score must be 0 to D: {self.D_score}")
+        if self.D_out and not (self.D_out < self.D_low and self.D_out <= self.D // 2):
+            raise ValueError(f"D_out must be below D_low and at most D / 2: {self.D_out}")
+        if not 0 < self.mcache_gossip <= self.mcache_len:
+            raise ValueError(f"mcache_gossip must be 1 to mcache_len: {self.mcache_gossip}")
+        if self.heartbeat <= 0:
+            raise ValueError(f"heartbeat must be above 0: {self.heartbeat}")

@@ -1,0 +1,147 @@
+"""RPCs of the size that peers accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kiln.schemas.kafka.frames import MAX_MESSAGES
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
+
+_FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
+
+
+@dataclass(frozen=True, slots=True)
+class RpcLimits:
+    """Bytes that a peer accepts in one RPC, the length prefix not included.
+
+    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.17 it does so, too,
+    where all but the data of messages is over `overhead` (`DefaultMaxControlMessageSize`, pb/validator.go): control
+    messages, subscriptions, and of a message its topic, author, signature and unknown fields.
+    """
+
+    size: int = 1 << 20
+    overhead: int = 512 << 10
+
+    def accept(self, message: int, data: int) -> bool:
+        """True if an RPC of one message is within the limits.
+
+        Args:
+            message: bytes of the encoded message.
+            data: bytes of its data.
+        """
+        alone = 1 + max(1, (message.bit_length() + 6) // 7) + message
+        return alone <= self.size and alone - data <= self.overhead
+
+
+class Parts(NamedTuple):
+    """The RPCs that an RPC was split into, and how many items of it no RPC can carry."""
+
+    rpcs: list[RPC]
+    left_out: int
+
+
+def split(rpc: RPC, limits: RpcLimits) -> Parts:
+    """Split an RPC into RPCs within the limits, of at most MAX_MESSAGES messages each, in order.
+
+    An RPC that is small enough is returned itself: a peer takes more RPCs than needed for a flood. The extensions are
+    in the first part, since their place is the first RPC of a stream.
+    """
+    size = rpc.ByteSize()
+    if len(rpc.publish) <= MAX_MESSAGES and (
+        size <= limits.overhead
+        or (size <= limits.size and size - sum(len(each.data) for each in rpc.publish) <= limits.overhead)
+    ):
+        return Parts([rpc], 0)
+    packer = _Packer(limits)
+    control = rpc.control
+    if control.HasField("extensions") and (part := packer.room(control.extensions.ByteSize())) is not None:
+        part.control.extensions.CopyFrom(control.extensions)
+    for subscription in rpc.subscriptions:
+        if (part := packer.room(subscription.ByteSize())) is not None:
+            part.subscriptions.append(subscription)
+    for message in rpc.publish:
+        if (part := packer.room_for_message(message.ByteSize(), len(message.data))) is not None:
+            part.publish.append(message)
+    for graft in control.graft:
+        if (part := packer.room(graft.ByteSize())) is not None:
+            part.control.graft.append(graft)
+    for prune in control.prune:
+        if (part := packer.room(prune.ByteSize())) is not None:
+            part.control.prune.append(prune)
+    for ihave in control.ihave:
+        topic = ControlIHave()
+        topic.CopyFrom(ihave)
+        topic.ClearField("messageIDs")
+        for ids in _slices(ihave.messageIDs, packer.overhead - topic.ByteSize()):
+            if (part := packer.room(topic.ByteSize() + _ids_size(ids), len(ids))) is not None:
+                item = part.control.ihave.add()
+                item.CopyFrom(topic)
+                item.messageIDs.extend(ids)
+    for iwant in control.iwant:
+        for ids in _slices(iwant.messageIDs, packer.overhead):
+            if (part := packer.room(_ids_size(ids), len(ids))) is not None:
+                part.control.iwant.add(messageIDs=ids)
+    for idontwant in control.idontwant:
+        for ids in _slices(idontwant.messageIDs, packer.overhead):
+            if (part := packer.room(_ids_size(ids), len(ids))) is not None:
+                part.control.idontwant.add(messageIDs=ids)
+    return Parts(packer.rpcs, packer.left_out)
+
+
+class _Packer:
+    """RPCs filled one after the other. The sizes it adds up are upper bounds."""
+
+    def __init__(self, limits: RpcLimits) -> None:
+        self.overhead = min(limits.overhead, limits.size) - 2 * _FIELD  # of an RPC's control message and of an item
+        self.rpcs: list[RPC] = []
+        self.left_out = 0
+        self._limits = limits
+        self._size = self._overhead = self._messages = 0
+
+    def room(self, size: int, items: int = 1) -> RPC | None:
+        """The RPC to put a control item of this size into, or `None` if no RPC can carry it."""
+        if size > self.overhead:
+            self.left_out += items
+            return None
+        return self._next(size, 0, 0)
+
+    def room_for_message(self, size: int, data: int) -> RPC | None:
+        """The same of a message."""
+        if not self._limits.accept(size, data):
+            self.left_out += 1
+            return None
+        return self._next(size, data, 1)
+
+    def _next(self, size: int, data: int, messages: int) -> RPC:
+        size += _FIELD
+        full = (
+            self._size + size > self._limits.size - _FIELD
+            or self._overhead + size - data > self._limits.overhead - _FIELD
+            or self._messages + messages > MAX_MESSAGES
+        )
+        if full or not self.rpcs:
+            self.rpcs.append(RPC())
+            self._size = self._overhead = self._messages = 0
+        self._size += size
+        self._overhead += size - data
+        self._messages += messages
+        return self.rpcs[-1]
+
+
+def _ids_size(ids: Iterable[bytes]) -> int:
+    return sum(len(each) + _FIELD for each in ids)
+
+
+def _slices(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
+    """Ids in lists that fit in half a part, so that parts fill well; one list at least."""
+    taken: list[bytes] = []
+    size = 0
+    for each in ids:
+        if taken and size + len(each) + _FIELD > limit // 2:
+            yield taken
+            taken, size = [], 0
+        taken.append(each)
+        size += len(each) + _FIELD
+    yield taken

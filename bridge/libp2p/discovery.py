@@ -1,0 +1,670 @@
+"""Finding peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serving the DHT to others.
+
+For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
+and dials some of these. All begins at the bootstrap peers: without one the node asks nobody, and only answers
+questions.
+
+Peers that strangers name deserve little trust. The node dials a few of them at a time, and leaves a peer alone for ever
+longer after each failure. It refuses addresses that cannot be meant for it. It hangs up on a peer that is not on the
+topic. Peers found so are at most half of a mesh, and half of the peers that a topic needs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.abc import INetStream
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.network.stream.net_stream import NetStream
+from multiaddr import Multiaddr
+
+from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.libp2p.addresses import ADDRESS_ERRORS, NodeError
+from kiln.bridge.libp2p.host import BROKEN, Node
+from kiln.bridge.libp2p.kademlia import (
+    MAX_MESSAGE,
+    MAX_PROVIDERS,
+    Address,
+    Contact,
+    K,
+    Limits,
+    Reach,
+    Server,
+    Table,
+    announcement,
+    heard,
+    merged,
+    nearest,
+    place,
+    question,
+    reach,
+    read_address,
+    read_peers,
+    told,
+    topic_key,
+)
+from kiln.conf.process.backoff import pause_after
+
+PREFIX: Final = "/ipfs"
+_TICK: Final = 0.5
+_SELF_AGAIN: Final = 3600.0  # s; by looking for ourselves, those near us come to know us
+_READ_BYTES: Final = 64 * 1024
+_KNOWN_FOR: Final = 1.0  # s that the list of known servers is good for
+
+
+@dataclass(frozen=True)
+class DiscoveryOptions:
+    """What discovery is told. Times in seconds."""
+
+    prefix: str = PREFIX  # of the protocol, <prefix>/kad/1.0.0
+    serve: bool = True  # where the node listens
+    announce: Sequence[str] = ()  # multiaddrs that others reach us at; none: those listened on
+    renew: float = 12 * 3600.0
+    every: float = 300.0  # a topic in want of peers is looked up so often; sooner at first
+    first: float = 5.0
+    dials: int = 8  # at a time, all in all
+    topics: int = 4  # seen to at a time
+    parallel: int = 3  # questions of one look-up at a time
+    most_asked: int = 60  # servers, in one look-up
+    look_up: float = 60.0
+    dial: float = 5.0
+    ask: float = 10.0
+    tries: int = 16  # providers of a topic dialled after one look-up
+    prove: float = 10.0  # a peer dialled for a topic is hung up on if it is not on it by then
+    most_found: int = 100  # connected so, for all topics together
+    most_kept: int = 32  # connections that no topic needs, kept for more questions
+    keep: float = 30.0  # and so long after the last one
+    back_off: float = 60.0  # after the first failure; doubles with each
+    back_off_most: float = 3600.0
+    remembered: int = 4096  # failures, and addresses dialled
+    dials_of_address: int = 4  # in `back_off`, whoever is said to be there
+    streams: int = 32  # served at a time, a quarter of them to one peer
+    answers: float = 200.0  # a second, to all
+    idle: float = 60.0  # a served stream that says nothing is closed
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def protocol(self) -> str:
+        return f"{self.prefix}/kad/1.0.0"
+
+
+@dataclass
+class _Topic:
+    key: bytes
+    announce_at: float
+    look_up_at: float
+    delay: float
+    busy: bool = False
+
+
+@dataclass
+class _Found:
+    """What a look-up brought: the servers that answered, and the providers they named."""
+
+    servers: list[Contact]
+    providers: dict[bytes, Contact]
+
+
+class Failures:
+    """What to leave alone and until when. Bounded: the oldest are forgotten."""
+
+    def __init__(self, first: float, most: float, remembered: int, per_address: int) -> None:
+        self._first, self._most, self._remembered, self._per_address = first, most, remembered, per_address
+        self._failed: dict[tuple[bytes, Address | None], tuple[int, float]] = {}  # (count, until)
+        self._dialled: dict[Address, tuple[int, float]] = {}  # (count, since)
+
+    def __len__(self) -> int:
+        return len(self._failed) + len(self._dialled)
+
+    def in_backoff(self, peer: bytes, address: Address | None, now: float) -> bool:
+        """Whether a peer at an address, None: the peer as such, is not to be tried now."""
+        if now < self._failed.get((peer, address), (0, 0.0))[1]:
+            return True
+        if address is None:
+            return False
+        count, since = self._dialled.get(address, (0, 0.0))
+        # many ids of one address are one machine, and may be a victim's; not failures: it may be an honest peer's
+        return count >= self._per_address and now < since + self._first
+
+    def dialling(self, address: Address, now: float) -> None:
+        """The address is dialled, for whomever."""
+        count, since = self._dialled.pop(address, (0, now))
+        if now >= since + self._first:
+            count, since = 0, now
+        self._dialled[address] = (count + 1, since)
+        if len(self._dialled) > self._remembered:
+            del self._dialled[next(iter(self._dialled))]
+
+    def failed(self, peer: bytes, address: Address | None, now: float) -> None:
+        """The peer was not at the address, None: was of no use."""
+        count = self._failed.pop((peer, address), (0, 0.0))[0]
+        self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._most))
+        if len(self._failed) > self._remembered:
+            del self._failed[next(iter(self._failed))]
+
+    def well(self, peer: bytes, address: Address | None) -> None:
+        """It was."""
+        self._failed.pop((peer, address), None)
+
+
+class Discovery:
+    """Made before the node runs; `run` beside it, once that listens. Counts in the node's counters, as discovery_….
+
+    NodeError: an address to announce is none.
+    """
+
+    def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
+        """`mesh`: how many peers a topic needs, gossipsub's D."""
+        self._node = node
+        self._options = options
+        self._rng = rng
+        self._mesh = mesh
+        self._said = [_announced(text, node.peer) for text in options.announce]
+        self._counters = node.counters
+        self._topics: dict[str, _Topic] = {}
+        self._table = Table(node.peer)
+        self._server = Server(node.peer, options.limits)
+        self._failures = Failures(options.back_off, options.back_off_most, options.remembered, options.dials_of_address)
+        self._dials = trio.CapacityLimiter(options.dials)
+        self._tending = trio.CapacityLimiter(options.topics)
+        self._up: dict[bytes, int] = {}  # bootstrap peers that are connected
+        self._self_at = 0.0
+        self._used: dict[bytes, float] = {}  # when a peer that we dialled was last asked
+        self._courted: set[bytes] = set()  # being tried for a topic
+        self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
+        self._calls: dict[bytes, trio.Event] = {}  # being dialled
+        self._streams: dict[bytes, int] = {}  # served, by peer
+        self._turn = 0.0
+        self._known_at, self._known_then = -_KNOWN_FOR, list[Contact]()
+        self._serves = options.serve and node.listens
+        if self._serves:
+            node.serve(options.protocol, self._serve)
+
+    @property
+    def servers(self) -> int:
+        """Servers that have answered us."""
+        return len(self._table)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Entries in each of its memories; all are bounded."""
+        return {
+            "servers": len(self._table),
+            "records": len(self._server.providers),
+            "failures": len(self._failures),
+            "connections": len(self._node.discovered),
+        }
+
+    async def run(self) -> None:
+        """Announce, look up, dial and answer until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._tick(nursery, trio.current_time())
+                await trio.sleep(_TICK)
+
+    # ------------------------------------------------------------------ what is due
+
+    def _tick(self, nursery: trio.Nursery, now: float) -> None:
+        topics = self._node.topics
+        for topic in self._topics.keys() - set(topics):
+            del self._topics[topic]
+        for topic in topics:
+            if topic not in self._topics:
+                self._topics[topic] = _Topic(topic_key(topic), now, now, self._options.first)
+        self._server.provided = {each.key for each in self._topics.values()}
+        self._let_go(nursery, now)
+
+        up = {peer: tries for peer, tries in self._node.bootstrap.items() if self._node.is_connected(peer)}
+        back = up.items() - self._up.items()
+        if back:
+            # new to us, or it has been away: it may have forgotten
+            for peer, _ in back:
+                self._failures.well(peer, None)
+            self._self_at = now
+            for each in self._topics.values():
+                each.announce_at, each.look_up_at, each.delay = now, now, self._options.first
+        self._up = up
+        if not up and not len(self._table):
+            return
+        if self._serves and now >= self._self_at:
+            self._self_at = now + (_SELF_AGAIN if len(self._table) >= K else self._options.every)
+            nursery.start_soon(self._look_up, self._node.peer, Message.FIND_NODE)
+        for topic, state in self._topics.items():
+            if not state.busy and (self._to_announce(state, now) or self._to_look_up(topic, state, now)):
+                state.busy = True
+                nursery.start_soon(self._see_to, topic, state)
+
+    def _to_announce(self, state: _Topic, now: float) -> bool:
+        return state.announce_at <= now and bool(self._said or self._node.addresses)
+
+    def _to_look_up(self, topic: str, state: _Topic, now: float) -> bool:
+        return state.look_up_at <= now and self._wanting(topic) > 0
+
+    def _wanting(self, topic: str) -> int:
+        """How many more peers to find for a topic."""
+        there = self._node.router.subscribers(topic)
+        return min(
+            self._mesh // 2 - sum(peer in there for peer in self._node.discovered),
+            self._mesh - len(there),
+            self._options.most_found - len(self._node.discovered),
+        )
+
+    def _let_go(self, nursery: trio.Nursery, now: float) -> None:
+        """Hang up on dialled peers that no topic needs and that have not been asked anything for a while."""
+        discovered = list(self._node.discovered)
+        if not discovered and not self._used:
+            return
+        self._used = {peer: self._used.get(peer, now) for peer in discovered}
+        needed, on_topic = set(self._courted), set[bytes]()
+        for topic in self._topics:
+            there = self._node.router.subscribers(topic)
+            here = [peer for peer in discovered if peer in there]
+            needed.update(here[: self._mesh // 2])
+            on_topic.update(here)
+        self._counters["discovery_found"] += len(on_topic - self._on_topic)
+        self._on_topic = on_topic
+        spare = sorted((peer for peer in discovered if peer not in needed), key=self._used.__getitem__)
+        most = max(0, len(spare) - self._options.most_kept)
+        for number, peer in enumerate(spare):
+            if number < most or self._used[peer] + self._options.keep < now:
+                nursery.start_soon(self._node.part, peer)
+
+    async def _see_to(self, topic: str, state: _Topic) -> None:
+        try:
+            async with self._tending:
+                found = await self._look_up(state.key, Message.GET_PROVIDERS)
+                if self._to_announce(state, trio.current_time()):
+                    count = await self._announce(state.key, nearest(found.servers, state.key))
+                    self._counters["discovery_announced"] += count
+                    # spread: topics joined together need not be renewed together
+                    wait = self._options.renew * self._rng.uniform(0.8, 1) if count else self._options.every
+                    state.announce_at = trio.current_time() + wait
+                if self._wanting(topic) > 0:
+                    await self._find(topic, list(found.providers.values()))
+        finally:
+            if self._wanting(topic) <= 0:
+                state.delay = self._options.first
+            state.look_up_at = trio.current_time() + state.delay
+            state.delay = min(state.delay * 2, self._options.every)
+            state.busy = False
+
+    # ------------------------------------------------------------------ asking
+
+    async def _look_up(self, key: bytes, kind: Message.MessageType) -> _Found:
+        """Ask ever nearer servers, until the K nearest there are have answered."""
+        options = self._options
+        target = place(key)
+        heard_of = {contact.peer: contact for contact in self._to_begin_with()}
+        distance = {peer: place(peer) ^ target for peer in heard_of}
+        waiting = set(heard_of)
+        answered: set[bytes] = set()
+        providers: dict[bytes, Contact] = {}
+        asked, running = 0, 0
+        news = trio.Event()
+
+        def following() -> bytes | None:
+            if not waiting or asked >= options.most_asked:
+                return None
+            peer = min(waiting, key=distance.__getitem__)
+            if len(answered) >= K and distance[peer] > sorted(distance[each] for each in answered)[K - 1]:
+                return None
+            waiting.discard(peer)
+            return peer
+
+        def take(answer: Message, away: Reach) -> None:
+            now = trio.current_time()
+            for each in read_peers(answer.closerPeers, K, away):
+                peer = each.peer
+                if peer in heard_of:
+                    heard_of[peer] = merged(heard_of[peer], each)
+                elif peer != self._node.peer and each.addresses and not self._failures.in_backoff(peer, None, now):
+                    heard_of[peer] = each
+                    distance[peer] = place(peer) ^ target
+                    waiting.add(peer)
+            for each in read_peers(answer.providerPeers, MAX_PROVIDERS, away):
+                if each.peer != self._node.peer:
+                    providers[each.peer] = merged(providers.get(each.peer, each), each)
+
+        async def worker() -> None:
+            nonlocal asked, running, news
+            while True:
+                peer = following()
+                if peer is None:
+                    if not running:
+                        return
+                    await news.wait()
+                    continue
+                asked, running = asked + 1, running + 1
+                try:
+                    reply = await self._ask(heard_of[peer], question(kind, key))
+                finally:
+                    running -= 1
+                    news.set()
+                    news = trio.Event()
+                if reply is not None:
+                    answered.add(peer)
+                    take(*reply)
+
+        with trio.move_on_after(options.look_up):
+            async with trio.open_nursery() as nursery:
+                for _ in range(options.parallel):
+                    nursery.start_soon(worker)
+        self._counters["discovery_looked_up"] += 1
+        servers = [heard_of[peer] for peer in answered]
+        for contact in servers:
+            if contact.addresses:
+                self._table.add(contact)
+        return _Found(servers, providers)
+
+    def _to_begin_with(self) -> Iterator[Contact]:
+        """Servers that have answered, and those connected: these are not dialled, so they need no address."""
+        known = {contact.peer: contact for contact in self._table.contacts()}
+        for peer in (*self._up, *(peer for peer, _ in self._node.speaking(self._options.protocol))):
+            known.setdefault(peer, Contact(peer, ()))
+        now = trio.current_time()
+        return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
+
+    async def _ask(self, contact: Contact, message: Message) -> tuple[Message, Reach] | None:
+        """The answer, and how far away it came from. None, and the server is forgotten, if there is none."""
+        peer = contact.peer
+        if not await self._dial(contact):
+            self._table.remove(peer)
+            return None
+        self._counters["discovery_asked"] += 1
+        with self._using(peer):
+            try:
+                with trio.fail_after(self._options.ask):
+                    async with self._stream(peer) as stream:
+                        await stream.write(encode(message.SerializeToString()))
+                        answer = await _Messages(stream).next()
+                    away = self._away(peer)
+            except (*BROKEN, WireError, DecodeError):
+                answer = None
+            if answer is None:
+                self._counters["discovery_unanswered"] += 1
+                self._failures.failed(peer, None, trio.current_time())
+                self._table.remove(peer)
+                return None
+        self._failures.well(peer, None)
+        return answer, away
+
+    async def _announce(self, key: bytes, servers: Iterable[Contact]) -> int:
+        """Tell servers that we provide a key. How many took it, as far as can be known: it is not answered."""
+        rest = list(servers)
+        count = 0
+
+        async def worker() -> None:
+            nonlocal count
+            while rest:
+                peer = rest.pop(0).peer
+                with suppress(*BROKEN), self._using(peer), trio.fail_after(self._options.ask):
+                    addresses = told(self._own_addresses(peer), self._away(peer))
+                    if not addresses:
+                        self._counters["discovery_unreachable"] += 1  # nothing of ours would mean anything to it
+                        continue
+                    async with self._stream(peer) as stream:
+                        said = announcement(key, self._node.peer, addresses)
+                        await stream.write(encode(said.SerializeToString()))
+                        count += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._options.parallel):
+                nursery.start_soon(worker)
+        return count
+
+    def _own_addresses(self, peer: bytes) -> list[Address]:
+        """Where a connected peer reaches us."""
+        if self._said:
+            return self._said
+        found: list[Address] = []
+        for text in self._node.addresses:
+            address = read_address(Multiaddr(text).to_bytes(), self._node.peer)
+            if address is None:
+                continue
+            if address.host in ("0.0.0.0", "::"):
+                # all of this machine's: the one that this peer's connection has
+                host = _source_of_route(self._node.remote_address(peer))
+                if host is None or (":" in host) != (":" in address.host):
+                    continue
+                address = Address(host, address.port)
+            found.append(address)
+        return found
+
+    def _away(self, peer: bytes) -> Reach:
+        remote = self._node.remote_address(peer)
+        if remote is None:
+            raise trio.ClosedResourceError("no connection")
+        how_far = reach(remote[0])
+        return Reach.WORLD if how_far is None else how_far
+
+    @contextmanager
+    def _using(self, peer: bytes) -> Iterator[None]:
+        self._used[peer] = trio.current_time()
+        try:
+            yield
+        finally:
+            self._used[peer] = trio.current_time()
+
+    def _stream(self, peer: bytes) -> _Stream:
+        return _Stream(self._node, peer, self._options.protocol)
+
+    # ------------------------------------------------------------------ dialling
+
+    async def _dial(self, contact: Contact) -> bool:
+        """Whether the peer is connected, or answered at one of its addresses that are not to be left alone now."""
+        peer = contact.peer
+        while (call := self._calls.get(peer)) is not None:
+            await call.wait()
+        if self._node.is_connected(peer):
+            return True
+        call = self._calls[peer] = trio.Event()
+        try:
+            own = self._own_addresses(peer)
+            for address in contact.addresses:
+                async with self._dials:
+                    now = trio.current_time()
+                    if address in own or self._failures.in_backoff(peer, address, now):
+                        self._counters["discovery_refused"] += 1
+                        continue
+                    self._failures.dialling(address, now)
+                    self._counters["discovery_dialled"] += 1
+                    error = await self._node.reach(peer, address.text, self._options.dial)
+                if not error:
+                    self._failures.well(peer, address)
+                    return True
+                self._counters["discovery_dial_failed"] += 1
+                self._failures.failed(peer, address, trio.current_time())
+            return False
+        finally:
+            del self._calls[peer]
+            call.set()
+
+    async def _find(self, topic: str, providers: list[Contact]) -> None:
+        """Dial providers of a topic, by chance, until it has the peers it wants."""
+        self._counters["discovery_named"] += len(providers)
+        self._rng.shuffle(providers)
+        tries = self._options.tries
+        trying = 0
+
+        def following() -> Contact | None:
+            nonlocal tries
+            now = trio.current_time()
+            while providers and tries and self._wanting(topic) > trying:
+                contact = providers.pop()
+                peer = contact.peer
+                if peer in self._courted or self._failures.in_backoff(peer, None, now):
+                    continue
+                if self._node.is_connected(peer):
+                    # our own connections aside, it is here without us, on the topic or not
+                    if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
+                        continue
+                elif all(self._failures.in_backoff(peer, address, now) for address in contact.addresses):
+                    self._counters["discovery_refused"] += 1  # nor is there one that may be believed
+                    continue
+                tries -= 1
+                return contact
+            return None
+
+        async def worker() -> None:
+            nonlocal trying
+            while contact := following():
+                trying += 1
+                self._courted.add(contact.peer)
+                try:
+                    if await self._dial(contact) and not await self._proves(contact.peer, topic):
+                        self._failures.failed(contact.peer, None, trio.current_time())
+                        await self._node.part(contact.peer)
+                finally:
+                    trying -= 1
+                    self._courted.discard(contact.peer)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._wanting(topic)):
+                nursery.start_soon(worker)
+
+    async def _proves(self, peer: bytes, topic: str) -> bool:
+        """Whether a peer, dialled for a topic, is on it."""
+        with trio.move_on_after(self._options.prove):
+            while self._node.is_connected(peer):
+                if peer in self._node.router.subscribers(topic):
+                    self._failures.well(peer, None)
+                    return True
+                await trio.sleep(0.05)
+        self._counters["discovery_not_on_topic"] += 1
+        return False
+
+    # ------------------------------------------------------------------ serving
+
+    async def _serve(self, stream: INetStream) -> None:
+        """libp2p's handler of a stream on which others ask us."""
+        assert isinstance(stream, NetStream)
+        peer = stream.muxed_conn.peer_id.to_bytes()
+        here = self._streams.get(peer, 0)
+        if sum(self._streams.values()) >= self._options.streams or here >= max(1, self._options.streams // 4):
+            self._counters["discovery_streams_refused"] += 1
+            await stream.reset()
+            return
+        self._streams[peer] = here + 1
+        try:
+            messages = _Messages(stream)
+            while True:
+                with trio.fail_after(self._options.idle):
+                    asked = await messages.next()
+                if asked is None:
+                    break
+                await self._wait_turn()
+                answer = self._answer(peer, asked)
+                if answer is None:
+                    raise WireError("not a question")
+                if answer:
+                    with trio.fail_after(self._options.ask):
+                        await stream.write(encode(answer))
+            await stream.close()
+        except (*BROKEN, WireError, DecodeError) as failure:
+            self._counters["discovery_streams_broken"] += not isinstance(failure, trio.TooSlowError)
+            with suppress(*BROKEN):
+                await stream.reset()
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+
+    async def _wait_turn(self) -> None:
+        """So that answering leaves the node its time, however much is asked."""
+        now = trio.current_time()
+        self._turn = max(self._turn + 1 / self._options.answers, now)
+        await trio.sleep(self._turn - now)
+
+    def _answer(self, peer: bytes, asked: Message) -> bytes | None:
+        away = self._away(peer)
+        answer = self._server.answer(
+            asked, Contact(peer, ()), away, self._known(), self._ours(peer), trio.current_time()
+        )
+        if answer is None:
+            return None
+        self._counters["discovery_answered"] += 1
+        return answer.SerializeToString()
+
+    def _ours(self, peer: bytes) -> Contact:
+        return Contact(self._node.peer, tuple(self._own_addresses(peer)))
+
+    def _known(self) -> list[Contact]:
+        """Servers to name to others: who answered us, and who is connected and serves."""
+        now = trio.current_time()
+        if now >= self._known_at + _KNOWN_FOR:
+            known = {contact.peer: contact for contact in self._table.contacts()}
+            for peer, addresses in self._node.speaking(self._options.protocol):
+                if peer not in known:
+                    with suppress(trio.ClosedResourceError):
+                        known[peer] = heard(peer, addresses, self._away(peer))
+            self._known_at, self._known_then = now, list(known.values())
+        return self._known_then
+
+
+class _Stream:
+    """A stream of ours, closed after use; reset if that went wrong."""
+
+    def __init__(self, node: Node, peer: bytes, protocol: str) -> None:
+        self._node, self._peer, self._protocol = node, peer, protocol
+
+    async def __aenter__(self) -> NetStream:
+        self._stream = await self._node.stream_to(self._peer, self._protocol)
+        return self._stream
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + 1, shield=True), suppress(*BROKEN):
+            await (self._stream.close() if kind is None else self._stream.reset())
+
+
+class _Messages:
+    """The messages on a stream, one by one."""
+
+    def __init__(self, stream: NetStream) -> None:
+        self._stream = stream
+        self._splitter = Splitter(MAX_MESSAGE, 1)
+        self._waiting: deque[bytes | Cut] = deque()
+
+    async def next(self) -> Message | None:
+        """None at the end. WireError, DecodeError, and what a broken stream raises."""
+        while not self._waiting:
+            try:
+                data = await self._stream.muxed_stream.read(_READ_BYTES)
+            except EOFError:
+                return None
+            self._waiting.extend(self._splitter.feed(data))
+        payload = self._waiting.popleft()
+        if isinstance(payload, Cut):
+            raise WireError("the message is too long")
+        return Message.FromString(payload)
+
+
+def _announced(text: str, own: bytes) -> Address:
+    hint = "TCP at an IP address is wanted, such as /ip4/192.0.2.1/tcp/4811"
+    try:
+        address = read_address(Multiaddr(text).to_bytes(), own)
+    except ADDRESS_ERRORS as error:
+        raise NodeError(f"discovery.announce {text!r}: not a multiaddr; {hint}: {error}") from error
+    if address is None:
+        raise NodeError(f"discovery.announce {text!r}: {hint}")
+    return address
+
+
+def _source_of_route(remote: tuple[str, int] | None) -> str | None:
+    """The address of this machine towards another. Asks the routing table; nothing is sent."""
+    if remote is None:
+        return None
+    family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(remote)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None

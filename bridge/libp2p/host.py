@@ -1,0 +1,894 @@
+"""The gossipsub node: connections, one pubsub stream pair a peer, and the way of every frame between them.
+
+bytes in -> frames (kiln.bridge.gossipsub.wire) -> exact bytes captured -> RPC -> router -> what it wants sent ->
+bounded queues queue -> exact bytes captured -> bytes out
+
+The router decides, and the node carries out. Everything here runs in one trio task tree; only the sink has threads of
+its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AsyncExitStack, suppress
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.rcmgr import Direction
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from multiaddr import Multiaddr
+from trio_typing import TaskStatus
+
+from kiln.bridge.capture.sink import Sink
+from kiln.bridge.capture.tap import Connection
+from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.signatures import verifier
+from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.libp2p.addresses import (
+    BootstrapPeer,
+    NodeError,
+    bootstrap_peers,
+    free_to_listen,
+    socket_address,
+    tcp_address,
+)
+from kiln.bridge.libp2p.budget import Banned, Budget, Unfinished
+from kiln.bridge.libp2p.closing import hang_up, reset, shielded
+from kiln.bridge.libp2p.inflow import READ_BYTES
+from kiln.bridge.libp2p.keys import author_keys
+from kiln.bridge.libp2p.links import Inbound, Link, Session
+from kiln.bridge.libp2p.options import NodeOptions
+from kiln.bridge.libp2p.seqno import Seqno
+from kiln.bridge.libp2p.streams import AGENT, GossipStream, make_host, swarm_of
+from kiln.bridge.libp2p.view import BootstrapInfo, NodeView, peer_name
+from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
+from kiln.conf.process.logs import say
+from kiln.schemas.kafka.frames import CONNECTION_BYTES, CUT_PAYLOAD, read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import Verdict, peer_of, peer_text, sign
+
+_LOG: Final = logging.getLogger("kiln.bridge.libp2p")
+# What a stream or a connection does when the other side, or the network between, lets it down.
+BROKEN: Final = (
+    BaseLibp2pError,
+    OSError,
+    EOFError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+)
+_FRAMES_BETWEEN_CHECKPOINTS: Final = 32
+_TURN: Final = 0.005  # s of CPU for one peer's RPCs, until others have their turn
+_CPU_PERIOD: Final = 4.0  # s; so much of its CPU a peer may take at once
+_LAST_CPU: Final = 0.1  # s for the RPCs of a peer that has gone
+# Messages that the node does not check, two queries check later: a millisecond each for the slowest keys, and as many
+# of one RPC as `kiln.schemas.wire.identity.MAX_RPC_COST` allows. An honest peer sends hardly any, since they are on
+# topics that the node is not subscribed to.
+_UNCHECKED_CPU: Final = 0.004  # s
+_UNCHECKED_MOST: Final = 200
+_UNCHECKED_BYTES: Final = 150  # of a signed message, at least
+_WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written: few are in the air when a write fails
+_ASK_AGAIN: Final = 1.0  # s; whether a peer that is over its budget may be read, or written to
+_OPEN_ATTEMPTS: Final = 4  # outbound streams that fail; then the node waits until the peer opens one
+
+
+class Node:
+    """A gossipsub peer: `await nursery.start(node.run)`, then publish, join, leave, view, and `close`.
+
+    All methods are for the trio thread (from another: trio.from_thread.run_sync).
+    """
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        key: Ed25519PrivateKey,
+        seqno: Seqno,
+        sink: Sink,
+        on_message: Callable[[Deliver], None] | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        router: Router | None = None,
+        authors: int = 1,
+    ) -> None:
+        """`on_message` is called for the first good copy of each message on a joined topic. `authors`: how many keys
+        sign own messages (`publish`).
+
+        `clock_ns`: unix time in nanoseconds, of frames. NodeError: an address is none. BundleError: too many bundles.
+        """
+        self.peer: PeerID = peer_of(key)
+        self.counters: Counter[str] = Counter()
+        self._options = options
+        self._key = key
+        self._author_keys = author_keys(key, authors)
+        self._seqno = seqno
+        self._sink = sink
+        self._on_message = on_message
+        self._clock_ns = clock_ns
+        self._listen = [tcp_address(text, "listen") for text in options.listen]
+        self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
+        table = TableSide(options.bundles, options.send_indices)
+        gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
+        self.router = router or Router(self.peer, gossip, random.Random(), verifier(gossip.policy), table)
+        self._links: dict[bytes, Link] = {}
+        self._room = trio.Event()
+        self._scope = trio.CancelScope()
+        self._topics: dict[str, None] = {}
+        self._closing = False
+        self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(VERSIONS, self._accept)
+        self.addresses: tuple[str, ...] = ()
+        """Where the node listens, with the ports in use, each ending in /p2p/<peer id>: others take these as
+        bootstrap."""
+        self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
+        self._reached: set[bytes] = set()  # those of them being dialled
+        self._budget = Budget(options.peer_bytes, options.all_bytes)
+        self._budget_out = Budget(options.peer_bytes_out, options.all_bytes_out)
+        self._budget_cpu = Budget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
+        self._unfinished = Unfinished[Session](options.unfinished_bytes)
+        self._banned = Banned(options.ban)
+
+    # ------------------------------------------------------------------ the life of a node
+
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, dial and gossip until `close` or cancelled; `started` once the node listens.
+
+        NodeError: the node cannot listen on an address of its options.
+        """
+        for address in self._listen:
+            free_to_listen(address)
+        self._host = host = make_host(self._key, self._options.agent, self._options.max_connections)
+        self._swarm = swarm_of(host)
+        self._swarm.register_notifee(_Notifee(self))
+        for protocol, handler in self._handlers.items():
+            host.set_stream_handler(TProtocol(protocol), handler)
+        token = trio.lowlevel.current_trio_token()
+        self._sink.subscribe(lambda: _from_any_thread(token, self._room_is_back))
+        missing: list[str] = []
+        with self._scope:
+            async with trio.open_nursery() as self._nursery, host.run(self._listen):
+                missing = [str(a) for a in self._listen if str(a) not in self._swarm.listeners]
+                try:
+                    if not missing:
+                        own, listeners = f"/p2p/{peer_text(self.peer)}", self._swarm.listeners.values()
+                        self.addresses = tuple(f"{a}{own}" for listener in listeners for a in listener.get_addrs())
+                        self._nursery.start_soon(self._heartbeat)
+                        for target in self.bootstrap_peers:
+                            self._nursery.start_soon(self._keep_dialled, target)
+                        task_status.started()
+                        await trio.sleep_forever()
+                finally:
+                    await self._part()
+        if missing:
+            raise NodeError(f"cannot listen on {', '.join(missing)}: is the port taken, the address this machine's?")
+
+    async def _part(self) -> None:
+        """Stop listening, hang up on all peers at once. libp2p would hang up in turn; cancelled, it leaves its
+        listeners."""
+        self._closing = True
+        with shielded(2):
+            async with trio.open_nursery() as nursery:
+                for listener in self._swarm.listeners.values():
+                    nursery.start_soon(listener.close)
+                for conn in self._swarm.get_connections():
+                    nursery.start_soon(hang_up, conn)
+
+    def close(self) -> None:
+        """End `run`, which returns within about 2 s; every open stream pair gets its closing frames."""
+        self._scope.cancel()
+
+    # ------------------------------------------------------------------ what a caller wants
+
+    def publish(self, topic: str, data: bytes, author: int = 0) -> int:
+        """Send a message to the network, signed by this one of the node's authors. How many peers it was queued for.
+
+        Policy none: data and topic alone (StrictNoSign); else from, seqno and signature too (StrictSign), and the key
+        where the peer id does not contain it. SeqnoError or MessageTooLargeError, before anything is sent.
+        """
+        message = Message(topic=topic, data=data)
+        if self._options.gossip.policy != "none":
+            message.seqno = self._seqno.next_bytes()
+            sign(message, self._author_keys[author])
+        return self._dispatch(self.router.publish(message, trio.current_time()))
+
+    def join(self, topic: str) -> None:
+        """Subscribe to a topic and join its mesh."""
+        self._topics[topic] = None
+        self._dispatch(self.router.join(topic, trio.current_time()))
+
+    def leave(self, topic: str) -> None:
+        """Undo `join`."""
+        self._topics.pop(topic, None)
+        self._dispatch(self.router.leave(topic, trio.current_time()))
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """The peer ids that own messages are from, the node's own first."""
+        return tuple(peer_text(peer_of(key)) for key in self._author_keys)
+
+    # ------------------------------------------------------------------ what discovery wants
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics joined."""
+        return tuple(self._topics)
+
+    @property
+    def discovered(self) -> Collection[bytes]:
+        """The peers that `reach` connected, or is about to, the first first. A live view."""
+        return self._discovered.keys()
+
+    @property
+    def bootstrap(self) -> dict[bytes, int]:
+        """The peers of `bridge.bootstrap`, connected or not, and how often the node dialled each."""
+        return {target.id.to_bytes(): target.attempts for target in self.bootstrap_peers}
+
+    def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
+        """Before `run`: streams of one more protocol go to a handler. A stream lives as long as its handler runs."""
+        self._handlers[protocol] = handler
+
+    @property
+    def listens(self) -> bool:
+        """Whether the node has an address to listen on."""
+        return bool(self._listen)
+
+    def is_connected(self, peer: bytes) -> bool:
+        return bool(self._open_connections(ID(peer)))
+
+    def remote_address(self, peer: bytes) -> tuple[str, int] | None:
+        """IP address and port of the newest connection with a peer."""
+        for conn in reversed(self._open_connections(ID(peer))):
+            if isinstance(conn, SwarmConn) and isinstance(conn.muxed_conn, Yamux):
+                return conn.muxed_conn.secured_conn.get_remote_address()
+        return None
+
+    def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
+        """Connected peers that say they speak one of these protocols, with the multiaddrs they say they listen on."""
+        store = self._host.get_peerstore()
+        found = []
+        for peer in {conn.muxed_conn.peer_id for conn in self._swarm.get_connections()}:
+            with suppress(PeerStoreError):
+                if store.supports_protocols(peer, protocols):
+                    found.append((peer.to_bytes(), [address.to_bytes() for address in store.addrs(peer)]))
+        return found
+
+    async def reach(self, peer: bytes, address: str, seconds: float) -> str:
+        """Dial a peer at an address that strangers named. "" or why that failed. One call for a peer at a time.
+
+        If the peer speaks pubsub, the node treats it as any other, except that such peers are at most half of a mesh.
+        """
+        if peer in self.bootstrap:
+            return "is dialled as it is"
+        if self._kept_out(peer):
+            return "is kept out for its conduct"
+        if self.is_connected(peer):
+            return ""
+        self._discovered[peer] = None
+        self._reached.add(peer)
+        try:
+            return await self._dial_at(Multiaddr(address), ID(peer), seconds)
+        finally:
+            self._reached.discard(peer)
+            self._disconnected(peer)
+
+    async def stream_to(self, peer: bytes, protocol: str) -> NetStream:
+        """A stream of a protocol to a connected peer. Raises one of `BROKEN` if there is none."""
+        connections = self._open_connections(ID(peer))
+        if not connections:
+            raise trio.ClosedResourceError("no connection")
+        return await self._negotiate(connections[-1], [protocol])
+
+    async def part(self, peer: bytes) -> None:
+        """Hang up on a peer that `reach` dialled. Does nothing for another peer."""
+        if peer in self._discovered:
+            await self._disconnect(ID(peer))
+
+    # ------------------------------------------------------------------ views
+
+    def view(self) -> NodeView:
+        """The state now."""
+        views = self.router.peers
+        peers = []
+        for link in self._links.values():
+            session = link.session
+            if session is None:
+                continue
+            known = views.get(link.peer)
+            peers.append(
+                PeerStatus(
+                    peer=peer_name(link.peer),
+                    agent=session.agent,
+                    protocol=session.protocol,
+                    address=session.address,
+                    outbound=session.dialled,
+                    score=known.score if known else 0.0,
+                    topics=len(known.topics) if known else 0,
+                    queued=session.queue.waiting_bytes,
+                    frames_in=session.frames_in,
+                    frames_out=session.frames_out,
+                    dropped=session.dropped,
+                    savings=_savings(self.router.savings_of(link.peer).values()),
+                    bytes_in=session.bytes_in,
+                    held_back=session.held_back,
+                    bytes_out=session.bytes_out,
+                    sent_slowly=session.sent_slowly,
+                )
+            )
+        counters = Counter(self.router.counters)
+        counters.update(self.counters)
+        return NodeView(
+            peer=peer_name(self.peer),
+            addresses=self.addresses,
+            peers=tuple(peers),
+            bootstrap=tuple(
+                BootstrapInfo(
+                    peer=peer_name(t.id.to_bytes()),
+                    addresses=tuple(str(a) for a in t.addresses),
+                    connected=t.id.to_bytes() in self._links,
+                    attempts=t.attempts,
+                    error=t.error,
+                )
+                for t in self.bootstrap_peers
+            ),
+            connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
+            mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
+            topics=tuple(self._topics),
+            frames_in=self.counters["frames_in"],
+            frames_out=self.counters["frames_out"],
+            bytes_in=self.counters["bytes_in"],
+            bytes_out=self.counters["bytes_out"],
+            dropped=self.counters["dropped"],
+            paused=self._sink.full,
+            counters=dict(counters),
+            kept_out=self._banned.count(trio.current_time()),
+            savings=_savings(self.router.savings.values()),
+        )
+
+    # ------------------------------------------------------------------ connections
+
+    def _connected(self, peer: bytes) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = Link(peer)
+            self._nursery.start_soon(self._serve, link)
+        return link
+
+    def _disconnected(self, peer: bytes) -> None:
+        link = self._links.get(peer)
+        if peer in self._discovered and peer not in self._reached and not self.is_connected(peer):
+            del self._discovered[peer]
+            with suppress(PeerStoreError):  # libp2p would remember it; there may be many
+                self._host.get_peerstore().clear_peerdata(ID(peer))
+        if link is not None and not self._open_connections(link.id):
+            del self._links[peer]  # at once: a peer that comes back while this one is tidied up gets a new link
+            link.gone.set()
+            if link.session is not None:
+                link.session.end("the connection ended")
+            link.scope.cancel()
+
+    def _open_connections(self, peer: ID) -> list[INetConn]:
+        return [conn for conn in self._swarm.get_connections(peer) if not conn.is_closed]
+
+    async def _keep_dialled(self, target: BootstrapPeer) -> None:
+        failures = 0
+        while True:
+            began = trio.current_time()
+            if not self._open_connections(target.id):
+                target.attempts += 1
+                before, target.error = target.error, await self._dial(target)
+                if target.error and target.error != before:
+                    say(_LOG, "bootstrap peer not reached", logging.WARNING, why=target.error)
+            link = self._links.get(target.id.to_bytes())
+            if link is not None:
+                await link.gone.wait()
+            if trio.current_time() - began > self._options.redial_most:
+                failures = 0
+            failures += 1
+            pause = pause_after(failures, self._options.redial_first, self._options.redial_most)
+            # spread: many nodes lose the same peer at the same moment
+            await trio.sleep(pause * random.uniform(0.75, 1.25))
+
+    async def _dial(self, target: BootstrapPeer) -> str:
+        """ "" or why no address answered."""
+        if seconds := self._kept_out(target.id.to_bytes()):
+            return f"kept out for its conduct, for {seconds:.0f} s more"
+        error = ""
+        for address in target.addresses:
+            error = await self._dial_at(address, target.id, self._options.dial_timeout)
+            self.counters["dial_failed" if error else "dialled"] += 1
+            if not error:
+                break
+        return error
+
+    async def _dial_at(self, address: Multiaddr, peer: ID, seconds: float) -> str:
+        try:
+            # not dial_peer: it dials one address of what identify said, and blocks a peer for 60 s after a failure
+            with trio.fail_after(seconds):
+                await self._swarm.dial_addr(address, peer)
+        except trio.TooSlowError:
+            return f"{address}: no answer in {seconds:g} s"
+        except BROKEN as failure:
+            return f"{address}: {failure.__cause__ or failure}"
+        return ""
+
+    async def _disconnect(self, peer: ID) -> None:
+        for conn in self._swarm.get_connections(peer):
+            await hang_up(conn)
+
+    async def _accept(self, stream: INetStream) -> None:
+        """libp2p's handler of a new inbound pubsub stream; the stream lives as long as this runs."""
+        assert isinstance(stream, NetStream)
+        if self._closing:
+            return
+        if self._kept_out(stream.muxed_conn.peer_id.to_bytes()):
+            await reset(stream)
+            return
+        link = self._connected(stream.muxed_conn.peer_id.to_bytes())
+        inbound = Inbound(stream)
+        if link.offered is not None:
+            await self._drop_inbound(link.offered)
+        link.offered = inbound
+        link.offer.set()
+        if link.session is not None and link.session.inbound is not None:
+            # the newest stream counts: the peer has given up the other
+            self.counters["stream_replaced"] += 1
+            link.session.end("it opened a new stream")
+        await inbound.done.wait()
+
+    async def _drop_inbound(self, inbound: Inbound) -> None:
+        await reset(inbound.stream)
+        inbound.done.set()
+
+    # ------------------------------------------------------------------ one peer
+
+    async def _serve(self, link: Link) -> None:
+        """Keep a stream pair with a connected peer; a new pair when the streams broke and the connection did not."""
+        delay, failures = 0.05, 0
+        try:
+            with link.scope:
+                while True:
+                    began = trio.current_time()
+                    error = await self._converse(link)
+                    failures = failures + 1 if error else 0
+                    if failures >= _OPEN_ATTEMPTS:
+                        await link.offer.wait()  # a peer that speaks pubsub will open a stream
+                        failures = 0
+                    if trio.current_time() - began > 10:
+                        delay = 0.05
+                    await trio.sleep(delay)
+                    delay = min(delay * 2, self._options.redial_most)
+        finally:
+            if self._links.get(link.peer) is link:
+                del self._links[link.peer]
+            link.gone.set()
+            if link.offered is not None:
+                await self._drop_inbound(link.offered)
+
+    async def _converse(self, link: Link) -> bool:
+        """Open the node's stream, exchange frames until either stream ends. True: the stream could not be opened."""
+        try:
+            with trio.fail_after(self._options.negotiate_timeout):
+                outbound, protocol = await self._open(link)
+        except BROKEN:
+            self.counters["stream_not_opened"] += 1
+            return True
+        session = self._session(link, outbound, protocol)
+        link.session = session
+        try:
+            self._dispatch(
+                self.router.add_peer(
+                    link.peer, protocol, session.dialled, trio.current_time(), link.peer in self._discovered
+                )
+            )
+            self._count_neighbours(session.ip)
+            self._identify(link, session)
+            self._tell_came(link, session)
+            with session.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, link, session)
+                    nursery.start_soon(self._watch, session)
+                    nursery.start_soon(self._read, link, session)
+        finally:
+            link.session = None
+            self._tell_went(link, session)
+            now = self._clock_ns()
+            for frame in session.connection.close(now):
+                self._sink.put(session.id, frame)
+            sends = self.router.remove_peer(link.peer, trio.current_time())
+            self._count_neighbours(session.ip)
+            if not self._closing:
+                self._dispatch(sends)
+                await reset(outbound)
+            if session.inbound is not None:
+                await self._drop_inbound(session.inbound)
+        return False
+
+    def _tell_came(self, link: Link, session: Session) -> None:
+        say(
+            _LOG,
+            "peer came",
+            peer=peer_name(link.peer),
+            address=session.address,
+            protocol=session.protocol,
+            dialled=session.dialled,
+        )
+
+    def _tell_went(self, link: Link, session: Session) -> None:
+        say(
+            _LOG,
+            "peer went",
+            peer=peer_name(link.peer),
+            why=session.end_reason or "the bridge stops",
+            agent=session.agent,
+            frames_in=session.frames_in,
+            frames_out=session.frames_out,
+        )
+
+    async def _open(self, link: Link) -> tuple[NetStream, str]:
+        # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
+        offered = link.offered.stream.swarm_conn if link.offered is not None else None
+        connections = self._open_connections(link.id)
+        conn = offered if offered in connections else connections[-1] if connections else None
+        if not isinstance(conn, SwarmConn):
+            raise trio.ClosedResourceError("no connection")
+        stream = await self._negotiate(conn, VERSIONS)
+        return stream, str(stream.get_protocol())
+
+    async def _negotiate(self, conn: INetConn, protocols: Iterable[str]) -> NetStream:
+        stream = await conn.new_stream()
+        assert isinstance(stream, NetStream)
+        async with AsyncExitStack() as half_open:  # which is the peer's memory as well: failed or cancelled, it ends
+            half_open.push_async_callback(reset, stream)
+            protocol = await self._host.multiselect_client.select_one_of(
+                [TProtocol(p) for p in protocols], MultiselectCommunicator(stream), int(self._options.negotiate_timeout)
+            )
+            half_open.pop_all()
+        stream.set_protocol(protocol)
+        return stream
+
+    def _session(self, link: Link, outbound: NetStream, protocol: str) -> Session:
+        conn = outbound.swarm_conn
+        assert conn is not None
+        remote = outbound.get_remote_address()
+        address = socket_address(remote)
+        tap = Connection(
+            self._options.network,
+            os.urandom(CONNECTION_BYTES),
+            self.peer,
+            link.peer,
+            protocol,
+            address.to_bytes() if address else b"",
+        )
+        session = Session(outbound, tap, protocol)
+        session.dialled = conn.direction == Direction.OUTBOUND
+        session.address = str(address) if address else ""
+        session.ip = remote[0] if remote else ""
+        return session
+
+    def _count_neighbours(self, ip: str) -> None:
+        """Tell the router how many peers share a public address: many are often one attacker."""
+        if not ip or not ipaddress.ip_address(ip).is_global:
+            return
+        there = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
+        for peer in there:
+            self.router.colocated(peer, len(there))
+
+    async def _watch(self, session: Session) -> None:
+        """Notice that the peer reset the node's stream, also when there is nothing to write. Peers send no pubsub
+        there."""
+        try:
+            while True:
+                await session.outbound.muxed_stream.read(READ_BYTES)
+        except EOFError:
+            return  # some close the side they do not use
+        except BROKEN:
+            session.end("it reset the node's stream")
+
+    async def _read(self, link: Link, session: Session) -> None:
+        while link.offered is None:
+            link.offer = trio.Event()
+            await link.offer.wait()
+        session.inbound, link.offered = link.offered, None
+        link.offer = trio.Event()
+        stream = session.inbound.stream.muxed_stream
+        splitter = Splitter(self._options.max_rpc, CUT_PAYLOAD)
+        payloads, chunk = splitter.feed(b""), b""
+        done = 0
+        try:
+            while True:
+                chunk = await stream.read(READ_BYTES)
+                await self._hold_back(link, session, len(chunk))
+                payloads = splitter.feed(chunk)
+                if self._sink.full:
+                    await self._wait_for_room()
+                for payload in payloads:
+                    self._take_in(link, session, payload)
+                    done += 1
+                    if session.cpu >= _TURN or not done % _FRAMES_BETWEEN_CHECKPOINTS:
+                        await self._end_turn(link, session)
+                greatest = self._unfinished.holds(session, splitter.held)
+                if greatest is not None:
+                    self.counters["unfinished_dropped"] += 1
+                    greatest.end("unfinished RPCs took too much memory")
+                if self.router.unbearable(link.peer):
+                    self._keep_out(link, session)
+        except BROKEN:
+            self.counters["stream_ended"] += 1
+            session.end_reason = session.end_reason or "it ended its stream"
+        except WireError:
+            self.counters["stream_unreadable"] += 1
+            session.end_reason = session.end_reason or "the length of an RPC could not be read"
+        finally:
+            self._unfinished.holds(session, 0)
+            # a peer that hung up has said these bytes all the same; this may be cancelled, so it awaits nothing
+            unread = stream.unread() if isinstance(stream, GossipStream) else b""
+            if session.held_back:
+                # over its budget: a peer cannot have them taken by going
+                self.counters["over_budget_left"] += len(chunk) + len(unread)
+                self._spend(link, session, -len(chunk))
+                unread = b""
+            else:
+                self._spend(link, session, len(unread))
+            last = 0.0
+            over = self._budget_cpu.spend(link.peer, session.cpu, self._links, trio.current_time()) > 0
+            with suppress(WireError):
+                for payload in chain(payloads, splitter.feed(unread)):
+                    if over:
+                        self.counters["over_budget_left"] += len(payload.head if isinstance(payload, Cut) else payload)
+                        continue
+                    session.cpu = 0.0
+                    self._take_in(link, session, payload, read=last < _LAST_CPU)
+                    last += session.cpu
+            self._budget_cpu.spend(link.peer, last, self._links, trio.current_time())
+        if splitter.pending:
+            self.counters["stream_broken_off"] += 1
+        session.scope.cancel()
+
+    async def _hold_back(self, link: Link, session: Session, size: int) -> None:
+        """So many bytes of the peer have come: waits as long as it is over its budget."""
+        pause = self._spend(link, session, size)
+        if not pause:
+            return
+        self.counters["over_budget"] += 1
+        session.held_back = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._spend(link, session, 0)
+        session.held_back = False
+
+    async def _end_turn(self, link: Link, session: Session) -> None:
+        """Lets others have their turn: waits as long as the peer is over its budget of CPU."""
+        cpu, session.cpu = session.cpu, 0.0
+        pause = self._budget_cpu.spend(link.peer, cpu, self._links, trio.current_time())
+        if not pause:
+            await trio.lowlevel.checkpoint()
+            return
+        self.counters["over_budget_cpu"] += 1
+        session.cpu_held = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._budget_cpu.spend(link.peer, 0, self._links, trio.current_time())
+        session.cpu_held = False
+
+    def _spend(self, link: Link, session: Session, size: int) -> float:
+        # what is captured of many small RPCs is more than what came
+        size += max(0, session.bytes_in - session.bytes_spent)
+        session.bytes_spent += size
+        return self._budget.spend(link.peer, size, self._links, trio.current_time())
+
+    def _kept_out(self, peer: bytes) -> float:
+        return self._banned.left(peer, trio.current_time())
+
+    def _keep_out(self, link: Link, session: Session) -> None:
+        """Hangs up on a peer, for its conduct, and takes it back only after a while."""
+        if not self._options.ban:
+            return
+        if not self._kept_out(link.peer):
+            self.counters["kept_out"] += 1
+        self._banned.add(link.peer, trio.current_time())
+        self._nursery.start_soon(self._disconnect, link.id)
+        session.end("kept out for its conduct")
+
+    def _take_in(self, link: Link, session: Session, payload: bytes | Cut, read: bool = True) -> None:
+        """Capture an RPC, after the router has read it. Unless `read`, no router reads it: the queries check it."""
+        began = time.thread_time()
+        if isinstance(payload, Cut):
+            self._incoming(link, session, payload.head, payload.declared_length, read)
+        else:
+            self._incoming(link, session, payload, 0, read)
+        session.cpu += time.thread_time() - began
+
+    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int, read: bool) -> None:
+        counters = self.counters
+        if not payload:
+            # an RPC of nothing: captured, it would read as the end of this direction
+            counters["rpc_empty"] += 1
+            return
+        observed_at = self._clock_ns()
+        counters["frames_in"] += 1
+        counters["bytes_in"] += declared or len(payload)
+        session.frames_in += 1
+        sends: list[Send] = []
+        delivers: list[Deliver] = []
+        verdicts = b""
+        try:
+            if read:
+                rpc = None if declared else read_rpc(payload)
+                if rpc is None or isinstance(rpc, Rejected):
+                    counters["rpc_oversized" if declared else "rpc_malformed"] += 1
+                    if not declared or declared > self._options.gossip.rpc_limits.size:
+                        self.router.punish(link.peer)
+                    rpc = RPC()  # it may have been the first one
+                sends, delivers, verdicts = self.router.receive(link.peer, rpc, trio.current_time())
+            unchecked = verdicts.count(Verdict.NOT_CHECKED) if read else len(payload) // _UNCHECKED_BYTES
+            session.cpu += _UNCHECKED_CPU * min(unchecked, _UNCHECKED_MOST)
+        finally:  # whatever happens to the RPC, its frame is kept
+            frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
+            session.bytes_in += len(frame)
+            self._sink.put(session.id, frame)
+        if sends:
+            self._dispatch(sends)
+        if delivers and self._on_message is not None:
+            for deliver in delivers:
+                self._on_message(deliver)
+
+    async def _write(self, link: Link, session: Session) -> None:
+        queue, stream = session.queue, session.outbound.muxed_stream
+        while True:
+            await queue.filled.wait()
+            payloads = queue.take(_WRITE_BYTES)
+            size = sum(map(len, payloads))
+            await self._until_affordable(link, session, size)
+            if self._sink.full:
+                await self._wait_for_room()  # the node sends nothing that it cannot capture
+            now = self._clock_ns()
+            captured = 0
+            for payload in payloads:
+                frame = session.connection.frame("OUT", payload, now)
+                self._sink.put(session.id, frame)
+                captured += len(frame)
+            session.bytes_out += captured
+            # what is captured of small RPCs is more than what is sent: the next ones wait for that
+            self._budget_out.spend(link.peer, captured - size, self._links, trio.current_time())
+            self.counters["frames_out"] += len(payloads)
+            session.frames_out += len(payloads)
+            data = b"".join([encode(payload) for payload in payloads])
+            self.counters["bytes_out"] += len(data)
+            try:
+                with trio.fail_after(self._options.stuck_after):
+                    await stream.write(data)
+            except trio.TooSlowError:
+                self.counters["peer_stuck"] += 1
+                # a part of the frame may be written, so nothing more can be said on this connection
+                self._nursery.start_soon(self._disconnect, link.id)
+                session.end(f"it took nothing for {self._options.stuck_after:g} s")
+            except BROKEN:
+                session.end("nothing could be written to it")
+
+    async def _until_affordable(self, link: Link, session: Session, size: int) -> None:
+        """So many bytes are to be sent to the peer: waits as long as it is over its budget. Meanwhile its queue takes
+        what there is room for, and `_dispatch` counts what it drops."""
+        pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
+        if not pause:
+            return
+        self.counters["over_budget_out"] += 1
+        session.sent_slowly = True
+        while pause:
+            await trio.sleep(min(pause, _ASK_AGAIN))
+            pause = self._budget_out.spend(link.peer, 0, self._links, trio.current_time())
+        session.sent_slowly = False
+
+    def _dispatch(self, sends: Iterable[Send]) -> int:
+        """Queue what the router wants sent. For how many peers there was room."""
+        queued: set[PeerID] = set()
+        last: RPC | None = None
+        payload = b""
+        most, control = self._options.queue_bytes, self._options.control_bytes
+        for send in sends:
+            link = self._links.get(send.peer)
+            session = link.session if link is not None else None
+            if link is None or session is None:
+                continue
+            if send.rpc is not last:
+                last = send.rpc
+                payload = last.SerializeToString()
+            if not payload:
+                continue
+            messages = bool(send.rpc.publish)
+            if session.queue.put(payload, send.priority, most if messages else most + control):
+                queued.add(send.peer)
+            elif send.priority and not messages:
+                # without these RPCs the peer would have a wrong picture of the node
+                self.counters["peer_control_overflow"] += 1
+                self._nursery.start_soon(self._disconnect, link.id)
+                session.end("too much mesh upkeep waited for it")
+            else:
+                self.counters["dropped"] += 1
+                session.dropped += 1
+                self.router.dropped(send.peer, send.rpc)
+        return len(queued)
+
+    # ------------------------------------------------------------------ clocks and room
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await trio.sleep(self._options.gossip.heartbeat)
+            for link in self._links.values():
+                if link.session is not None:
+                    self._identify(link, link.session)
+            self._dispatch(self.router.heartbeat(trio.current_time()))
+            for link in list(self._links.values()):
+                if link.session is not None and self.router.unbearable(link.peer):
+                    self._keep_out(link, link.session)
+
+    async def _wait_for_room(self) -> None:
+        self.counters["paused"] += 1
+        while self._sink.full:
+            with trio.move_on_after(1):  # should a call get lost
+                await self._room.wait()
+
+    def _room_is_back(self) -> None:
+        self._room.set()
+        self._room = trio.Event()
+
+    def _identify(self, link: Link, session: Session) -> None:
+        """Tell the router the peer's agent version, once libp2p has asked the peer."""
+        if not session.agent:
+            with suppress(PeerStoreError):  # not yet
+                session.agent = str(self._host.get_peerstore().get(link.id, AGENT))
+                self.router.identified(link.peer, session.agent)
+
+
+class _Notifee(INotifee):
+    """Connections that come and go. libp2p waits for these calls, so none of them waits."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        node, peer = self._node, conn.muxed_conn.peer_id.to_bytes()
+        if node._closing:
+            return
+        if node._kept_out(peer):
+            node.counters["refused_kept_out"] += 1
+            node._nursery.start_soon(hang_up, conn)
+        else:
+            node._connected(peer)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._node._disconnected(conn.muxed_conn.peer_id.to_bytes())
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+
+def _savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
+    """Copies: the router counts on in its own."""
+    return tuple(map(copy, savings))
+
+
+def _from_any_thread(token: trio.lowlevel.TrioToken, call: Callable[[], None]) -> None:
+    with suppress(trio.RunFinishedError):  # the node is gone, and its readers with it
+        token.run_sync_soon(call)

@@ -1,0 +1,324 @@
+"""What is changed in py-libp2p's transports: yamux credit and writes, who dials, what is offered; reads: inflow.py.
+
+Every override names its reason; py-libp2p is pinned exactly, since these touch its internals (0.8.1). CPU of the
+receiver for a signed 300-byte message alone in its frame, on a busy machine: 372 µs with stock reads and credit, 284
+with batched credit, 236 with buffered reads, 230 with both, 200 without the timeout on frame bodies too. The short way
+in came later (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import Final
+
+import trio
+from Crypto.PublicKey.RSA import construct as rsa_from_numbers
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p import new_host
+from libp2p.abc import IMuxedConn, IMuxedStream, IPeerStore, IRawConnection, ISecureConn
+from libp2p.crypto import ed25519 as libp2p_ed25519
+from libp2p.crypto.keys import KeyPair, KeyType
+from libp2p.crypto.rsa import RSAPublicKey
+from libp2p.crypto.serialization import key_type_to_public_key_deserializer
+from libp2p.crypto.x25519 import create_new_key_pair as new_noise_key
+from libp2p.custom_types import THandler, TProtocol
+from libp2p.host import basic_host
+from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify import identify
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.identity.identify_push import identify_push
+from libp2p.identity.update import update_peerstore_from_identify
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import IncompleteReadError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux.yamux import (
+    DEFAULT_WINDOW_SIZE,
+    GO_AWAY_NORMAL,
+    HEADER_SIZE,
+    MAX_MESSAGE_SIZE,
+    TYPE_DATA,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+    YamuxStream,
+)
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.transport.tcp.tcp import TCP, TCPListener
+from multiaddr import Multiaddr
+
+from kiln.bridge.libp2p.inflow import BufferedTCP, InflowNoise, InflowSession
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.public_key import read_rsa
+
+CREDIT_BYTES: Final = 64 * 1024  # a window update is sent for this much that was read
+AGENT: Final = "kiln_agent"  # peerstore key of a peer's agent version
+MAX_STREAMS: Final = 256  # of one connection; go-libp2p allows a peer fewer
+
+_ZERO_WINDOW_WAIT: Final = 0.02  # s
+_TO_CLOSE: Final = 5.0  # s: from the end of a connection until its socket is closed in any case
+_AGENT_CHARS: Final = 128
+_IDENTIFY_ITEMS: Final = 256  # addresses, and protocols
+_IDENTIFY_ITEM: Final = 512  # bytes of one
+
+
+class _BufferedListener(TCPListener):
+    def __init__(self, handler: THandler) -> None:
+        async def buffered(stream: ReadWriteCloser) -> None:
+            if type(stream) is TrioTCPStream:
+                stream = BufferedTCP(stream.stream)
+            await handler(stream)
+
+        super().__init__(buffered)
+
+
+class BufferedTCPTransport(TCP):
+    """TCP whose connections are BufferedTCP."""
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        raw = await super().dial(maddr)
+        if isinstance(raw, RawConnection) and type(raw.stream) is TrioTCPStream:
+            raw.stream = BufferedTCP(raw.stream.stream)
+        return raw
+
+    def create_listener(self, handler_function: THandler) -> TCPListener:
+        return _BufferedListener(handler_function)
+
+
+class GossipStream(YamuxStream):
+    """A yamux stream with exact, batched credit, no lock on reading, and writes that wait as long as the caller does.
+
+    What came before its connection ended can still be read. Stock throws that away; sends a window update for every
+    read; lets the receive window grow to 16 MiB, which a paused reader then holds for each peer; only logs that a peer
+    exceeds its window; gives up a write after 5 s without window in the middle of a message, which ends the stream of
+    any peer that pauses.
+    """
+
+    _owed = 0  # bytes read and not given back as window yet
+    _left = b""  # what was not read when the connection ended
+
+    def leave(self) -> None:
+        """The connection ends: keeps what it holds for this stream."""
+        buffer = self.conn.stream_buffers.get(self.stream_id)
+        if buffer:
+            self._left += bytes(buffer)
+            buffer.clear()
+
+    def unread(self) -> bytes:
+        """What has come and was not read; read now, without waiting and without credit for more."""
+        self.leave()
+        left, self._left = self._left, b""
+        return left
+
+    async def read(self, n: int | None = -1) -> bytes:
+        """What is there, at most n bytes; waits for the first. MuxedStreamEOF or MuxedStreamReset at the end.
+
+        The last of a connection that has ended is given whole.
+        """
+        conn, number = self.conn, self.stream_id
+        while True:
+            buffer = conn.stream_buffers.get(number)
+            if buffer:
+                if n is None or n < 0 or n >= len(buffer):
+                    data = bytes(buffer)
+                    buffer.clear()
+                else:
+                    data = bytes(buffer[:n])
+                    del buffer[:n]
+                self._owed += len(data)
+                if self.closed and not buffer:
+                    await conn._finalize_stream(self, fully_closed=True)
+                elif self._owed >= CREDIT_BYTES and not self.recv_closed:
+                    credit, self._owed = self._owed, 0
+                    self.recv_window += credit
+                    await self.send_window_update(credit)
+                return data
+            if self._left:
+                return self.unread()
+            event = conn.stream_events.get(number)
+            if self.reset_received:
+                raise MuxedStreamReset("the stream was reset")
+            if buffer is None or event is None or self.recv_closed or self.closed or conn.event_shutting_down.is_set():
+                raise MuxedStreamEOF("the stream has ended")
+            await event.wait()
+            if number in conn.stream_events:
+                conn.stream_events[number] = trio.Event()
+
+    async def write(self, data: bytes) -> None:
+        """As the stock write, but it waits for window without limit: the caller's cancel scope is the limit.
+
+        A write that was cancelled may have sent a part: the connection is of no more use.
+        """
+        view, sent, total = memoryview(data), 0, len(data)
+        while sent < total:
+            if self.closed or self.send_closed:
+                raise MuxedStreamError("the stream is closed")
+            size = min(self.send_window, MAX_MESSAGE_SIZE - HEADER_SIZE, total - sent)
+            if size <= 0:
+                await trio.sleep(_ZERO_WINDOW_WAIT)
+                continue
+            self.send_window -= size
+            header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, 0, self.stream_id, size)
+            await self.conn._write_frame(header + view[sent : sent + size])
+            sent += size
+
+
+class GossipYamux(Yamux):
+    """A yamux connection of GossipStreams, closed when its peer opens too many or overruns a window."""
+
+    async def open_stream(self) -> YamuxStream:
+        return _gossip_stream(await super().open_stream())
+
+    async def accept_stream(self) -> IMuxedStream:
+        stream = await super().accept_stream()
+        if len(self.streams) > MAX_STREAMS:
+            await self.secured_conn.close()
+        return _gossip_stream(stream) if isinstance(stream, YamuxStream) else stream
+
+    async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
+        self._leave_streams()
+        await super().close(error_code)
+
+    async def _cleanup_on_error(self) -> None:
+        self._leave_streams()
+        await super()._cleanup_on_error()
+
+    def _leave_streams(self) -> None:
+        for stream in self.streams.values():
+            if isinstance(stream, GossipStream):
+                stream.leave()
+
+    async def handle_incoming(self) -> None:
+        if isinstance(self.secured_conn, InflowSession):
+            self.secured_conn.carry(self)
+        await super().handle_incoming()
+
+    async def _read_data_body(self, length: int) -> bytes:
+        # stock bounds one frame by 16 MiB, logs what is over the window, and keeps it
+        if length > DEFAULT_WINDOW_SIZE or any(
+            len(buffer) > DEFAULT_WINDOW_SIZE for buffer in self.stream_buffers.values()
+        ):
+            raise trio.TooSlowError  # what the receive loop takes as the end of the connection
+        # stock has a timeout around each body, at a price; a peer that stops in one only stops its own connection
+        secured = self.secured_conn
+        data = await (secured.read_body(length) if isinstance(secured, InflowSession) else secured.read(length))
+        if len(data) != length:
+            raise IncompleteReadError(
+                "the connection ended inside a yamux frame", expected_bytes=length, received_bytes=len(data)
+            )
+        return data
+
+
+class _Muxer(MuxerMultistream):
+    """Stock makes its own Yamux, whatever class it was given for that protocol."""
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        protocol, muxer = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        return self._annotate_connection(muxer(conn, peer_id), conn, protocol)
+
+
+def _gossip_stream(stream: YamuxStream) -> YamuxStream:
+    # the stock class is written into the receive loop; only methods differ, so the object can change its class
+    stream.__class__ = GossipStream
+    return stream
+
+
+class _Swarm(Swarm):
+    """Stock keeps the place of each connection that came until the swarm ends, and its task: once as many as there are
+    places have come, in the whole life of the node, nobody else is let in."""
+
+    async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
+        """Returns never: stock would wait for the end of the swarm. SwarmException: the connection has ended."""
+        muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        if isinstance(muxed, Yamux):
+            await muxed.event_shutting_down.wait()
+            with trio.move_on_after(_TO_CLOSE):
+                await muxed.event_closed.wait()
+        raise SwarmException("the connection has ended")
+
+
+class _NoDialling(AutoConnector):
+    """Kiln dials whom it is told to. Stock dials what peers advertise until it has (low + high) / 2 connections."""
+
+    async def maybe_connect(self) -> None:
+        return
+
+
+def _read_rsa_key(data: bytes) -> RSAPublicKey:
+    """An RSA key of a stranger, in a noise handshake, a peer id or an envelope. ValueError: it is none.
+
+    Stock gives the bytes to loaders of every kind of key, private keys and Diffie-Hellman groups included, which check
+    primes: one key can cost minutes.
+    """
+    numbers = read_rsa(data)
+    if isinstance(numbers, Rejected):
+        raise ValueError(numbers.detail)
+    return RSAPublicKey(rsa_from_numbers((numbers.n, numbers.e)))
+
+
+async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
+    """Stock forgets what software a peer runs, and reads keys, signed records and lists of any length.
+
+    The noise handshake has proved the key, and the addresses stand in `listen_addrs` as well.
+    """
+    message.ClearField("public_key")
+    message.ClearField("signedPeerRecord")
+    addresses = [each for each in message.listen_addrs[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
+    protocols = [each for each in message.protocols[:_IDENTIFY_ITEMS] if len(each) <= _IDENTIFY_ITEM]
+    message.ClearField("listen_addrs")
+    message.ClearField("protocols")
+    message.listen_addrs.extend(addresses)
+    message.protocols.extend(protocols)
+    await update_peerstore_from_identify(peerstore, peer_id, message)
+    peerstore.put(peer_id, AGENT, message.agent_version[:_AGENT_CHARS])
+
+
+def make_host(key: Ed25519PrivateKey, agent: str, max_connections: int) -> BasicHost:
+    """A host on TCP + noise + yamux that dials nobody by itself. Ping, identify and identify/push are answered.
+
+    Not offered although stock would: plaintext and secio (no or old encryption), mplex (no flow control), TLS, mDNS,
+    UPnP, bootstrap lists. No resource manager: stock makes one when none is given, with silent limits.
+    """
+    # stock clears its handlers, so its warnings about any odd peer would reach stderr by logging's last resort
+    libp2p_log = logging.getLogger("libp2p")
+    if not libp2p_log.handlers:
+        libp2p_log.addHandler(logging.NullHandler())
+    identify.AGENT_VERSION = agent  # of the whole process: it is a constant there
+    key_type_to_public_key_deserializer[KeyType.RSA.value] = _read_rsa_key
+    setattr(RSAPublicKey, RSAPublicKey.from_bytes.__name__, staticmethod(_read_rsa_key))
+    for module in (basic_host, identify_push):
+        setattr(module, update_peerstore_from_identify.__name__, _update_from_identify)
+    private = libp2p_ed25519.Ed25519PrivateKey.from_bytes(key.private_bytes_raw())
+    pair = KeyPair(private, private.get_public_key())
+    host = new_host(
+        key_pair=pair,
+        sec_opt={NOISE: InflowNoise(pair, noise_privkey=new_noise_key().private_key)},
+        transports=[BufferedTCPTransport()],
+        connection_config=ConnectionConfig(
+            max_connections=max_connections, min_connections=0, low_watermark=0, high_watermark=max_connections
+        ),
+        disable_identify_address_discovery=True,
+    )
+    assert isinstance(host, BasicHost)
+    swarm = swarm_of(host)
+    swarm.__class__ = _Swarm  # stock writes the class into `new_host`; only a method differs
+    swarm.upgrader.muxer_multistream = _Muxer({TProtocol(YAMUX): GossipYamux})
+    swarm.set_resource_manager(None)
+    swarm.retry_config = RetryConfig(max_retries=0)
+    swarm.auto_connector = _NoDialling(swarm)
+    return host
+
+
+def swarm_of(host: BasicHost) -> Swarm:
+    """The host's network, as the class it is."""
+    network = host.get_network()
+    assert isinstance(network, Swarm)
+    return network

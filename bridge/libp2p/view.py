@@ -1,0 +1,52 @@
+"""The state of a node at one moment, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from multiformats import multibase
+
+from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
+
+
+@lru_cache(maxsize=4096)
+def peer_name(peer: bytes) -> str:
+    """A peer id as people write it: base58btc of its multihash. `kiln.schemas.wire.identity.peer_text` is the fast
+    way."""
+    text: str = multibase.encode(peer, "base58btc")
+    return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
+
+
+@dataclass(frozen=True)
+class BootstrapInfo:
+    """A peer of `bridge.bootstrap`."""
+
+    peer: str
+    addresses: tuple[str, ...]
+    connected: bool
+    attempts: int
+    error: str  # of the last attempt; empty if that went well
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """The state of a node at one moment, plain data."""
+
+    peer: str
+    addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
+    peers: tuple[PeerStatus, ...]
+    bootstrap: tuple[BootstrapInfo, ...]
+    connections: int
+    mesh: Mapping[str, tuple[str, ...]]
+    topics: tuple[str, ...]
+    frames_in: int
+    frames_out: int
+    bytes_in: int
+    bytes_out: int
+    dropped: int
+    paused: bool  # the node has stopped reading, because the sink is full
+    counters: Mapping[str, int]  # the node's and the router's
+    kept_out: int  # peers, for their conduct
+    savings: tuple[SavingStatus, ...]  # over all peers there were

@@ -1,0 +1,1 @@
+"""Process-wide building blocks that every room but `schemas/` may import."""

@@ -1,0 +1,138 @@
+"""Serves what a process says of itself over HTTP: `/metrics`, `/health`, `/ready`, and a page where there is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Iterable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final, Protocol, Self, cast
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+_LOG: Final = logging.getLogger("kiln.deploy.ops.monitor")
+_PATIENCE: Final = 10.0  # s that a client may take to ask
+
+
+class Process(Protocol):
+    """A process as it says of itself; asked from threads of the exporter."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """Families of metrics."""
+
+    def why_dead(self) -> list[str]:
+        """Why the process does not count as alive, in words; empty: it does."""
+
+    def why_not_ready(self) -> list[str]:
+        """Why the process does not do its work, in words; empty: it does."""
+
+    def page(self) -> str | None:
+        """HTML for people; None: there is none."""
+
+
+class Exporter:
+    """A context manager: serves from threads of its own, and never keeps the process from its work."""
+
+    def __init__(self, listen: tuple[str, int] | None, process: Process) -> None:
+        """`listen`: host and port, None: serve nothing; port 0: any free one."""
+        self._listen = listen
+        self._process = process
+        self._server: _Server | None = None
+        self.error = ""
+        """why nothing is served, in words"""
+
+    def __enter__(self) -> Self:
+        if self._listen is None:
+            return self
+        host, port = self._listen
+        try:
+            self._server = _Server(self._process, (host, port))
+        except OSError as error:
+            self.error = f"monitor.listen: nothing is served at {host}:{port}: {error.strerror or error}"
+            return self
+        threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    @property
+    def address(self) -> str:
+        """`host:port` where the exporter listens; empty: nowhere."""
+        return "" if self._server is None else "{}:{}".format(*self._server.server_address[:2])
+
+
+def exposed(families: Iterable[Metric]) -> bytes:
+    """The text of `/metrics`."""
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, process: Process, listen: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        self.process = process
+        super().__init__(listen, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Says nothing of a client that hung up, and what there is to say of a fault of Kiln's."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            _LOG.exception("/metrics or a page failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "Kiln"
+    sys_version = ""
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        process = cast(_Server, self.server).process
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, exposed(process.metrics()))
+            case "/health":
+                self._verdict(process.why_dead())
+            case "/ready":
+                self._verdict(process.why_not_ready())
+            case "/" if (page := process.page()) is not None:
+                self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.encode())
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /health and /ready are here\n")
+
+    def _verdict(self, reasons: list[str]) -> None:
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        body = json.dumps({"ok": not reasons, "reasons": reasons})
+        self._answer(status, "application/json", f"{body}\n".encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 – the name is that of the library
+        """Nothing: who reads the page is not worth a line."""

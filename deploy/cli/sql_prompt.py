@@ -1,0 +1,156 @@
+"""`kiln sql` without a question: a prompt that takes one after the other, with history and completion."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application.current import get_app
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.cli.options import answers
+from kiln.deploy.query.ask import SqlError, view_columns
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
+from kiln.schemas.printable import printable_lines
+
+_KEYWORDS: Final = (
+    *("SELECT", "DISTINCT", "FROM", "JOIN", "LEFT JOIN", "ANTI JOIN", "USING", "ON", "WHERE", "AND", "OR", "NOT"),
+    *("IS NULL", "IN", "BETWEEN", "LIKE", "GROUP BY", "HAVING", "QUALIFY", "ORDER BY", "DESC", "LIMIT", "AS", "WITH"),
+    *("CASE", "WHEN", "THEN", "ELSE", "END", "INTERVAL", "OVER", "PARTITION BY", "UNION ALL", "count(*)", "EXPLAIN"),
+)
+_LEAVE: Final = ("exit", "quit", "\\q")
+HELP: Final = (
+    "A question ends with ; or with an empty line. Tab completes names. \\d lists tables and views, \\d NAME the "
+    "columns of one. Ctrl-C drops the line, Ctrl-D or \\q leaves."
+)
+
+
+def converse(
+    lake: Lake, history: Path, show: Callable[[str], None], *, read: Input | None = None, write: Output | None = None
+) -> None:
+    """Reads questions until the user leaves, and has `show` answer each. An error of a question is said, and the prompt
+    comes again. `read` and `write`: a terminal other than that of this program."""
+    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **view_columns()}
+    session: PromptSession[str] = PromptSession(
+        "kiln> ",
+        multiline=True,
+        prompt_continuation="  ... ",
+        completer=Names(columns),
+        complete_while_typing=False,
+        history=FileHistory(_private(history)),
+        key_bindings=_keys(),
+        input=read,
+        output=write,
+    )
+    console = answers()
+    console.print(HELP, style="dim")
+    while True:
+        try:
+            text = session.prompt().strip().removesuffix(";").strip()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        if text in _LEAVE:
+            return
+        try:
+            _answer(text, columns, show)
+        except KilnError as error:
+            console.print(printable_lines(str(error)), style="red")
+        except KeyboardInterrupt:
+            console.print("stopped", style="dim")
+
+
+def _answer(text: str, columns: dict[str, tuple[str, ...]], show: Callable[[str], None]) -> None:
+    console = answers()
+    listed = re.fullmatch(r"\\d(?:\s+(\w+))?", text)
+    if not text:
+        return
+    if listed is None:
+        show(text)
+    elif name := listed[1]:
+        if name not in columns:
+            raise SqlError(f"there is no {name}; \\d lists what there is")
+        view = views().get(name)
+        console.print(f"{view.sentence} A row for {view.grain}." if view else _comment(name))
+        for column in columns[name]:
+            console.print(f"  {column}")
+    else:
+        for name in columns:
+            view = views().get(name)
+            said = view.sentence if view else _comment(name)
+            console.print(f"{name:<22} {said.split('. ')[0].removesuffix('.')}", soft_wrap=True)
+
+
+def _comment(table: str) -> str:
+    return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
+
+
+class Names(Completer):
+    """Completes names of tables, views and columns, and words of SQL; after `table.`, columns of that table."""
+
+    def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:
+        self._columns = columns
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        """What the word before the cursor may become: columns of tables that the question names come first."""
+        before = re.search(r"(?:(\w+)\.)?(\w*)$", document.text_before_cursor)
+        whose, start = (before[1], before[2]) if before else (None, "")
+        for each in self._candidates(whose, document.text):
+            if each.lower().startswith(start.lower()) and each != start:
+                yield Completion(each, start_position=-len(start))
+
+    def _candidates(self, whose: str | None, text: str) -> list[str]:
+        if whose is not None:
+            alias = re.search(rf"(\w+)\s+(?:AS\s+)?{re.escape(whose)}\b", text, re.IGNORECASE)
+            names = [whose, alias[1] if alias else whose]
+            return [column for name in dict.fromkeys(names) for column in self._columns.get(name, ())]
+        named = [name for name in re.findall(r"\w+", text) if name in self._columns]
+        near = [column for name in named for column in self._columns[name]]
+        far = [] if near else [column for told in self._columns.values() for column in told]
+        return list(dict.fromkeys([*near, *self._columns, *far, *_KEYWORDS]))
+
+
+def _columns(lake: Lake, name: str) -> tuple[str, ...]:
+    """The columns of a table; none where the table cannot be read, which a question to the table will say."""
+    try:
+        return tuple(field.name for field in lake.open(name).schema().fields)
+    except KilnError:
+        return ()
+
+
+def _keys() -> KeyBindings:
+    """Enter ends a question that is whole, and else begins a line."""
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=Condition(lambda: is_whole(get_app().current_buffer.text)))
+    def _end(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    return keys
+
+
+def is_whole(text: str) -> bool:
+    """Whether Enter sends the text: it ends with `;` or an empty line, says nothing, or is one of the prompt's own."""
+    stripped = text.strip()
+    return not stripped or stripped.endswith(";") or text.endswith("\n") or stripped in _LEAVE or stripped[0] == "\\"
+
+
+def _private(path: Path) -> str:
+    """The file, made for its user alone: a question may hold what others need not know."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    return str(path)

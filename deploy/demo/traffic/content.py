@@ -1,0 +1,66 @@
+"""The messages of a world without envelopes, for nodes that sign for themselves: data, and the topic it belongs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from random import Random
+from typing import Final, NamedTuple
+
+from kiln.deploy.demo.traffic.messages import TYPES, Content, Messages
+from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
+from kiln.deploy.demo.traffic.population import Population
+from kiln.schemas.wire.topics import topic_name
+
+# The kinds of garbage that are a message's data, and not its envelope or an RPC.
+DATA_GARBAGE: Final[tuple[GarbageKind, ...]] = (
+    "random_data",
+    "invalid_json",
+    "nan",
+    "typ_true",
+    "bad_id",
+    "bad_shape",
+)
+
+
+class TopicData(NamedTuple):
+    """What a node publishes: a topic's name, and the bytes."""
+
+    topic: str
+    data: bytes
+
+
+def topics(options: TrafficOptions, most_separators: int | None = None) -> tuple[str, ...]:
+    """The topics of a world: that of its network, then those of its separators (or so many), the most popular first."""
+    population = Population(options)
+    count = options.separators if most_separators is None else min(options.separators, most_separators)
+    separators = (population.separator(rank) for rank in range(count))
+    return tuple(dict.fromkeys(topic_name(options.network, each) for each in (None, *separators)))
+
+
+def contents(
+    options: TrafficOptions, clock_ns: Callable[[], int], on: Collection[str] | None = None
+) -> Iterator[TopicData]:
+    """Messages of every type and era, without end, on the topics `on`; on `topics(options)` if none are given.
+
+    `clock_ns`: unix time in ns, read once at the start and once a message. Equal options and readings give equal
+    messages; another start gives other messages of the same streams and separators. Of `options.garbage_kinds` those
+    in DATA_GARBAGE count. Forgers, impostors, copies and connections are not there. What would have been on another
+    topic, as on `/ceramic` in 2020, is on that of the network.
+    """
+    random = Random(f"content/{options.seed}/{clock_ns()}")
+    messages = Messages(options, Population(options), random)
+    known = frozenset(topics(options) if on is None else on)
+    network = topic_name(options.network, None)
+    garbage = tuple(kind for kind in options.garbage_kinds if kind in DATA_GARBAGE)
+    garbage_share = options.garbage if garbage else 0.0
+    while True:
+        now = clock_ns()
+        u = random.random()
+        content: Content
+        if u < garbage_share:
+            content = messages.garbage(random.choice(garbage))
+        elif u < garbage_share + options.reannounced:
+            content = messages.announced_again(now)
+        else:
+            content = messages.content(random.choices(TYPES, options.mix)[0], now)
+        yield TopicData(content.topic if content.topic in known else network, content.data)

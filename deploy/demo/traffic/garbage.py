@@ -1,0 +1,104 @@
+"""Garbage that is not in a message's data: RPCs that do not parse or are too long, hellos that are refused, records
+that are no frames. Each is bad by its making, so nobody has to parse it to know why."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from kiln.deploy.demo.traffic.messages import field
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, FRAME_INVALID, FRAME_MALFORMED, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.topic_table import HASH_LENGTH, MAX_BUNDLES
+
+FRAME_STAGE: Final = "frame"
+RPC_STAGE: Final = "rpc"
+HELLO_STAGE: Final = "hello"
+
+
+class BadRpc(NamedTuple):
+    """A payload, and the length it had on the wire if it was cut; 0 if it was not."""
+
+    payload: bytes
+    declared_length: int
+    reason: str
+
+
+class BadHello(NamedTuple):
+    """ExtTopicTable bytes that are refused. `parses`: they are protobuf at least."""
+
+    hello: bytes
+    reason: str
+    parses: bool
+
+
+def random_rpc(random: Random) -> BadRpc:
+    """Random bytes; the first announces a field of wire type 6 or 7, which there is not."""
+    return BadRpc(_no_protobuf(random, 400), 0, RPC_MALFORMED)
+
+
+def truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
+    """The beginning of an RPC of one field: wherever it is cut, the field has no end."""
+    return BadRpc(rpc[: random.randrange(1, len(rpc))], 0, RPC_MALFORMED)
+
+
+def oversized_rpc(random: Random, publish: bytes) -> BadRpc:
+    """An RPC over 4 MiB: a message, then a field that goes on too long. `whole_rpc` gives it uncut."""
+    declared = MAX_RPC + random.randrange(1, 1 << 20)
+    filler = declared - len(publish)
+    head = publish + b"\x12" + _varint4(filler - 5)
+    return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
+
+
+def whole_rpc(payload: bytes, declared_length: int) -> bytes:
+    """An RPC as it was on the wire, from the beginning of one that was cut."""
+    return payload.ljust(declared_length, b"\0")
+
+
+def wrong_hello(random: Random) -> BadHello:
+    """A topic table that is refused, for each of the reasons that `kiln.schemas.wire.topic_table` has."""
+    hashes = [random.randbytes(HASH_LENGTH) for _ in range(random.randrange(1, 6))]
+    match random.randrange(4):
+        case 0:
+            return BadHello(_no_protobuf(random, 40), "hello_malformed", False)
+        case 1:
+            hashes.insert(random.randrange(len(hashes)), random.randbytes(random.choice((0, 3, 5, 32))))
+            return BadHello(_bundles(hashes), "hello_hash_length", True)
+        case 2:
+            hashes.append(random.choice(hashes))
+            return BadHello(_bundles(hashes), "hello_repeats", True)
+        case _:
+            first = random.getrandbits(24)
+            many = [(first + number).to_bytes(HASH_LENGTH) for number in range(MAX_BUNDLES + 1)]
+            return BadHello(_bundles(many), "hello_too_many_bundles", True)
+
+
+def no_frame(random: Random, frame: Frame) -> tuple[bytes, str]:
+    """A record value that is no Frame, or one that breaks the contract, and the reason."""
+    broken = Frame()
+    broken.CopyFrom(frame)
+    match random.randrange(5):
+        case 0:
+            broken.connection = frame.connection[:-1]
+        case 1:
+            broken.sequence = 0
+        case 2:
+            # proto3 enums are open, but the generated types are not: direction 2, written behind the rest
+            return frame.SerializeToString() + b"\x18\x02", FRAME_INVALID
+        case _:
+            return _no_protobuf(random, 400), FRAME_MALFORMED
+    return broken.SerializeToString(), FRAME_INVALID
+
+
+def _no_protobuf(random: Random, most: int) -> bytes:
+    data = random.randbytes(random.randrange(1, most))
+    return bytes([data[0] | 0b110]) + data[1:]
+
+
+def _bundles(hashes: list[bytes]) -> bytes:
+    return b"".join(field(1, known) for known in hashes)
+
+
+def _varint4(value: int) -> bytes:
+    """A varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))

@@ -1,0 +1,321 @@
+"""The traffic of a world: its messages in time, through its connections, frame by frame."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+from kiln.deploy.demo.traffic.connection import Connection, Direction, GeneratedFrame
+from kiln.deploy.demo.traffic.garbage import (
+    HELLO_STAGE,
+    RPC_STAGE,
+    BadRpc,
+    oversized_rpc,
+    random_rpc,
+    truncated_rpc,
+    wrong_hello,
+)
+from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
+from kiln.deploy.demo.traffic.messages import TYPES, Copy, Messages, field
+from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
+from kiln.deploy.demo.traffic.population import Population
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.wire.identity import Verdict
+
+_SECOND: Final = 1_000_000_000
+_MILLISECOND: Final = 1_000_000
+_RECENT: Final = 200  # message ids that IHAVE and IWANT speak of
+_BACKOFF: Final = 60  # seconds
+
+
+class Traffic:
+    """One run of the traffic of a world.
+
+    The same options, start and rate give the same bytes. The ledger holds what was handed out so far, and is complete
+    when `frames` has ended. Keys of connections and ids of messages depend on the start, so that two runs of one world
+    do not repeat each other.
+    """
+
+    def __init__(self, options: TrafficOptions, start_ns: int, rate: float, *, keep_ledger: bool = True) -> None:
+        """`start_ns`: unix ns of the first frame. `rate`: messages a second, before copies; ValueError unless above 0.
+
+        `keep_ledger`: a run without end should not keep one, as it grows with each message.
+        """
+        if not rate > 0:
+            raise ValueError(f"rate: {rate} messages a second are not more than 0")
+        self.options = options
+        self.ledger: Ledger | None = Ledger() if keep_ledger else None
+        self._start_ns = start_ns
+        self._rate = rate
+        self._stopped = False
+        self._random = Random(f"{options.seed}/{start_ns}/{float(rate)}")
+        self._population = Population(options)
+        self._messages = Messages(options, self._population, self._random)
+        self._connections = [self._connect(peer, 0) for peer in range(options.peers)]
+        self._numbers = [0] * options.peers
+        self._strangers = 0
+        self._waiting: list[list[Copy]] = [[] for _ in range(options.peers)]
+        self._recent: deque[bytes] = deque(maxlen=_RECENT)
+        # (due, number of the event, what is then handed out): the number keeps equal times in order
+        self._due: list[tuple[int, int, Callable[[int], list[GeneratedFrame]]]] = []
+        self._events = 0
+        self._actions: list[tuple[float, Callable[[int], None]]] = [
+            (options.garbage, self._garbage),
+            (options.impostors, self._impostor),
+            (options.reannounced, self._announce_again),
+        ]
+
+    def stop(self) -> None:
+        """Makes no further message; `frames` hands out what is under way, closes the connections and ends."""
+        self._stopped = True
+
+    def frames(self, *, messages: int | None = None, duration_ns: int | None = None) -> Iterator[GeneratedFrame]:
+        """The frames, in the order in which they are due; to be called once.
+
+        Ends after `messages` messages (garbage included) or after those of `duration_ns`, and else only after `stop`.
+        """
+        for connection in self._connections:
+            yield from connection.open(0)
+        number, due = 0, 0
+        while not self._stopped and (messages is None or number < messages):
+            # Each message at random within its share of time: so they never overtake each other.
+            due = int((number + self._random.random()) / self._rate * _SECOND)
+            if duration_ns is not None and due >= duration_ns:
+                break
+            while self._due and self._due[0][0] <= due:
+                at, _, event = heapq.heappop(self._due)
+                yield from event(at)
+            self._step(due)
+            number += 1
+        while self._due:
+            due, _, event = heapq.heappop(self._due)
+            yield from event(due)
+        for peer, connection in enumerate(self._connections):
+            yield from self._flush(peer, due)
+            yield from connection.close(due)
+
+    # ---------------------------------------------------------------- what happens
+
+    def _step(self, due: int) -> None:
+        """One message, and what happens beside it."""
+        options, random = self.options, self._random
+        u = random.random()
+        for share, action in self._actions:
+            if u < share:
+                action(due)
+                break
+            u -= share
+        else:
+            self._message(due)
+        if random.random() < options.control:
+            self._control(due)
+        if random.random() < options.reconnects:
+            self._at(due, partial(self._reconnect, random.randrange(options.peers)))
+
+    def _message(self, due: int) -> None:
+        random, options = self._random, self.options
+        now = self._start_ns + due
+        content = self._messages.content(random.choices(TYPES, options.mix)[0], now)
+        author = self._population.pick_author(random.random())
+        if options.signed and random.random() < options.forged:
+            forged, true = self._messages.forged(content, author, now)
+            self._at(due, partial(self._arrive, random.randrange(options.peers), forged))
+            self._spread(due + _MILLISECOND, true)
+        else:
+            self._spread(due, self._messages.usual(content, author, now))
+
+    def _announce_again(self, due: int) -> None:
+        now = self._start_ns + due
+        author = self._population.pick_author(self._random.random())
+        self._spread(due, self._messages.usual(self._messages.announced_again(now), author, now))
+
+    def _impostor(self, due: int) -> None:
+        if not self.options.signed:
+            self._message(due)
+            return
+        now = self._start_ns + due
+        content = self._messages.content("UPDATE", now)
+        victim, signer = self._population.pick_author(0.0), self._population.pick_spammer(self._random.random())
+        self._spread(due, self._messages.impostor(content, victim, signer, now))
+
+    def _garbage(self, due: int) -> None:
+        random = self._random
+        now = self._start_ns + due
+        kind: GarbageKind = random.choice(self.options.garbage_kinds)
+        peer = random.randrange(self.options.peers)
+        spammer = self._population.pick_spammer(random.random())
+        match kind:
+            case "random_rpc":
+                self._at(due, partial(self._bad_rpc, peer, random_rpc(random)))
+            case "truncated_rpc" | "oversized_rpc":
+                publish = self._messages.usual(self._messages.content("UPDATE", now), spammer, now).publish
+                bad = truncated_rpc(random, publish) if kind == "truncated_rpc" else oversized_rpc(random, publish)
+                self._at(due, partial(self._bad_rpc, peer, bad))
+            case "wrong_hello":
+                self._at(due, self._stranger)
+            case "wrong_auth":
+                self._spread(due, self._messages.wrong_auth(self._messages.content("UPDATE", now), spammer, now))
+            case _:
+                self._spread(due, self._messages.usual(self._messages.garbage(kind), spammer, now))
+
+    def _spread(self, due: int, copy: Copy) -> None:
+        """Copies through several peers, the first at once."""
+        random, options = self._random, self.options
+        count = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
+        for place, peer in enumerate(random.sample(range(options.peers), count)):
+            delay = int(options.max_delay_ns * random.random() ** 3) if place else 0
+            waits = random.random() < options.bundled
+            self._at(due + delay, partial(self._wait if waits else self._arrive, peer, copy))
+        if random.random() < options.forwarded:
+            self._at(due + _MILLISECOND, partial(self._forward, random.randrange(options.peers), copy))
+        self._recent.append(copy.gossip_id)
+
+    def _control(self, due: int) -> None:
+        """Control messages and subscriptions, of a peer or ours; an IHAVE is answered."""
+        random = self._random
+        peer = random.randrange(self.options.peers)
+        side: Direction = "IN" if random.random() < 0.7 else "OUT"
+        topic = self._connections[peer].topic
+        ids = random.sample(self._recent, min(len(self._recent), random.randint(1, 10)))
+        control = rpc_pb2.ControlMessage()
+        match random.randrange(6):
+            case 0 | 1:
+                control.ihave.add(topicID=topic, messageIDs=ids)
+                answer = rpc_pb2.ControlMessage()
+                answer.iwant.add(messageIDs=ids[:3])
+                other: Direction = "OUT" if side == "IN" else "IN"
+                event = partial(self._say, peer, other, field(3, answer.SerializeToString()))
+                self._at(due + _MILLISECOND, event)
+            case 2:
+                control.graft.add(topicID=topic)
+            case 3:
+                control.prune.add(topicID=topic, backoff=_BACKOFF)
+            case 4:
+                control.idontwant.add(messageIDs=ids)
+            case _:
+                self._at(due, partial(self._subscribe, peer, side, self._separator_topic()))
+                return
+        self._at(due, partial(self._say, peer, side, field(3, control.SerializeToString())))
+
+    def _separator_topic(self) -> str:
+        return self._messages.topic_of(self._population.pick_separator(self._random.random()))
+
+    # ---------------------------------------------------------------- what is handed out when it is due
+
+    def _at(self, due: int, event: Callable[[int], list[GeneratedFrame]]) -> None:
+        self._events += 1
+        heapq.heappush(self._due, (due, self._events, event))
+
+    def _wait(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+        self._waiting[peer].append(copy)
+        return []
+
+    def _arrive(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+        self._waiting[peer].append(copy)
+        return self._flush(peer, due)
+
+    def _flush(self, peer: int, due: int) -> list[GeneratedFrame]:
+        """One RPC with all that waits on a connection."""
+        copies = self._waiting[peer]
+        if not copies:
+            return []
+        self._waiting[peer] = []
+        payload = b"".join(copy.publish for copy in copies)
+        verdicts = seen_verdicts(copies, self._random.random() < self.options.checked)
+        frame = self._connections[peer].send(due, "IN", payload, verdicts)
+        if self.ledger is not None:
+            count(self.ledger, copies, self._start_ns + due)
+        return [frame]
+
+    def _forward(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+        # What a bridge has found to be bad it does not forward.
+        good = copy.tally == "good_copies"
+        return [self._connections[peer].send(due, "OUT", copy.publish)] if good else []
+
+    def _say(self, peer: int, side: Direction, payload: bytes, due: int) -> list[GeneratedFrame]:
+        return [self._connections[peer].send(due, side, payload)]
+
+    def _subscribe(self, peer: int, side: Direction, topic: str, due: int) -> list[GeneratedFrame]:
+        connection = self._connections[peer]
+        return [connection.send(due, side, connection.subscription(side, topic))]
+
+    def _bad_rpc(self, peer: int, bad: BadRpc, due: int) -> list[GeneratedFrame]:
+        connection = self._connections[peer]
+        frame = connection.send(due, "IN", bad.payload, declared_length=bad.declared_length)
+        if self.ledger is not None:
+            self.ledger.frames.append(fault(connection, bad.payload, RPC_STAGE, bad.reason, self._start_ns + due))
+        return [frame]
+
+    def _stranger(self, due: int) -> list[GeneratedFrame]:
+        """Somebody connects with a hello that is refused, and goes."""
+        bad = wrong_hello(self._random)
+        self._strangers += 1
+        connection = Connection(
+            self.options,
+            self._population,
+            self._start_ns,
+            self._population.peer("stranger", self._strangers),
+            "stranger",
+            self._strangers,
+            hello=bad.hello,
+            hello_parses=bad.parses,
+        )
+        frames = connection.open(due) + connection.close(due)
+        if self.ledger is not None:
+            for sequence in (1, 2):
+                entry = fault(connection, bad.hello, HELLO_STAGE, bad.reason, self._start_ns + due, sequence)
+                self.ledger.frames.append(entry)
+        return frames
+
+    def _reconnect(self, peer: int, due: int) -> list[GeneratedFrame]:
+        frames = self._flush(peer, due) + self._connections[peer].close(due)
+        self._numbers[peer] += 1
+        self._connections[peer] = self._connect(peer, self._numbers[peer])
+        return frames + self._connections[peer].open(due)
+
+    def _connect(self, peer: int, number: int) -> Connection:
+        remote = self._population.peer("remote", peer)
+        return Connection(self.options, self._population, self._start_ns, remote, f"peer {peer}", number, style=peer)
+
+
+def seen_verdicts(copies: list[Copy], checked: bool) -> bytes:
+    """`Frame.verdicts` of an RPC with these messages; empty where none was checked."""
+    given = [
+        copy.pinned if copy.pinned is not None else copy.verdict if checked else Verdict.NOT_CHECKED for copy in copies
+    ]
+    return bytes(given) if any(given) else b""
+
+
+def count(ledger: Ledger, copies: list[Copy], observed_at: int) -> None:
+    """Writes down that these copies were handed out."""
+    for copy in copies:
+        entry = ledger.message(copy.entry)
+        if copy.tally == "good_copies":
+            entry.good_copies += 1
+            if entry.first_good_at is None:
+                entry.first_good_at = observed_at
+        elif copy.tally == "forged_copies":
+            entry.forged_copies += 1
+        else:
+            entry.bad_copies += 1
+
+
+def fault(
+    connection: Connection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
+) -> FrameEntry:
+    """The entry of an IN frame that is bad as a whole: the newest of its connection, or the one of `sequence`."""
+    number = connection.sequence["IN"] if sequence is None else sequence
+    return FrameEntry(
+        connection=connection.id.hex(),
+        direction="IN",
+        sequence=number,
+        sha256=sha256(data).hexdigest(),
+        stage=stage,
+        reason=reason,
+        observed_at=observed_at,
+    )

@@ -1,0 +1,444 @@
+"""Gossip messages as Ceramic nodes of all years wrote them, good and bad, signed or not, each with its ledger entry."""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import sha256
+from random import Random
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import orjson
+from libipld import encode_multibase
+
+from kiln.deploy.demo.traffic.ledger import MessageEntry, SeparatorEntry, SeparatorSource
+from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
+from kiln.deploy.demo.traffic.population import Author, Population, Stream
+from kiln.schemas.wire.cid import cid_text, write_varint
+from kiln.schemas.wire.identity import BAD_SIGNATURE, MISSING_SIGNATURE, UNEXPECTED_AUTH, Verdict
+from kiln.schemas.wire.pubsub import (
+    Era,
+    MessageType,
+    query_id_bytes,
+    query_id_text,
+    write_batch_update,
+    write_keepalive,
+    write_query,
+    write_response,
+    write_response_2020,
+    write_update,
+)
+from kiln.schemas.wire.streamid import CommitID, StreamID
+from kiln.schemas.wire.topics import Separator, separator_text, topic_name
+
+TYPES: Final[tuple[MessageType, ...]] = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
+MESSAGE_STAGE: Final = "message"
+SIGNATURE_STAGE: Final = "signature"
+# The reason where the bridge has found a message AGAINST_POLICY: its byte in Frame.verdicts tells no more.
+AGAINST_POLICY: Final = "against_policy"
+# Pubsub before 0.14.1 had one topic for all networks.
+TOPIC_2020: Final = "/ceramic"
+
+_VERSIONS: Final = ("2.9.0", "2.20.0", "2.31.0", "2.35.0", "3.2.0", "6.9.0")
+_KUBO_VERSIONS: Final = ("0.17.0", "0.19.1", "0.21.0")
+# Characters that a JSON text can start with, and the first byte of a byte order mark.
+_JSON_STARTS: Final = frozenset(b' \t\r\n{["-0123456789tfn\xef')
+
+Tally = Literal["good_copies", "forged_copies", "bad_copies"]
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A message before anybody signs it, and what is known of it. `fault`: why it will not be read."""
+
+    network: str
+    topic: str
+    data: bytes
+    fault: str | None = None
+    era: Era | None = None
+    type: MessageType | None = None
+    stream: str | None = None
+    tip: str | None = None
+    model: str | None = None
+    sep: str | None = None
+    batch: str | None = None
+    query_id: str | None = None
+    tips: dict[str, str] | None = None
+    ts: int | None = None
+    separator: Separator | None = None
+    source: SeparatorSource | None = None
+
+
+class Copy(NamedTuple):
+    """One message on the wire.
+
+    `verdict` is what a bridge finds. `pinned`: a verdict that its frames carry in any case (0: never checked), so that
+    the reason in the ledger does not depend on who checks.
+    """
+
+    publish: bytes  # the field of the RPC, tag and length included
+    verdict: Verdict
+    entry: MessageEntry
+    tally: Tally
+    gossip_id: bytes
+    pinned: Verdict | None = None
+
+
+class _Asked(NamedTuple):
+    stream: str
+    era: Era
+    query_id: str | None
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return write_varint(number << 3 | 2) + write_varint(len(value)) + value
+
+
+class Messages:
+    """Makes messages, one after another, from one source of chance."""
+
+    def __init__(self, options: TrafficOptions, population: Population, random: Random) -> None:
+        self._options = options
+        self._population = population
+        self._random = random
+        self._topic = topic_name(options.network, None)
+        self._asked: deque[_Asked] = deque(maxlen=32)
+        self._announced: deque[Content] = deque(maxlen=1024)
+        # What is true of an unsigned message must be so of every other with the same bytes: they are one message.
+        self._other_network = options.other_network if options.signed else 0.0
+        self._odd_topics = 0.01 if options.signed else 0.0
+
+    def topic_of(self, separator: Separator) -> str:
+        """The topic of a separator on this network."""
+        return topic_name(self._options.network, separator)
+
+    # ---------------------------------------------------------------- content
+
+    def content(self, kind: MessageType, now_ns: int) -> Content:
+        """A good message of a type. A RESPONSE to nothing is a QUERY."""
+        match kind:
+            case "UPDATE":
+                content = self._update()
+                self._announced.append(content)
+            case "RESPONSE" if self._asked:
+                content = self._response()
+            case "KEEPALIVE":
+                content = self._keepalive(now_ns)
+            case "BATCH_UPDATE":
+                content = self._batch_update()
+            case _:
+                content = self._query()
+        if self._random.random() < self._options.other_clients:
+            return msgspec.structs.replace(content, data=self._rewritten(content.data))
+        return content
+
+    def announced_again(self, now_ns: int) -> Content:
+        """An update that was there before, to be sent as a new message; a new one if there was none."""
+        return self._random.choice(self._announced) if self._announced else self.content("UPDATE", now_ns)
+
+    def _era(self) -> Era:
+        options, u = self._options, self._random.random()
+        if u < options.era_2020:
+            return "2020"
+        if u < options.era_2020 + options.era_doc:
+            return "doc"
+        return "doc+stream" if u < options.era_2020 + options.era_doc + options.era_doc_stream else "stream"
+
+    def _pick(self, era: Era) -> Stream:
+        if era in ("2020", "doc"):
+            return self._population.pick_old_stream(self._random.random())
+        return self._population.pick_stream(self._random.random())
+
+    def _place(self, era: Era = "stream", separator: Separator | None = None) -> tuple[str, str]:
+        """Network and topic name."""
+        network = self._options.network
+        if era == "2020":
+            return network, TOPIC_2020
+        if self._random.random() < self._other_network:
+            network = self._options.second_network
+        elif separator is None:
+            # CIP-120 writes the network topic with a slash at its end.
+            return network, self._topic + "/" if self._random.random() < self._odd_topics else self._topic
+        return network, topic_name(network, separator)
+
+    def _tip(self) -> bytes:
+        u, digest = self._random.random(), self._random.randbytes(32)
+        if u < 0.02:
+            return b"\x12\x20" + digest  # version 0
+        return (b"\x01\x71\x12\x20" if u < 0.25 else b"\x01\x85\x01\x12\x20") + digest
+
+    def _update(self) -> Content:
+        random, options, era = self._random, self._options, self._era()
+        stream = self._pick(era)
+        raw = self._tip()
+        tip, sent = cid_text(raw), stream.text
+        sent_tip = tip
+        if era not in ("2020", "doc") and random.random() < options.other_clients:
+            sent = random.choice(("ceramic://", "/ceramic/")) + sent
+        if not tip.startswith("Q") and random.random() < options.other_clients:
+            sent_tip = encode_multibase(random.choice("zkfu"), raw)
+        own, model = stream.separator, None
+        if own is not None and own.key == "model" and random.random() < options.with_model:
+            model = own.value
+        on_own_topic = own is not None and random.random() < options.on_separator_topic
+        network, topic = self._place(era, own if on_own_topic else None)
+        source: SeparatorSource | None = "topic" if on_own_topic else "model" if model else None
+        return Content(
+            network,
+            topic,
+            write_update(sent, sent_tip, model, era),
+            era=era,
+            type="UPDATE",
+            stream=stream.text,
+            tip=tip,
+            model=model,
+            separator=own if source else None,
+            source=source,
+        )
+
+    def _query(self) -> Content:
+        era = self._era()
+        stream = self._pick(era)
+        query_id: str | None = None
+        if era != "2020":
+            decimal = era == "doc" and self._random.random() < 0.5
+            query_id = query_id_text(query_id_bytes(stream.text, era), decimal=decimal)
+        # CIP-120 lets a QUERY come on the topic of a separator too; some streams are asked for there.
+        aside = stream.separator if stream.text[-1] in "0369" else None
+        network, topic = self._place(era, aside)
+        self._asked.append(_Asked(stream.text, era, query_id))
+        data = write_query(stream.text, query_id, era)
+        return Content(network, topic, data, era=era, type="QUERY", stream=stream.text, query_id=query_id)
+
+    def _response(self) -> Content:
+        asked = self._random.choice(self._asked)
+        tip = cid_text(self._tip())
+        network, topic = self._place(asked.era)
+        if asked.query_id is None:
+            data = write_response_2020(asked.stream, tip)
+        else:
+            data = write_response(asked.query_id, {asked.stream: tip})
+        return Content(
+            network, topic, data, era=asked.era, type="RESPONSE", query_id=asked.query_id, tips={asked.stream: tip}
+        )
+
+    def _keepalive(self, now_ns: int) -> Content:
+        random, ts = self._random, now_ns // 1_000_000
+        shape = random.randrange(3)
+        ver = random.choice(_VERSIONS) if shape else None
+        data = write_keepalive(ts, ver, random.choice(_KUBO_VERSIONS) if shape == 2 else None)
+        network, topic = self._place()
+        return Content(network, topic, data, era="stream", type="KEEPALIVE", ts=ts)
+
+    def _batch_update(self) -> Content:
+        separator = self._population.pick_separator(self._random.random())
+        batch = cid_text(b"\x01\x71\x12\x20" + self._random.randbytes(32))
+        network, topic = self._place("stream", separator if self._random.random() < 0.5 else None)
+        data = write_batch_update(separator, batch)
+        sep = separator_text(separator)
+        return Content(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
+
+    def _rewritten(self, data: bytes) -> bytes:
+        """The same message as other clients write it."""
+        match self._random.randrange(4):
+            case 0:
+                return orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
+            case 1:
+                return data[:-1] + b',"anchorService":"https://cas.invalid","x":[1,null]}'
+            case 2:
+                return orjson.dumps(orjson.loads(data), option=orjson.OPT_INDENT_2)
+            case _:
+                return b"\xef\xbb\xbf" + data.replace(b'{"typ":', b'{"typ":7,"typ" : ', 1)
+
+    # ---------------------------------------------------------------- garbage
+
+    def garbage(self, kind: GarbageKind) -> Content:
+        """A message whose data is bad: of a kind that is about data."""
+        data, reason = self._bad_data(kind)
+        return Content(self._options.network, self._topic, data, fault=reason)
+
+    def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
+        """Bytes, each time others, and why they are no message."""
+        random = self._random
+        match kind:
+            case "random_data":
+                data = random.randbytes(random.randrange(1, 400))
+                while data[0] in _JSON_STARTS:
+                    data = random.randbytes(len(data))
+                return data, "invalid_json"
+            case "invalid_json":
+                data = self._plain_update()
+                choice = random.randrange(4)
+                if choice == 0:
+                    return data[: random.randrange(1, len(data))], "invalid_json"
+                if choice == 1:
+                    return data.replace(b'"', b"'"), "invalid_json"
+                return data[:-1] + (b",}" if choice == 2 else b"}}"), "invalid_json"
+            case "nan":
+                number = random.choice((b"NaN", b"Infinity", b"-Infinity"))
+                start = random.choice((b'{"typ":3,"ts":', b'{"typ":'))
+                return start + number + b',"n":%d}' % random.getrandbits(48), "invalid_json"
+            case "typ_true":
+                typ = random.choice((b"true", b"false", b"null", b'"0"', b"[0]", b"{}", b"-1", b"0.5", b"17"))
+                return self._plain_update().replace(b'"typ":0', b'"typ":' + typ, 1), "unknown_typ"
+            case "bad_id":
+                return self._bad_id()
+            case "bad_shape":
+                return self._bad_shape()
+            case _:
+                raise ValueError(f"garbage of kind {kind} is not made of data")
+
+    def _plain_update(self) -> bytes:
+        return write_update(self._pick("stream").text, cid_text(b"\x01\x85\x01\x12\x20" + self._random.randbytes(32)))
+
+    def _bad_id(self) -> tuple[bytes, str]:
+        random = self._random
+        digest = random.randbytes(32)
+        tip, stream = cid_text(b"\x01\x71\x12\x20" + digest), self._pick("stream").text
+        parsed = StreamID.parse(stream)
+        commit = CommitID(parsed.type, parsed.genesis, b"\x01\x71\x12\x20" + digest).text
+        match random.randrange(9):
+            case 0:
+                return write_update(commit, tip), "bad_stream"
+            case 1:
+                return write_update(stream[:-5], tip), "bad_stream"
+            case 2:
+                return write_update(digest.hex(), tip), "bad_stream"
+            case 3:
+                return write_update(stream, commit), "bad_tip"  # StreamIDs and CommitIDs are no CIDs
+            case 4:
+                return write_update(stream, tip[:-5]), "bad_tip"
+            case 5:
+                return write_update(stream, tip, digest.hex()), "bad_model"
+            case 6:
+                return write_response(digest.hex(), {digest.hex(): tip}), "bad_tips"
+            case 7:
+                return orjson.dumps({"typ": 3, "sep": f"model/{digest.hex().upper()}", "batch": tip}), "bad_separator"
+            case _:
+                return orjson.dumps({"typ": 3, "sep": f"model/{stream}", "batch": "no" + digest.hex()}), "bad_batch"
+
+    def _bad_shape(self) -> tuple[bytes, str]:
+        random = self._random
+        stream, tip = self._pick("stream").text, cid_text(b"\x01\x71\x12\x20" + random.randbytes(32))
+        match random.randrange(7):
+            case 0:
+                return orjson.dumps({"typ": 0, "tip": tip}), "missing_stream"
+            case 1:
+                return orjson.dumps({"typ": 0, "stream": stream, "cid": tip}), "missing_tip"
+            case 2:
+                return orjson.dumps({"typ": 1, "stream": stream, "n": tip}), "missing_id"
+            case 3:
+                return orjson.dumps({"typ": 3, "sep": f"model/{stream}", "n": tip}), "unknown_shape"
+            case 4:
+                return orjson.dumps({"typ": 3, "sep": f"model/{stream}", "batch": tip, "ts": 1}), "ambiguous_shape"
+            case 5:
+                return orjson.dumps({"typ": 0, "stream": stream, "tip": tip, "model": None}), "bad_model"
+            case _:
+                return orjson.dumps([0, stream, tip]), "not_an_object"
+
+    # ---------------------------------------------------------------- on the wire
+
+    def usual(self, content: Content, author: Author, now_ns: int) -> Copy:
+        """A message as the nodes of this network send it."""
+        return self._signed(content, author, now_ns) if self._options.signed else self._unsigned(content)
+
+    def forged(self, content: Content, author: Author, now_ns: int) -> tuple[Copy, Copy]:
+        """A copy with other data and the old signature, and the true one: one message, to arrive in this order."""
+        seqno = self._seqno(author, now_ns)
+        seal = _seal(author, _body(author, content.data, seqno, content.topic))
+        entry = self._entry(content, author, seqno)
+        entry.forged_reason = BAD_SIGNATURE
+        altered, true = (
+            field(2, _body(author, data, seqno, content.topic) + seal) for data in (self._plain_update(), content.data)
+        )
+        gossip_id = author.peer + seqno
+        return (
+            Copy(altered, Verdict.BAD, entry, "forged_copies", gossip_id),
+            Copy(true, Verdict.GOOD, entry, _tally(entry), gossip_id),
+        )
+
+    def impostor(self, content: Content, victim: Author, signer: Author, now_ns: int) -> Copy:
+        """A message in the name of `victim`, whose peer id holds its key, signed by somebody else."""
+        seqno = self._seqno(victim, now_ns)
+        body = _body(victim, content.data, seqno, content.topic)
+        entry = self._entry(content, victim, seqno)
+        entry.outcome, entry.stage, entry.reason = "quarantine", SIGNATURE_STAGE, BAD_SIGNATURE
+        publish = field(2, body + field(5, signer.signature(body)))
+        return Copy(publish, Verdict.BAD, entry, "bad_copies", victim.peer + seqno)
+
+    def wrong_auth(self, content: Content, author: Author, now_ns: int) -> Copy:
+        """A message that is signed where the others are not, or the other way round: the network's policy decides."""
+        signed = not self._options.signed
+        copy = self._signed(content, author, now_ns) if signed else self._unsigned(content)
+        if self._options.policy == "either":
+            return copy
+        seen = self._random.random() < self._options.checked
+        entry = copy.entry
+        entry.outcome, entry.stage = "quarantine", SIGNATURE_STAGE
+        entry.reason = AGAINST_POLICY if seen else UNEXPECTED_AUTH if signed else MISSING_SIGNATURE
+        pinned = Verdict.AGAINST_POLICY if seen else Verdict.NOT_CHECKED
+        return copy._replace(verdict=Verdict.AGAINST_POLICY, tally="bad_copies", pinned=pinned)
+
+    def bare_number(self, number: int) -> Copy:
+        """The shortest of messages, unsigned: its data is a number. Bad under any policy."""
+        copy = self._unsigned(Content(self._options.network, self._topic, b"%d" % number, fault="not_an_object"))
+        if self._options.policy == "strict":
+            copy.entry.stage, copy.entry.reason = SIGNATURE_STAGE, MISSING_SIGNATURE
+            return copy._replace(verdict=Verdict.AGAINST_POLICY, pinned=Verdict.NOT_CHECKED)
+        return copy
+
+    def _signed(self, content: Content, author: Author, now_ns: int) -> Copy:
+        seqno = self._seqno(author, now_ns)
+        body = _body(author, content.data, seqno, content.topic)
+        entry = self._entry(content, author, seqno)
+        return Copy(field(2, body + _seal(author, body)), Verdict.GOOD, entry, _tally(entry), author.peer + seqno)
+
+    def _unsigned(self, content: Content) -> Copy:
+        entry = self._entry(content)
+        publish = field(2, field(2, content.data) + field(4, content.topic.encode()))
+        return Copy(publish, Verdict.UNSIGNED, entry, _tally(entry), bytes.fromhex(entry.sha256))
+
+    def _seqno(self, author: Author, now_ns: int) -> bytes:
+        return self._random.randbytes(8) if author.random_seqno else author.next_seqno(now_ns)
+
+    def _entry(self, content: Content, author: Author | None = None, seqno: bytes = b"") -> MessageEntry:
+        digest, separator = sha256(content.data).hexdigest(), content.separator
+        return MessageEntry(
+            message=f"sha256/{digest}" if author is None else f"{author.text}/{seqno.hex()}",
+            network=content.network,
+            origin=self._options.origin,
+            topic=content.topic,
+            author=None if author is None else author.text,
+            seqno=None if author is None else seqno.hex(),
+            sha256=digest,
+            outcome="message" if content.fault is None else "quarantine",
+            stage=None if content.fault is None else MESSAGE_STAGE,
+            reason=content.fault,
+            era=content.era,
+            type=content.type,
+            stream=content.stream,
+            tip=content.tip,
+            model=content.model,
+            sep=content.sep,
+            batch=content.batch,
+            query_id=content.query_id,
+            tips=content.tips,
+            ts=content.ts,
+            separator=None if separator is None else SeparatorEntry(separator.key, separator.value),
+            separator_source=content.source,
+        )
+
+
+def _body(author: Author, data: bytes, seqno: bytes, topic: str) -> bytes:
+    """A message without signature and key: what is signed."""
+    return field(1, author.peer) + field(2, data) + field(3, seqno) + field(4, topic.encode())
+
+
+def _seal(author: Author, body: bytes) -> bytes:
+    """The fields that follow it: the signature, and the key where the peer id does not hold it."""
+    seal = field(5, author.signature(body))
+    return seal + field(6, author.key_field) if author.key_field else seal
+
+
+def _tally(entry: MessageEntry) -> Tally:
+    return "good_copies" if entry.reason is None else "bad_copies"

@@ -1,0 +1,168 @@
+"""What the made-up traffic looks like: the knobs, their meaning and their limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, get_args
+
+from kiln.conf.settings.model import Settings
+from kiln.schemas.wire.identity import Policy
+
+GarbageKind = Literal[
+    "random_data",  # a message of random bytes
+    "invalid_json",  # a message that is nearly JSON
+    "nan",  # a message with NaN or Infinity, which are not JSON
+    "typ_true",  # a message whose `typ` is true, a text, …
+    "bad_id",  # a message with a StreamID, CID or separator that is none
+    "bad_shape",  # a message that lacks a field, or is of two types at once
+    "wrong_auth",  # unsigned where signatures are asked for; signed where there are none
+    "random_rpc",  # an RPC of random bytes
+    "truncated_rpc",  # an RPC that ends too early
+    "oversized_rpc",  # an RPC over 4 MiB, of which the frame has the beginning
+    "wrong_hello",  # a connection whose hello has a topic table that is refused
+]
+GARBAGE: Final[tuple[GarbageKind, ...]] = get_args(GarbageKind)
+
+MAX_SEPARATORS: Final = 20_000
+MAX_STREAMS: Final = 1_000_000
+_MAX_DELAY: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    """A world of made-up traffic: equal options are equal worlds. Shares are from 0 to 1.
+
+    Raises ValueError for values that make no world.
+    """
+
+    seed: int = 1
+    network: str = "local-demo"
+    origin: Literal["LIVE", "REPLAY"] = "LIVE"
+    # False: a StrictNoSign network, whose messages carry neither author, seqno, signature nor key.
+    signed: bool = True
+
+    # Remote peers, each with one connection to the one local peer.
+    peers: int = 8
+    authors: int = 24
+    # The most copies a message comes in, each through another peer.
+    copies: int = 3
+    # A copy comes at most this much after the first one.
+    max_delay_ns: int = 250_000_000
+
+    streams: int = 400
+    # The first is the most popular. Their key is mostly `model`.
+    separators: int = 40
+    # Exponent of Zipf's law.
+    skew: float = 1.1
+    # Share of streams that have no separator.
+    without_separator: float = 0.08
+
+    # Relative weights of the types of messages.
+    update: float = 0.62
+    query: float = 0.13
+    response: float = 0.17
+    keepalive: float = 0.05
+    batch_update: float = 0.03
+    # Shares of messages in the forms of older eras; the rest is in that of today.
+    era_2020: float = 0.02
+    era_doc: float = 0.06
+    era_doc_stream: float = 0.12
+    # Share of messages written by other clients: keys in another order, unknown keys, ids in other spellings.
+    other_clients: float = 0.04
+    # Share of the updates that come on the topic of their separator, not on that of the network.
+    on_separator_topic: float = 0.5
+    # Share of the updates of a model's streams that name the model in `model`.
+    with_model: float = 0.8
+    # Share of messages that announce once more what an update announced before, under a new seqno.
+    reannounced: float = 0.05
+    # Share of messages of a second network on the same connections. Not where messages are unsigned: a policy is one
+    # network's own, and the second has the default one.
+    other_network: float = 0.005
+
+    # Share of messages and frames that are garbage, in equal parts of these kinds. With 1 there is nothing else.
+    garbage: float = 0.01
+    garbage_kinds: tuple[GarbageKind, ...] = GARBAGE
+    # Share of messages of which a copy with other data and the old signature comes first.
+    forged: float = 0.01
+    # Share of messages in the name of an author who did not sign them.
+    impostors: float = 0.002
+
+    # Share of frames whose signatures the bridge has checked.
+    checked: float = 0.5
+    # Share of copies that wait for the next RPC of their connection and come bundled with it.
+    bundled: float = 0.15
+    # Per message: IHAVE, GRAFT and the like of a peer, or of ours.
+    control: float = 0.2
+    # Share of messages that we forward (OUT frames).
+    forwarded: float = 0.05
+    # Per message: a peer's connection ends and is made anew.
+    reconnects: float = 0.0005
+
+    def __post_init__(self) -> None:
+        if not self.network or "/" in self.network:
+            raise ValueError(f"network: {self.network!r} must be a name without a slash")
+        for name, least, most in (
+            ("seed", 0, 2**63),
+            ("peers", 1, 10_000),
+            ("authors", 1, 100_000),
+            ("copies", 1, self.peers),
+            ("max_delay_ns", 1, _MAX_DELAY),
+            ("streams", 1, MAX_STREAMS),
+            ("separators", 1, MAX_SEPARATORS),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"{name}: {value} is not between {least} and {most}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and field.name != "skew" and not 0 <= value <= 1:
+                raise ValueError(f"{field.name}: {value} is not a share between 0 and 1")
+        if self.skew < 0:
+            raise ValueError(f"skew: {self.skew} is less than 0")
+        if not any(self.mix):
+            raise ValueError("update, query, response, keepalive, batch_update: all are 0, so there is nothing to make")
+        if self.era_2020 + self.era_doc + self.era_doc_stream > 1:
+            raise ValueError("era_2020, era_doc, era_doc_stream: their sum is more than 1")
+        if self.garbage and not self.garbage_kinds:
+            raise ValueError("garbage_kinds: there is none to make garbage of")
+
+    @property
+    def mix(self) -> tuple[float, ...]:
+        """Weights of UPDATE, QUERY, RESPONSE, KEEPALIVE, BATCH_UPDATE."""
+        return (self.update, self.query, self.response, self.keepalive, self.batch_update)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that outcomes in the ledger go by (decision 5): REPLAY is always `either`."""
+        if self.origin == "REPLAY":
+            return "either"
+        return "strict" if self.signed else "none"
+
+    @property
+    def second_network(self) -> str:
+        """The name of the network that `other_network` is of."""
+        return f"{self.network}-2"
+
+    def for_capture(self) -> TrafficOptions:
+        """The same world as far as a capture file can hold it.
+
+        A capture knows no verdicts, and a frame made of it has no hello that was refused.
+        """
+        kinds = tuple(kind for kind in self.garbage_kinds if kind != "wrong_hello")
+        return replace(self, origin="REPLAY", checked=0.0, garbage_kinds=kinds, garbage=self.garbage if kinds else 0.0)
+
+
+def traffic_options(settings: Settings) -> TrafficOptions:
+    """The world of the built-in traffic: unsigned where the network's policy is `none`. ValueError: impossible one."""
+    traffic = settings.traffic
+    return TrafficOptions(
+        seed=traffic.seed,
+        network=settings.network,
+        signed=settings.policy.of(settings.network) != "none",
+        peers=traffic.peers,
+        copies=traffic.copies,
+        streams=traffic.streams,
+        separators=traffic.separators,
+        garbage=traffic.garbage,
+        forged=traffic.forged,
+    )

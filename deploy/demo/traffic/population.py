@@ -1,0 +1,159 @@
+"""Who and what is in a world of made-up traffic: separators, streams, authors, each derived when first asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final, Literal, NamedTuple
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+
+from kiln.deploy.demo.traffic.keys import KeyType, draw, private_key
+from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.wire.identity import SIGN_PREFIX, PrivateKey, peer_of, peer_text, sign
+from kiln.schemas.wire.streamid import CAIP10_LINK, METAMODEL, MODEL, MODEL_INSTANCE, TILE, StreamID
+from kiln.schemas.wire.topics import Separator, separator_value
+
+# One key holds a slash, as CIP-120 allows: key and value part at the last one.
+ODD_KEY: Final = "x/tag"
+_DAG_JOSE: Final = b"\x01\x85\x01\x12\x20"
+_DAG_CBOR: Final = b"\x01\x71\x12\x20"
+_SPAMMERS: Final = 2  # fewer than it takes for a circuit breaker to think that the fault is ours
+_KINDS: Final[dict[int, KeyType]] = {5: "secp256k1", 11: "rsa", 17: "ecdsa"}  # of every 24 authors
+
+
+class Stream(NamedTuple):
+    """A stream: its id, and the separator that its genesis has."""
+
+    text: str
+    separator: Separator | None
+
+
+class Author:
+    """Someone who signs messages.
+
+    Every third one writes random seqnos, as JavaScript nodes did; the others count from their clock, as Go does.
+    """
+
+    __slots__ = ("_last", "_sign", "key_field", "kind", "peer", "random_seqno", "text")
+
+    def __init__(self, kind: KeyType, key: PrivateKey, random_seqno: bool) -> None:
+        message = rpc_pb2.Message()
+        sign(message, key)
+        self.kind = kind
+        self.peer = peer_of(key)
+        self.text = peer_text(self.peer)
+        self.key_field: bytes = message.key  # empty where the peer id holds the key
+        self.random_seqno = random_seqno
+        self._sign = _signer(key)
+        self._last = 0
+
+    def signature(self, bare: bytes) -> bytes:
+        """The signature on a message serialized without signature and key. The same bytes each time."""
+        return self._sign(SIGN_PREFIX + bare)
+
+    def next_seqno(self, now_ns: int) -> bytes:
+        """max(now, last + 1), big-endian."""
+        self._last = max(now_ns, self._last + 1)
+        return self._last.to_bytes(8, "big")
+
+
+class Population:
+    """The separators, streams and authors of a world.
+
+    `u` and `v` below are numbers from 0 to 1 that choose; popularity is skewed.
+    """
+
+    def __init__(self, options: TrafficOptions) -> None:
+        self._seed = options.seed
+        self._options = options
+        self._weights = list(accumulate((rank + 1) ** -options.skew for rank in range(options.separators)))
+        self._authors: dict[int, Author] = {}
+        self._spammers: dict[int, Author] = {}
+        self.separator: Callable[[int], Separator] = lru_cache(maxsize=32768)(self._separator)
+        self.stream: Callable[[int], Stream] = lru_cache(maxsize=65536)(self._stream)
+        self.old_stream: Callable[[int], Stream] = lru_cache(maxsize=4096)(self._old_stream)
+
+    def _separator(self, rank: int) -> Separator:
+        """The separator of a rank, 0 being the most popular."""
+        digest = draw(self._seed, "separator", rank)
+        if rank % 10 == 4:
+            return Separator(ODD_KEY, separator_value(digest[1 : 2 + digest[0] % 30]))
+        if rank % 6 == 2:
+            return Separator("controller", separator_value(f"did:key:z6Mk{digest.hex()[:44]}".encode()))
+        if rank == 5:
+            return Separator("model", METAMODEL)
+        return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
+
+    def _stream(self, number: int) -> Stream:
+        """A stream, whose separator is drawn by Zipf's law, once and for all."""
+        digest = draw(self._seed, "stream", number)
+        kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
+        if _fraction(digest[:6]) >= self._options.without_separator:
+            rank = min(bisect(self._weights, _fraction(digest[6:12]) * self._weights[-1]), len(self._weights) - 1)
+            separator = self.separator(rank)
+            kind = MODEL if separator.value == METAMODEL else MODEL_INSTANCE if separator.key == "model" else TILE
+        return Stream(StreamID(kind, _genesis(digest)).text, separator)
+
+    def _old_stream(self, number: int) -> Stream:
+        digest = draw(self._seed, "old stream", number)
+        return Stream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
+
+    def pick_stream(self, u: float) -> Stream:
+        """Any stream; those of low numbers twice as often as the average."""
+        return self.stream(int(self._options.streams * u * (0.5 + 0.5 * u)))
+
+    def pick_old_stream(self, u: float) -> Stream:
+        """A tile or a CAIP-10 link, which is all that there was before models."""
+        return self.old_stream(int(max(1, self._options.streams // 20) * u))
+
+    def pick_separator(self, u: float) -> Separator:
+        return self.separator(min(bisect(self._weights, u * self._weights[-1]), len(self._weights) - 1))
+
+    def pick_author(self, u: float) -> Author:
+        """An author; a few write most."""
+        number = int(self._options.authors * u * u)
+        author = self._authors.get(number)
+        if author is None:
+            author = self._authors[number] = self._make_author("author", number, _KINDS.get(number % 24, "ed25519"))
+        return author
+
+    def pick_spammer(self, u: float) -> Author:
+        """One of the two who sign all the garbage."""
+        number = int(_SPAMMERS * u)
+        spammer = self._spammers.get(number)
+        if spammer is None:
+            spammer = self._spammers[number] = self._make_author("spammer", number, "ed25519")
+        return spammer
+
+    def peer(self, role: Literal["local", "remote", "stranger"], number: int = 0) -> bytes:
+        """The peer id of a node, as multihash bytes."""
+        return peer_of(private_key(self._seed, "ed25519", f"{role}/{number}"))
+
+    def _make_author(self, role: str, number: int, kind: KeyType) -> Author:
+        return Author(kind, private_key(self._seed, kind, f"{role}/{number}"), number % 3 == 2 or role == "spammer")
+
+
+def _fraction(digits: bytes) -> float:
+    return int.from_bytes(digits, "big") / (1 << 8 * len(digits))
+
+
+def _genesis(digest: bytes) -> bytes:
+    return (_DAG_CBOR if digest[13] < 60 else _DAG_JOSE) + digest
+
+
+def _signer(key: PrivateKey) -> Callable[[bytes], bytes]:
+    """Not `kiln.schemas.wire.identity.sign`: it draws a nonce for each ECDSA signature, and here the bytes must
+    repeat."""
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        curve = key
+        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+        return lambda data: curve.sign(data, algorithm)
+    if isinstance(key, rsa.RSAPrivateKey):
+        modulus = key
+        return lambda data: modulus.sign(data, padding.PKCS1v15(), hashes.SHA256())
+    return key.sign

@@ -1,0 +1,95 @@
+"""Sends a capture file as the Frames of origin REPLAY that `kiln.schemas.captures.kiln_capture` makes of the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
+from kiln.schemas.captures.kiln_capture import Survey, frames_of, survey
+from kiln.schemas.proto.kiln import frame_pb2
+
+DEFAULT_NETWORK: Final = "testnet-clay"
+
+
+class Progress(NamedTuple):
+    """How far a replay is: capture records and bytes of RPC done, of all there are."""
+
+    records: int
+    bytes: int
+    all_records: int
+    all_bytes: int
+
+
+class Replayed(NamedTuple):
+    """What a replay sent: closing frames count as frames, not as records."""
+
+    network: str
+    records: int
+    frames: int
+    connections: int
+    first_at: int
+    last_at: int
+
+
+def survey_file(path: Path) -> Survey:
+    """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
+    with open_capture(path) as stream:
+        return survey(read_capture(stream))
+
+
+def replay(
+    path: Path,
+    send: Callable[[frame_pb2.Frame], None],
+    *,
+    found: Survey | None = None,
+    network: str | None = None,
+    fallback: str = DEFAULT_NETWORK,
+    pace: float | None = None,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    progress: Callable[[Progress], None] | None = None,
+) -> Replayed:
+    """Send the frames of one capture file, in order.
+
+    `found`: what `survey_file` said of the file, where the caller has asked. `network`: of all frames; by default the
+    network that the file's topics name most often, else `fallback`. `pace`: None for full speed; 1.0 as captured, 2.0
+    twice as fast; `now` and `sleep`, in seconds, are used only then. `progress` hears of every record. Nothing is sent
+    of a file that cannot be read to its end: CaptureError, OSError. ValueError: `pace` is not above 0.
+    """
+    if pace is not None and not pace > 0:
+        raise ValueError(f"pace must be above 0 (1.0 is the speed of the capture), not {pace}")
+    with path.open("rb") as raw:
+        digest = hashlib.file_digest(raw, "sha256").digest()
+    if found is None:
+        found = survey_file(path)
+    name = network if network is not None else found.network(fallback)
+    frames = records = done = reported = 0
+    first_at = last_at = 0
+    started = now() if pace is not None else 0.0
+
+    def counted(captured: Iterable[CaptureRecord]) -> Iterator[CaptureRecord]:
+        nonlocal records, done
+        for record in captured:
+            records += 1
+            done += len(record.rpc)
+            yield record
+
+    with open_capture(path) as stream:
+        for frame in frames_of(counted(read_capture(stream)), found, digest, name):
+            if not frames:
+                first_at = frame.observed_at
+            if pace is not None:
+                early = started + (frame.observed_at - first_at) / 1e9 / pace - now()
+                if early > 0:
+                    sleep(early)
+            send(frame)
+            frames += 1
+            last_at = max(last_at, frame.observed_at)
+            if progress is not None and records > reported:
+                reported = records
+                progress(Progress(records, done, found.records, found.size))
+    connections = len({(local, remote, number) for (local, remote, _), number in found.streams})
+    return Replayed(name, records, frames, connections, first_at, last_at)

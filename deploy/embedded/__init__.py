@@ -1,1 +1,0 @@
-"""What Kiln runs by itself when nothing is configured: Java, the pinned jars, a Kafka broker and its topics."""

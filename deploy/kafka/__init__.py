@@ -1,1 +1,0 @@
-"""The broker that the settings name, and its topics."""

@@ -1,1 +1,0 @@
-"""The care of the tables: once or again and again, by hand or beside the queries."""

@@ -1,0 +1,1 @@
+"""Operations: status, doctor, monitoring, recovery, maintenance, quarantine."""

@@ -1,0 +1,89 @@
+"""Clocks that trail what Kiln has kept, found out without Spark: from checkpoints, and from what the broker holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Settings
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.trailing_clock import behind_the_log, behind_the_watermark, trails
+
+
+@dataclass(frozen=True)
+class ClockStatus:
+    """A clock that trails. `since`: when a query was first seen to begin a micro-batch by such a clock, as far back as
+    its checkpoint says. `until`: what the clock must pass."""
+
+    name: str
+    behind: float
+    """s"""
+    since: datetime | None
+    until: datetime
+    problem: str
+    """in words, with what to do"""
+
+
+def trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
+    """The clocks that trail now; none where all is well. `partitions`: of `updates`, as the broker has them."""
+    now = time.time_ns() // 1000
+    topic = settings.kafka.topic("updates")
+    kept = {name: _reckoned(settings, name) for name in ("archive", "updates", "sink")}
+    return of_clocks(settings, now, kept, topic, _log_clock(settings, topic, partitions))
+
+
+def of_clocks(
+    settings: Settings, now: int, kept: Mapping[str, int], topic: str, log_clock: int
+) -> tuple[ClockStatus, ...]:
+    """`kept`: by query, the time that the query has reckoned with; `log_clock`: where the clock of the topic stands;
+    0: not known. µs."""
+    found = []
+    late = [name for name, at in kept.items() if trails(now, at)]
+    if late:
+        until = max(kept[name] for name in late)
+        since = _since(settings, late[0], kept[late[0]])
+        found.append(_status("watermark", now, until, since, behind_the_watermark(late, now, until, since)))
+    if trails(now, log_clock):
+        since = _since(settings, "batch", log_clock)
+        found.append(_status("log", now, log_clock, since, behind_the_log(topic, now, log_clock, since)))
+    return tuple(found)
+
+
+def _status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
+    return ClockStatus(name, (until - now) / 1e6, None if since is None else _time(since), _time(until), problem)
+
+
+def _time(at: int) -> datetime:
+    return datetime.fromtimestamp(at // 1_000_000, UTC)
+
+
+def _reckoned(settings: Settings, query: str) -> int:
+    try:
+        return Checkpoint(settings.checkpoints_root / query).reckoned(micros(settings.dedupe.signed))
+    except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
+        return 0
+
+
+def _since(settings: Settings, query: str, kept: int) -> int | None:
+    try:
+        return Checkpoint(settings.checkpoints_root / query).behind_since(kept)
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def _log_clock(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
+    if not partitions:
+        return 0
+    from kafka.errors import KafkaError
+
+    from kafka import TopicPartition
+    from kiln.pipelines.batch.ticker import greatest_stamps
+
+    try:
+        stamps = greatest_stamps(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
+    except (KafkaError, OSError):  # the broker went away since it was asked for its topics
+        return 0
+    return max(stamps.values(), default=0) * 1000

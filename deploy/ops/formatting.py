@@ -1,0 +1,78 @@
+"""Numbers, times, ids and separators as the screen shows them: in few characters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from kiln.deploy.ops.snapshot import Snapshot
+from kiln.schemas.printable import printable
+
+
+def count(number: float | None) -> str:
+    """A number in at most six characters: `999`, `12,345`, `1.2 M`."""
+    if number is None:
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if number >= size:
+            scaled = number / (1e3 if unit == "k" else size)
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.1f} {unit}"
+    return f"{number:,.0f}"
+
+
+def rate(number: float | None) -> str:
+    """A rate: with a decimal when it is small."""
+    return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else count(number)
+
+
+def seconds(value: float | None) -> str:
+    """A length of time: `85 ms`, `1.25 s`, `3 min`."""
+    if value is None:
+        return "-"
+    if abs(value) < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if abs(value) < 10 else f"{value:.0f} s" if abs(value) < 180 else f"{value / 60:.0f} min"
+
+
+def clock(value: timedelta) -> str:
+    """`0:37`, `1:02:03`."""
+    minutes, second = divmod(int(value.total_seconds()), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def short(text: str, width: int) -> str:
+    """The beginning and the end: ids of one kind all begin alike, so most of the width goes to the end.
+
+    As `printable` shows the text.
+    """
+    text = printable(text)
+    if len(text) <= width:
+        return text
+    if width < 3:
+        return text[:width]
+    head = min(5, (width - 1) // 3)
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def separator(key: str, value: str, width: int) -> str:
+    """`key/value`, the key whole if it leaves the value eight characters."""
+    key = printable(key)
+    if len(key) + 9 > width:
+        key = short(key, max(3, width - 9))
+    return f"{key}/{short(value, max(3, width - len(key) - 1))}"
+
+
+def top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
+    """The greatest counts, with the rest summed up in a last row when they do not all fit."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if len(ordered) <= rows:
+        return ordered
+    rest = ordered[rows - 1 :]
+    return [*ordered[: rows - 1], (f"{len(rest)} others", sum(number for _, number in rest))]
+
+
+def copies_per_message(snapshot: Snapshot) -> float | None:
+    """How often a message was received, on average."""
+    messages = sum(snapshot.messages.values())
+    return snapshot.copies / messages if snapshot.copies is not None and messages else None

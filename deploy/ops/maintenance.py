@@ -1,0 +1,100 @@
+"""Cares for each table of the lake as the settings say, one process of a state folder at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.locks import locked
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Settings
+from kiln.pipelines.backfill.account import Run, runs
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.steps import Cared, Say, care_for, foresee
+
+LOCK = "maintain"
+_USUAL_PAUSE = 600.0  # s, where `kiln run` does not care for tables
+
+
+@dataclass(frozen=True)
+class TableCare:
+    """How it went with one table."""
+
+    cared: Cared
+    seconds: float
+    error: str = ""
+    """why care did not come to its end; empty: it did"""
+
+
+class Maintenance:
+    """A context manager that keeps others from caring for the same lake. StateInUseError: somebody does."""
+
+    def __init__(self, settings: Settings, say: Say) -> None:
+        """`say` hears each step as it begins."""
+        self._settings = settings
+        self._say = say
+        self._lock = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as lock:
+            lock.enter_context(locked(self._settings.state, LOCK))
+            self._lock = lock.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+    def once(self) -> list[TableCare]:
+        """Cares for each table. What goes wrong with one does not keep the others from care."""
+        durable = self._settings.durability == "power"
+        return _each_table(
+            self._settings,
+            lambda lake, name, rules: care_for(lake, name, rules, _now(), self._say, durable=durable),
+        )
+
+    def wait(self) -> None:
+        """Until it is time again."""
+        time.sleep(self._settings.maintain.every.total_seconds() or _USUAL_PAUSE)
+
+
+def foreseen(settings: Settings) -> list[TableCare]:
+    """What care would do with each table. Changes nothing, and needs no lock."""
+    return _each_table(settings, lambda lake, name, rules: foresee(lake, name, rules, _now()))
+
+
+def rules_of(settings: Settings, table: str, begun: Iterable[Run] = ()) -> Rules:
+    """What the settings say of one table, and what runs need of it that have `begun`."""
+    told, kept = settings.maintain, settings.lake.retention.get(table)
+    pinned = min((run.reads[table] for run in begun if table in run.reads), default=None)
+    retention = None if kept is None else micros(kept)
+    return Rules(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
+
+
+def _each_table(settings: Settings, care: Callable[[Lake, str, Rules], Cared]) -> list[TableCare]:
+    lake = Lake.at(settings.lake_root)
+    return list(_each(settings, lake, lake.tables(), care))
+
+
+def _each(
+    settings: Settings, lake: Lake, names: Iterable[str], care: Callable[[Lake, str, Rules], Cared]
+) -> Iterable[TableCare]:
+    begun = runs(lake)
+    for name in names:
+        started = time.monotonic()
+        try:
+            cared, error = care(lake, name, rules_of(settings, name, begun)), ""
+        except KilnError as failed:
+            cared, error = Cared(name), str(failed)
+        yield TableCare(cared, time.monotonic() - started, error)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000

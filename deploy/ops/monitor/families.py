@@ -1,0 +1,179 @@
+"""Facts to the families of metrics that `kiln.schemas.exposition` lists. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.score import ScoreOptions
+from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
+from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.snapshot import Snapshot
+from kiln.pipelines.runtime.query_status import query_families
+from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
+from kiln.schemas.families import Values, family
+from kiln.schemas.metrics import METRICS
+from kiln.schemas.printable import printable
+
+if TYPE_CHECKING:
+    from kiln.deploy.ops.status import TableStatus
+
+_AGENTS: Final = 10
+"""Names of agents that have a label of their own."""
+_LONGEST: Final = 40
+_OTHER: Final = "other"
+
+
+def families(facts: Facts) -> Iterator[Metric]:
+    """All families of which the facts have something to say."""
+    yield from _run(facts)
+    yield from query_families(facts.snapshot.queries)
+    if facts.snapshot.bridge is not None:
+        yield from bridge_families(facts.snapshot.bridge.status)
+    yield from _lake(facts.tables, facts.read_at)
+    checked = facts.snapshot.quality
+    if checked is not None:
+        yield family("kiln_quality_expectations", checked.found.items())
+        yield family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
+
+
+def _run(facts: Facts) -> Iterator[Metric]:
+    seen = facts.snapshot
+    yield family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
+    yield family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])
+    yield family("kiln_problems", [((), len(seen.errors))])
+    yield family("kiln_broker_up", [((), float(not seen.broker))])
+    yield family("kiln_frames", [((), seen.frames)])
+    yield family("kiln_messages", [((kind,), number) for kind, number in seen.messages.items()])
+    yield family("kiln_copies", [((), seen.copies or 0)])
+    yield family("kiln_quarantined", seen.quarantine.items())
+    yield family("kiln_windows_open", [((), seen.open_separators or 0)])
+    yield family("kiln_batches", [((), seen.batches)])
+    yield family("kiln_batch_tips", [((), seen.tips)])
+    yield _lateness(seen)
+
+
+def _lateness(seen: Snapshot) -> Metric:
+    declared = FAMILIES["kiln_batch_lateness_seconds"]
+    counts = list(accumulate(seen.late_by_bucket)) or [0] * (len(LATENESS_BUCKETS) + 1)
+    bounds = [*map(str, LATENESS_BUCKETS), "+Inf"]
+    buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
+    return HistogramMetricFamily(declared.name, declared.says, buckets=buckets, sum_value=seen.late_sum)
+
+
+def bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
+    """The families about a bridge. None: the bridge says nothing."""
+    yield family("kiln_bridge_up", [((), float(status is not None))])
+    if status is None:
+        return
+    spool = status.spool
+    yield family("kiln_bridge_peers", _by_agent(status.peers).items())
+    yield family("kiln_bridge_peer_scores", _by_score(status.peers).items())
+    yield family("kiln_bridges", [((), len(status.sharing.bridges))])
+    yield family("kiln_bridge_leads", [((), float(status.sharing.leads))])
+    yield family("kiln_bridge_kept_out", [((), status.kept_out)])
+    yield family("kiln_bridge_topics", [((), len(status.topics))])
+    yield family("kiln_bridge_topics_left", [((), status.sharing.topics_left)])
+    yield family("kiln_bridge_topics_refused", [((), status.topics_refused)])
+    yield family("kiln_bridge_meshes", _by_size(status.mesh.values()).items())
+    yield family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
+    yield family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
+    yield family("kiln_bridge_events", _declared("counters.", status.counters))
+    yield family("kiln_bridge_spool_frames", [((), spool.waiting)])
+    yield family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
+    yield family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
+    yield family("kiln_bridge_spool_free_bytes", [((), spool.free_bytes)])
+    yield family("kiln_bridge_spool_full", [((), float(spool.full))])
+    overlay = status.bep50
+    transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
+    yield family("kiln_publications", [each for name, told in transports for each in _publications(name, told)])
+    fetcher, node = status.fetcher, status.ipfs_node
+    if fetcher is not None and fetcher.is_on:
+        yield family("kiln_fetcher_waiting", [((), fetcher.waiting)])
+        yield family("kiln_fetcher_fetching", [((), fetcher.fetching)])
+        yield family("kiln_fetcher_claims", [((), fetcher.claimed)])
+        yield family("kiln_fetcher_records", _declared("fetcher.counts.", fetcher.counts))
+        yield family("kiln_ipfs_connections", [((), node.connections)])
+        yield family("kiln_ipfs_provided", [((), node.provided)])
+    if overlay is not None:
+        yield from _overlay(overlay)
+
+
+def _publications(transport: str, told: PublisherStatus) -> Values:
+    return [
+        ((transport, "published"), told.published),
+        ((transport, "failed"), told.failed),
+        ((transport, "lost"), told.lost),
+    ]
+
+
+def _overlay(overlay: OverlayStatus) -> Iterator[Metric]:
+    yield family("kiln_bep50_topics", [((), overlay.joined)])
+    yield family("kiln_bep50_contacts", [((), overlay.contacts)])
+    yield family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
+    yield family("kiln_bep50_gaps", [((), overlay.gaps)])
+    yield family("kiln_bep50_dropped", _declared("bep50.dropped.", overlay.dropped))
+
+
+def _declared(path: str, counts: Mapping[str, int]) -> Values:
+    """Counts whose names `kiln.schemas.metrics` lists, so that a label takes no other value."""
+    return [((name,), number) for name, number in counts.items() if f"{path}{name}" in METRICS]
+
+
+def _lake(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
+    there = [table for table in tables if not table.problem]
+    versions = [((table.name,), table.version) for table in there if table.version is not None]
+    yield family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
+    yield family("kiln_table_files", [((table.name,), table.files) for table in there])
+    yield family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
+    yield family("kiln_table_version", versions)
+    yield family(
+        "kiln_table_age_seconds",
+        [((table.name,), now - table.committed_at.timestamp()) for table in there if table.committed_at is not None],
+    )
+
+
+def _by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
+    """How many peers there are by agent and protocol; of agents, those with most peers."""
+    found: Counter[tuple[str, str]] = Counter()
+    for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
+        found[_agent(agent), _protocol(protocol)] += number
+    by_name: Counter[str] = Counter()
+    for (agent, _), number in found.items():
+        by_name[agent] += number
+    known = {agent for agent, _ in sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_AGENTS]}
+    named: Counter[tuple[str, str]] = Counter()
+    for (agent, protocol), number in found.items():
+        named[agent if agent in known else _OTHER, protocol] += number
+    return named
+
+
+def _agent(text: str) -> str:
+    """The name without the version."""
+    return printable(text.split("/")[0])[:_LONGEST] or _OTHER
+
+
+def _protocol(text: str) -> str:
+    return text if text in VERSIONS else _OTHER
+
+
+def _by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
+    least = ScoreOptions().graylist_threshold
+    found: Counter[tuple[str, ...]] = Counter()
+    for score, number in Counter([peer.score for peer in peers]).items():
+        name = "graylisted" if score < least else "negative" if score < 0 else "positive" if score else "zero"
+        found[(name,)] += number
+    return found
+
+
+def _by_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
+    found: Counter[tuple[str, ...]] = Counter()
+    for peers, number in Counter(meshes).items():
+        found[(next((label for most, label in MESH_SIZES if peers <= most), "over 12"),)] += number
+    return found

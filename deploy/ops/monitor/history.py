@@ -1,0 +1,97 @@
+"""The last hour of a run, as the status page draws it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from kiln.deploy.ops.snapshot import Snapshot
+
+_EVERY: Final = 5.0  # seconds between two points
+_POINTS: Final = 720  # an hour
+_LEAST: Final = 60  # points of the width of a plot
+_WIDTH, _HEIGHT = 300.0, 60.0  # of a plot, in its own units
+
+
+class Point(NamedTuple):
+    """One moment. None: not known then."""
+
+    at: float
+    """monotonic s"""
+    frames_rate: float | None
+    batches: int
+    late_p50: float | None
+    late_p99: float | None
+    lag_seconds: float
+    """of the query that is furthest behind"""
+
+
+class Plot(NamedTuple):
+    """A plot of one or two lines. `lines`: points of SVG polylines; `now`: of the first line; `most`: of all;
+    `minutes`: what its width is."""
+
+    title: str
+    unit: str
+    lines: tuple[str, ...]
+    now: float | None
+    most: float
+    minutes: int
+
+
+class History:
+    """Points, the newest last. For one writer; readers take `plots`."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=_POINTS)
+
+    def see(self, snapshot: Snapshot, now: float) -> None:
+        """Takes a snapshot, where the newest point is old enough. `now`: monotonic s."""
+        if self._points and now - self._points[-1].at < _EVERY:
+            return
+        lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]
+        self._points.append(
+            Point(
+                now,
+                snapshot.frames_rate,
+                snapshot.batches,
+                snapshot.late_p50,
+                snapshot.late_p99,
+                max(lags, default=0.0),
+            )
+        )
+
+    def plots(self) -> list[Plot]:
+        """What the page draws: frames and batches a second, lateness of batches, the greatest lag."""
+        points = list(self._points)
+        batches: list[float | None] = [
+            (later.batches - earlier.batches) / (later.at - earlier.at) for earlier, later in pairwise(points)
+        ]
+        return [
+            plot("Frames", "/s", [each.frames_rate for each in points]),
+            plot("Batches", "/s", batches),
+            plot("Lateness, p50 and p99", "s", [p.late_p50 for p in points], [p.late_p99 for p in points]),
+            plot("Lag of the slowest query", "s", [each.lag_seconds for each in points]),
+        ]
+
+
+def plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
+    """Lines over one scale from 0 to the greatest value, the newest value at the right edge. Values come at the pace of
+    the history."""
+    most = max((value for values in series for value in values if value is not None), default=0.0)
+    steps = max(_LEAST, len(series[0]) - 1)
+    lines = tuple(_line(values, most, steps) for values in series)
+    known = [value for value in series[0] if value is not None]
+    return Plot(title, unit, lines, known[-1] if known else None, most, round(steps * _EVERY / 60))
+
+
+def _line(values: Sequence[float | None], most: float, steps: int) -> str:
+    step = _WIDTH / steps
+    first = _WIDTH - step * (len(values) - 1)
+    scale = _HEIGHT / most if most > 0 else 0.0
+    return " ".join(
+        f"{first + step * number:.1f},{_HEIGHT - value * scale:.1f}"
+        for number, value in enumerate(values)
+        if value is not None
+    )

@@ -1,0 +1,70 @@
+"""The status page: the facts of the screen as HTML. No script, nothing from elsewhere; it loads itself anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, top
+from kiln.deploy.ops.monitor.facts import Facts, why_not_ready
+from kiln.deploy.ops.monitor.history import Plot
+from kiln.deploy.ops.snapshot import QualityInRun, by_reason
+from kiln.schemas.exposition import QUALITY_RESULTS
+from kiln.schemas.printable import printable
+
+_REASONS: Final = 8
+_PEERS: Final = 12
+_HEAD: Final = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Kiln</title>"""
+
+_TEMPLATES: Final = Environment(
+    loader=PackageLoader("kiln.deploy.ops.monitor", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+)
+
+
+def render_page(facts: Facts | None, plots: Sequence[Plot]) -> str:
+    """The page. `facts` None: the run has made no snapshot yet."""
+    if facts is None:
+        return f"{_HEAD}<p>Kiln is starting."
+    snapshot = facts.snapshot
+    bridge = snapshot.bridge.status if snapshot.bridge is not None else None
+    return _TEMPLATES.get_template("page.html").render(
+        facts=facts,
+        snapshot=snapshot,
+        bridge=bridge,
+        heard=snapshot.bridge.heard if snapshot.bridge is not None else {},
+        peers=sorted(bridge.peers, key=lambda peer: -peer.frames_in)[:_PEERS] if bridge is not None else (),
+        problems=[*dict.fromkeys([*snapshot.errors, *why_not_ready(facts)])],
+        elapsed=clock(snapshot.elapsed),
+        copies=copies_per_message(snapshot),
+        quarantine=top(by_reason(snapshot.quarantine), _REASONS),
+        plots=plots,
+        quality=_quality(snapshot.quality),
+        checked=clock(timedelta(seconds=facts.read_at - snapshot.quality.at)) if snapshot.quality is not None else "",
+        ages={
+            table.name: clock(timedelta(seconds=facts.read_at - table.committed_at.timestamp()))
+            for table in facts.tables
+            if table.committed_at is not None
+        },
+    )
+
+
+def _quality(seen: QualityInRun | None) -> list[tuple[str, list[int]]]:
+    """By table: how many expectations were met, and how many of each level failed."""
+    found = seen.found if seen is not None else {}
+    tables = dict.fromkeys(table for table, _ in found)
+    return [(table, [found.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
+
+
+def size(number: float) -> str:
+    """Bytes in few characters."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+_TEMPLATES.filters |= {"count": count, "rate": rate, "seconds": seconds, "printable": printable, "size": size}

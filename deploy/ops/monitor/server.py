@@ -1,0 +1,84 @@
+"""What `kiln run` says of itself over HTTP: metrics, whether the run is alive and ready, the status page."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final, Self
+
+from prometheus_client.metrics_core import Metric
+
+from kiln.conf.process.exporter import Exporter
+from kiln.deploy.ops.monitor.facts import Facts, why_dead, why_not_ready
+from kiln.deploy.ops.monitor.families import families
+from kiln.deploy.ops.monitor.history import History
+from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.snapshot import Snapshot
+from kiln.deploy.ops.status import TableStatus, lake_status
+from kiln.pipelines.delta.lake import Lake
+
+_TABLES_EVERY: Final = 15.0  # s
+
+
+class Monitor:
+    """A context manager. `see` takes each snapshot, from the thread of the run; other threads serve the newest."""
+
+    def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str) -> None:
+        """`listen`: as `Exporter` has it."""
+        self._lake = lake
+        self._version = version
+        self._newest: tuple[Snapshot, float] | None = None
+        self._tables: tuple[TableStatus, ...] = ()
+        self._history = History()
+        self._stop = threading.Event()
+        self._exporter = Exporter(listen, self)
+
+    def __enter__(self) -> Self:
+        self._exporter.__enter__()
+        if self.address:
+            threading.Thread(target=self._follow_tables, name="monitor-lake", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._exporter.__exit__()
+
+    @property
+    def address(self) -> str:
+        """`host:port` where the monitor listens; empty: nowhere."""
+        return self._exporter.address
+
+    @property
+    def error(self) -> str:
+        """Why nothing is served, in words."""
+        return self._exporter.error
+
+    def see(self, snapshot: Snapshot) -> None:
+        """Takes the newest snapshot."""
+        self._newest = snapshot, time.time()
+        self._history.see(snapshot, time.monotonic())
+
+    def metrics(self) -> Iterator[Metric]:
+        """No family before the first snapshot."""
+        facts = self._facts()
+        return families(facts) if facts is not None else iter(())
+
+    def why_dead(self) -> list[str]:
+        return why_dead(self._facts())
+
+    def why_not_ready(self) -> list[str]:
+        return why_not_ready(self._facts())
+
+    def page(self) -> str:
+        """The status page."""
+        return render_page(self._facts(), self._history.plots())
+
+    def _facts(self) -> Facts | None:
+        """As of now; None: there is no snapshot yet."""
+        newest = self._newest
+        return None if newest is None else Facts(*newest, time.time(), self._version, self._tables)
+
+    def _follow_tables(self) -> None:
+        while not self._stop.wait(_TABLES_EVERY if self._tables else 1.0):
+            self._tables = lake_status(self._lake)

@@ -1,0 +1,147 @@
+"""Rows taken out of the table `quarantine` for good, after what they were is in the table `dropped`.
+
+The record comes first, and is on the disk before a row goes. A command that ended in between has recorded rows that
+are still there: the next drop of these rows takes them out, and records none of them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+
+from kiln.conf.process.location import Location
+from kiln.deploy.ops.quarantine.picking import Picked, QuarantineError, Selection
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.duckdb_tables import open_tables
+from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import TableFile
+from kiln.pipelines.maintenance.state import files_of, left_alone
+from kiln.pipelines.maintenance.steps import replace_files
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.faults import code_of
+
+_TRIES: Final = 20
+"""times that somebody else may write the table's files anew meanwhile"""
+_ROWS_AT_ONCE: Final = 100
+"""in memory, each of up to 5 MiB"""
+_KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
+_SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
+"""By these columns a row of `dropped` is a row of `quarantine`."""
+
+
+class Dropped(NamedTuple):
+    """`rows` went under the id `drop_id`, of which `known` had been recorded by a command that did not come to its
+    end."""
+
+    drop_id: str
+    rows: int
+    known: int = 0
+
+
+def drop(lake: Lake, wanted: Selection, why: str, drop_id: str, now: datetime) -> Dropped:
+    """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
+    for _ in range(_TRIES):
+        with Picked(lake, wanted) as picked:
+            if reason := left_alone(lake, "quarantine", picked.table):
+                raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
+            places, table = picked.by_file(), picked.table
+        if not places:
+            return Dropped(drop_id, 0)
+        files = [file for file in files_of(table, "observed_at") if file.path in places]
+        try:
+            known = _record(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
+            new = _without(lake, files, places)
+            for each in new:
+                # A start after a power cut takes files for those of a commit that was lost by when they were written.
+                (lake.folder("quarantine") / each.name).touch()
+        except FileNotFoundError:
+            continue  # the files of this version are gone: look again
+        rows = sum(map(len, places.values()))
+        if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", rows_go=True):
+            lake.keep("quarantine", table.version(), table.version())
+            return Dropped(drop_id, rows, known)
+        discard(lake, new)
+    raise QuarantineError("others write the table quarantine anew without pause: try again")
+
+
+def _record(
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
+) -> int:
+    """Appends what goes to `dropped`, but for rows that are there. Returns how many are there."""
+    lake.create(["dropped"])
+    schema = arrow_schema(TABLES["dropped"].columns, strict=True)
+    rows = [
+        {**told, **row, "came": file.modified}
+        for file in files
+        for row in _rows_at(lake.folder("quarantine") / file.path, places[file.path])
+    ]
+    every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        open_tables(connection, lake, ["dropped"])
+        connection.register("every", every)
+        same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
+        # A row that came after such a record is a new one, as after a backfill.
+        new = connection.sql(
+            f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
+            f"(SELECT 1 FROM dropped d WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
+        ).to_arrow_table()
+    if new.num_rows:
+        write_deltalake(lake.table("dropped"), new.cast(schema), mode="append", storage_options=lake.storage_options)
+        version = lake.open("dropped").version()
+        lake.keep("dropped", version, version)
+    return int(every.num_rows - new.num_rows)
+
+
+def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+    for batch, first in _batches(path):
+        mine = pa.array([number - first for number in numbers if first <= number < first + batch.num_rows], pa.int64())
+        for row in batch.take(mine).to_pylist():
+            data = row["data"]
+            yield {name: row.get(name) for name in _KEPT} | {
+                "reason": code_of(row["reason"]),
+                "bytes": len(data),
+                "sha256": sha256(data).hexdigest(),
+                "observed_at": row["observed_at"],
+            }
+
+
+def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]) -> list[DataFile]:
+    """The other rows of these files, in files that no commit names yet."""
+    out = TableFiles(lake, "quarantine")
+    schema = arrow_schema(TABLES["quarantine"].columns, strict=True)
+    try:
+        for file in files:
+            gone = set(places[file.path])
+            for batch, first in _batches(lake.folder("quarantine") / file.path):
+                stays = pa.array([number not in gone for number in range(first, first + batch.num_rows)])
+                left = batch.filter(stays)
+                if left.num_rows:
+                    out.add_batch(
+                        pa.RecordBatch.from_arrays(
+                            [left.column(each.name).cast(each.type) for each in schema], schema=schema
+                        )
+                    )
+    except BaseException:  # whatever it is: raised again
+        with suppress(OSError):
+            discard(lake, out.close())
+        raise
+    return out.close()
+
+
+def _batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The rows of a file, and the number of the first of each batch."""
+    first = 0
+    with path.open() as opened, pq.ParquetFile(opened) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE):
+            yield batch, first
+            first += batch.num_rows

@@ -1,0 +1,140 @@
+"""One frame of the table `frames`, decoded again: which of its messages get further now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Set
+from typing import Final, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, decode
+from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, gossip_messages
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import peer_bytes
+
+COLUMNS: Final = (
+    "network, connection, direction, local_peer, remote_peer, protocol, epoch_us(observed_at), sequence, payload, "
+    "hello_in, hello_out, verdicts, remote_address, declared_length, kafka_partition, kafka_offset"
+)
+"""of the table `frames`, as `frame_of` takes them"""
+
+_ROWS_AT_ONCE: Final = 1_000
+
+
+class At(NamedTuple):
+    """Where a frame was in `kiln.frames`."""
+
+    partition: int
+    offset: int
+
+
+Places = dict[At, set[int | None]]
+"""Which messages of which frames, by position in the RPC; None: the frame as a whole."""
+
+
+class Reread(NamedTuple):
+    """What came of decoding a frame again."""
+
+    items: dict[int, Decoded | Faulty]
+    """messages that get further now, by position in the RPC: good, or refused for another reason"""
+    refused: int
+    """how many messages are refused for the same reason"""
+
+
+def reread(frame: Frame, positions: Set[int | None], reason: str, how: Decoding) -> Reread:
+    """What of the messages at `positions` (None: all of them), refused for `reason` then, gets further now."""
+    items: dict[int, Decoded | Faulty] = {}
+    same: set[int | None] = set()
+    for item in decode(frame.SerializeToString(), 0, 0, 0, how):
+        position = item.place.position
+        if isinstance(item, Faulty) and item.reason == reason:
+            same.add(position)
+        elif position is not None and (position in positions or None in positions):
+            items[position] = item
+    if None in same:  # the frame itself is what was refused, and is
+        return Reread({}, 1)
+    return Reread(items, len((same & positions) - {None}))
+
+
+def with_messages(frame: Frame, positions: Set[int]) -> Frame:
+    """The frame with these messages of its RPC and nothing else; as it is, if these are all."""
+    messages = gossip_messages(frame)
+    if isinstance(messages, Rejected) or len(positions) == len(messages):
+        return frame
+    kept = sorted(positions)
+    copy = Frame()
+    copy.CopyFrom(frame)
+    copy.payload = RPC(publish=[messages[position] for position in kept]).SerializeToString()
+    if verdicts := frame.verdicts:  # read once: each access makes a copy
+        copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in kept)
+    return copy
+
+
+def stored(connection: duckdb.DuckDBPyConnection, places: Collection[At]) -> Iterator[tuple[At, Frame]]:
+    """Those frames at `places` that the view `frames` of the connection has, in the order in which they came."""
+    if not places:
+        return
+    wanted = pa.table(
+        {
+            "kafka_partition": pa.array([at.partition for at in places], pa.int32()),
+            "kafka_offset": pa.array([at.offset for at in places], pa.int64()),
+        }
+    )
+    spans: dict[int, tuple[int, int]] = {}
+    for at in places:
+        low, high = spans.get(at.partition, (at.offset, at.offset))
+        spans[at.partition] = (min(low, at.offset), max(high, at.offset))
+    # a join alone reads every file; by these bounds whole files are passed over
+    bounds = " OR ".join(
+        f"(kafka_partition = {partition} AND kafka_offset BETWEEN {low} AND {high})"
+        for partition, (low, high) in spans.items()
+    )
+    connection.register("wanted", wanted)
+    answer = connection.execute(
+        f"SELECT {COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
+        f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
+    )
+    while rows := answer.fetchmany(_ROWS_AT_ONCE):
+        for row in rows:
+            yield frame_of(row)
+
+
+def frame_of(row: tuple[object, ...]) -> tuple[At, Frame]:
+    """A row of the table `frames`, in the order of COLUMNS, as the Frame it was, but of origin REPLAY."""
+    (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
+    (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]
+    frame = Frame(
+        network=str(network),
+        connection=_bytes(connection),
+        direction=Frame.IN if direction == DIRECTIONS[Frame.IN] else Frame.OUT,
+        local_peer=_peer(str(local), str(protocol)),
+        remote_peer=_peer(str(remote), str(protocol)),
+        protocol=str(protocol),
+        observed_at=_int(observed_at) * 1000,
+        payload=_bytes(payload),
+        hello_in=_bytes(hello_in),
+        hello_out=_bytes(hello_out),
+        sequence=_int(sequence),
+        verdicts=_bytes(verdicts),
+        origin=Frame.REPLAY,
+        remote_address=_bytes(address),
+        declared_length=_int(declared_length),
+    )
+    return At(_int(partition), _int(offset)), frame
+
+
+def _peer(text: str, protocol: str) -> bytes:
+    return bytes.fromhex(text) if protocol == BEP50 else peer_bytes(text)
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    assert isinstance(value, bytes)
+    return value

@@ -1,0 +1,207 @@
+"""Rows of the table `quarantine` by stage, reason, time and author: counted, shown, and found in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, NamedTuple, Self
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.settings.keys import nearest
+from kiln.deploy.ops.quarantine.frames import At, Places, stored
+from kiln.pipelines.delta.duckdb_tables import columns_of, open_tables, reach, select_columns
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.faults import CODE_IN_SQL, code_of
+from kiln.schemas.kafka.frames import BEP50, gossip_messages
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import peer_text
+
+By = Literal["reason", "hour", "author"]
+GROUPS: Final[Mapping[By, tuple[str, ...]]] = {
+    "reason": ("stage", "reason"),
+    "hour": ("hour", "stage", "reason"),
+    "author": ("author", "remote_peer", "stage", "reason"),
+}
+"""What rows are counted by: columns."""
+
+_AT_ONCE: Final = 100
+"""rows in memory, each of up to 5 MiB"""
+
+
+class QuarantineError(KilnError):
+    """These rows cannot be found, shown or dropped; the text says why."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows; None: whatever it is. `since` is in, `until` is not. `author`: as `Row.author`."""
+
+    stage: str | None = None
+    reason: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    author: str | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every row is wanted."""
+        return self == Selection()
+
+
+class Row(NamedTuple):
+    """A row of `quarantine`, with what its frame says of who sent it."""
+
+    stage: str
+    reason: str
+    observed_at: datetime
+    kafka_partition: int | None
+    kafka_offset: int | None
+    message_index: int | None
+    cid: str | None
+    author: str | None
+    """whom the message names as its author, rightly or not; None: it names nobody, or is in no frame that Kiln holds"""
+    remote_peer: str | None
+    """who handed the frame to the bridge; None: the row came from no frame that Kiln holds"""
+    detail: str | None
+    data: bytes
+
+
+class Count(NamedTuple):
+    """How many rows, of what, and the times of the first and the last. `of`: the columns of GROUPS."""
+
+    of: tuple[object, ...]
+    rows: int
+    oldest: datetime
+    newest: datetime
+
+
+class Picked:
+    """The rows of a selection at the newest version of the table. A context manager."""
+
+    def __init__(self, lake: Lake, wanted: Selection, *, authors: bool = False) -> None:
+        """`authors`: whether rows are to have `author` and `remote_peer`, for which frames are read. A selection by
+        author reads them anyway. QuarantineError: there is no such table, stage or reason. LakeError."""
+        there = lake.tables()
+        if "quarantine" not in there:
+            raise QuarantineError("there is no table quarantine yet")
+        self.table = lake.open("quarantine")
+        columns = columns_of(self.table)
+        if columns is None:
+            raise QuarantineError("the table quarantine was not made by Kiln")
+        folder = lake.table("quarantine")
+        names = self.table.get_add_actions(flatten=False)["path"].to_pylist()
+        self._paths = {f"{folder}/{unquote(name)}": unquote(name) for name in names}
+        self._db = duckdb.connect()
+        reach(self._db, lake)
+        self._db.execute("SET TimeZone = 'UTC'")
+        self._db.execute(f"CREATE TEMP VIEW every AS {select_columns(columns, list(self._paths), places=True)}")
+        self._refuse_unknown("stage", "stage", wanted.stage)
+        self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and code_of(wanted.reason))
+        self._pick(wanted)
+        if (authors or wanted.author) and "frames" in there:
+            open_tables(self._db, lake, ["frames"])
+            self._find_authors()
+        if wanted.author:
+            self._db.execute("DELETE FROM picked WHERE author IS DISTINCT FROM ?", [wanted.author])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def _refuse_unknown(self, what: str, column: str, value: str | None) -> None:
+        if value is None:
+            return
+        known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
+        if value not in known:
+            have = f"there are: {', '.join(known)}" if known else "it is empty"
+            raise QuarantineError(f"nothing is in quarantine with {what} {value!r}{nearest(value, known)}; {have}")
+
+    def _pick(self, wanted: Selection) -> None:
+        tests = {
+            "stage = ?": wanted.stage,
+            f"{CODE_IN_SQL} = ?": wanted.reason and code_of(wanted.reason),
+            "observed_at >= ?": wanted.since,
+            "observed_at < ?": wanted.until,
+        }
+        said = {test: value for test, value in tests.items() if value is not None}
+        self._db.execute(
+            "CREATE TEMP TABLE picked AS SELECT filename, file_row_number, kafka_partition, kafka_offset, "
+            f"message_index, stage, {CODE_IN_SQL} AS reason, observed_at, date_trunc('hour', observed_at) AS hour, "
+            f"NULL::VARCHAR AS author, NULL::VARCHAR AS remote_peer FROM every WHERE {' AND '.join(said) or 'true'}",
+            list(said.values()),
+        )
+
+    def _find_authors(self) -> None:
+        places: Places = {}
+        for partition, offset, index in self._db.execute(
+            "SELECT DISTINCT kafka_partition, kafka_offset, message_index FROM picked "
+            "WHERE kafka_partition IS NOT NULL AND kafka_offset IS NOT NULL"
+        ).fetchall():
+            places.setdefault(At(partition, offset), set()).add(index)
+        told = [
+            (at.partition, at.offset, index, author, sender)
+            for at, frame in stored(self._db, places)
+            for index, author, sender in _senders(frame, places[at])
+        ]
+        if not told:
+            return
+        names = ("kafka_partition", "kafka_offset", "message_index", "author", "remote_peer")
+        columns = [pa.array(each) for each in zip(*told, strict=True)]
+        self._db.register("told", pa.table(columns, names=names))
+        self._db.execute(
+            "UPDATE picked SET author = told.author, remote_peer = told.remote_peer FROM told "
+            "WHERE picked.kafka_partition = told.kafka_partition AND picked.kafka_offset = told.kafka_offset "
+            "AND picked.message_index IS NOT DISTINCT FROM told.message_index"
+        )
+
+    def count(self) -> int:
+        """How many rows."""
+        row = self._db.execute("SELECT count(*) FROM picked").fetchone()
+        return row[0] if row else 0
+
+    def counts(self, by: By = "reason") -> list[Count]:
+        """How many rows of each kind, most first; by hour in the order of time."""
+        columns = ", ".join(GROUPS[by])
+        order = columns if by == "hour" else f"rows DESC, {columns}"
+        answer = self._db.execute(
+            f"SELECT {columns}, count(*) AS rows, min(observed_at), max(observed_at) FROM picked GROUP BY {columns} "
+            f"ORDER BY {order}"
+        ).fetchall()
+        return [Count(tuple(row[:-3]), *row[-3:]) for row in answer]
+
+    def rows(self, limit: int) -> Iterator[Row]:
+        """The newest rows first, at most `limit`."""
+        newest = "observed_at DESC, kafka_partition, kafka_offset, message_index"
+        answer = self._db.execute(
+            "SELECT s.stage, s.reason, s.observed_at, s.kafka_partition, s.kafka_offset, s.message_index, e.cid, "
+            f"s.author, s.remote_peer, e.detail, e.data FROM (SELECT * FROM picked ORDER BY {newest} LIMIT {limit}) s "
+            f"JOIN every e USING (filename, file_row_number) ORDER BY {', '.join(f's.{n}' for n in newest.split(', '))}"
+        )
+        while found := answer.fetchmany(_AT_ONCE):
+            yield from (Row(*row) for row in found)
+
+    def by_file(self) -> dict[str, list[int]]:
+        """The rows as places: their numbers in the file, by the path of the file in the table's folder."""
+        found: dict[str, list[int]] = {}
+        for name, number in self._db.execute("SELECT filename, file_row_number FROM picked ORDER BY ALL").fetchall():
+            found.setdefault(self._paths[name], []).append(number)
+        return found
+
+
+def _senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
+    """Of each of these messages of a frame (None: the frame as a whole), the author that it names, and the peer."""
+    sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
+    messages = gossip_messages(frame)
+    for position in positions:
+        author = None
+        if position is not None and not isinstance(messages, Rejected) and position < len(messages):
+            author = peer_text(getattr(messages[position], "from")) or None
+        yield position, author, sender

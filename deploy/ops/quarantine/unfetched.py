@@ -1,0 +1,61 @@
+"""Blocks that nobody gave (stage `fetch` of quarantine), to be asked for once more in `kiln.wanted`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import duckdb
+
+from kiln.pipelines.delta.duckdb_tables import open_tables
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.faults import CODE_IN_SQL, code_of
+from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
+
+
+class Unfetched(NamedTuple):
+    """What the fetcher gave up, for one reason."""
+
+    missing: list[WantedRecord]
+    """what has not come since, in the order in which it was first wanted"""
+    unreadable: int
+    """rows of the table `quarantine` whose data is no WantedRecord of this version; they stay there"""
+
+
+def unfetched(lake: Lake, reason: str) -> Unfetched | None:
+    """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
+
+    `reason`: in either spelling (`kiln.schemas.faults.code_of`). An update that waits keeps its origin, LIVE or REPLAY,
+    because no topic has had the update yet. LakeError.
+    """
+    there = lake.tables()
+    if "quarantine" not in there:
+        return None
+    with duckdb.connect() as connection:
+        open_tables(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
+        rows = connection.execute(
+            f"SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND {CODE_IN_SQL} = ?", [code_of(reason)]
+        ).fetchall()
+        if not rows:
+            return None
+        records: list[WantedRecord] = []
+        unreadable = 0
+        for (data,) in rows:
+            try:
+                records.append(decode_wanted(data))
+            except UNREADABLE:
+                unreadable += 1
+        updates = _rows(connection, there, "updates", "SELECT network, message FROM updates")
+        batches = _rows(connection, there, "tips", "SELECT DISTINCT network, cid FROM tips WHERE source = 'batch'")
+    missing = [
+        each
+        for each in sorted(records, key=lambda each: each.observed_at)
+        if (each.network, each.cid) not in batches
+        and (each.update is None or (each.network, each.update.message) not in updates)
+    ]
+    return Unfetched(missing, unreadable)
+
+
+def _rows(
+    connection: duckdb.DuckDBPyConnection, there: tuple[str, ...], table: str, query: str
+) -> set[tuple[object, ...]]:
+    return {tuple(row) for row in connection.execute(query).fetchall()} if table in there else set()

@@ -1,0 +1,124 @@
+"""Makes the snapshots of one run, out of what the queries, the topics and the bridge tell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+
+from kiln.conf.settings.model import JobName
+from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
+from kiln.deploy.ops.watch import Watch
+from kiln.pipelines.app.supervisor import Supervisor
+from kiln.pipelines.runtime.query_status import QueryLine, QueryWatch
+from kiln.pipelines.runtime.topic_ends import Ends
+from kiln.schemas.queries import QUERIES
+
+
+class Snapshots:
+    """`count` takes what the queries report, from any thread; `take` makes a snapshot."""
+
+    def __init__(
+        self,
+        names: Sequence[JobName],
+        watch: Watch,
+        topic: Callable[[str], str],
+        *,
+        network: str,
+        mode: str,
+        window: timedelta,
+        duration: timedelta | None,
+        started: float,
+    ) -> None:
+        """`names`: the queries, in the screen's order; `topic`: the full name of a topic; `started`: monotonic s."""
+        self._names = names
+        self._watch = watch
+        self._topic = topic
+        self._network = network
+        self._mode = mode
+        self._window = window
+        self._duration = duration
+        self._started = started
+        self._messages: dict[str, int] = {}
+        self._copies: int | None = None
+        self._counting = threading.Lock()
+        self._watches = {name: QueryWatch(name, map(topic, QUERIES[name].reads)) for name in names}
+        self._first_end: int | None = None
+        self._before: tuple[float, int] = (started, 0)  # when, and how many frames there were
+        self._rate: float | None = None
+        self.frames = 0
+        """frames that came into Kafka since the first snapshot"""
+
+    def count(self, query: str, counts: Mapping[str, int]) -> None:
+        """Takes counts that a query reports of a micro-batch."""
+        if query == "archive":
+            with self._counting:
+                self._copies = (self._copies or 0) + counts.get("copies", 0)
+                for name, number in counts.items():
+                    if name.isupper():  # types; reasons are counted from the topic `quarantine`
+                        self._messages[name] = self._messages.get(name, 0) + number
+
+    @property
+    def messages(self) -> dict[str, int]:
+        """Good messages of this run by type; each message counts once."""
+        with self._counting:
+            return dict(self._messages)
+
+    def take(
+        self,
+        now: float,
+        ends: Ends,
+        queries: Supervisor,
+        bridge: BridgeInRun | None,
+        errors: Sequence[str],
+        broker: str = "",
+        quality: QualityInRun | None = None,
+    ) -> Snapshot:
+        """The run at this moment. `now`: monotonic s; `errors`: of what is no query, in words; `broker`: what is wrong
+        with the broker, one of them; `quality`: the last check of the tables."""
+        self._count_frames(now, sum(ends.get(self._topic("frames"), {}).values()))
+        seen, messages = self._watch.seen, self.messages
+        return Snapshot(
+            network=self._network,
+            mode=self._mode,
+            elapsed=timedelta(seconds=now - self._started),
+            duration=self._duration,
+            frames=self.frames,
+            frames_rate=self._rate,
+            messages=messages,
+            copies=self._copies,
+            open_separators=len(self._watch.open),
+            batches=seen.batches,
+            newest_batches=tuple(seen.newest),
+            window=self._window,
+            late_p50=seen.percentile(0.5),
+            late_p99=seen.percentile(0.99),
+            late_by_bucket=tuple(seen.late_by_bucket),
+            late_sum=seen.late_sum,
+            tips=seen.tips,
+            quarantine=dict(seen.quarantine),
+            queries=[self._line(now, name, ends, queries) for name in self._names],
+            bridge=bridge,
+            quality=quality,
+            broker=broker,
+            errors=[*(f"{name}: {text}" for name, text in queries.errors.items()), *errors],
+        )
+
+    def _line(self, now: float, name: JobName, ends: Ends, queries: Supervisor) -> QueryLine:
+        return self._watches[name].line(
+            now,
+            ends,
+            queries.progress.get(name),
+            restarts=queries.restarts.get(name, 0),
+            error=queries.errors.get(name, ""),
+            tripped=name in queries.held,
+        )
+
+    def _count_frames(self, now: float, frames: int) -> None:
+        if self._first_end is None:
+            self._first_end = frames
+        then, before = self._before
+        if before and now > then:
+            self._rate = (frames - before) / (now - then)
+        self._before = (now, frames)
+        self.frames = frames - self._first_end

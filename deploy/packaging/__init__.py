@@ -1,0 +1,1 @@
+"""Releases, container images, manifests, dashboards, the documentation site."""

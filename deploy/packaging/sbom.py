@@ -1,0 +1,89 @@
+"""The bill of materials of Kiln as CycloneDX: `make sbom`.
+
+It lists what Kiln installs: the packages of `requirements.lock` (those for development too), the jars of
+`conf/ivy.xml` and `conf/ivy-s3.xml`, and the packages of Helia. Each is named by its purl, which scanners of advisories
+read. An image has a bill of its own, of what is in the image.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Collection, Iterator
+from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree
+
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from kiln.bridge.ipfs.helia import SOURCE
+from kiln.deploy.stack.jars import IVY_S3, IVY_XML, PROJECT, checksums_of
+
+
+def bill(packages: Collection[str] | None = None, *, jars: bool = True) -> str:
+    """The bill as JSON of CycloneDX 1.6. `packages`: of an image, by their normal names; None: of a checkout."""
+    parts = [part for part in _packages() if packages is None or canonicalize_name(part.name) in packages]
+    parts += [*_jars(IVY_XML), *_jars(IVY_S3)] if jars else ()
+    parts += _of_helia() if packages is None else ()
+    kiln = Component(type=ComponentType.APPLICATION, name="kiln", version=metadata.version("kiln"))
+    bom = Bom(components=parts)
+    bom.metadata.component = kiln
+    bom.register_dependency(kiln, bom.components)
+    return JsonV1Dot6(bom).output_as_string(indent=1)
+
+
+def _packages() -> Iterator[Component]:
+    for line in (PROJECT / "requirements.lock").read_text(encoding="utf-8").splitlines():
+        if line.startswith((" ", "#")):  # hashes of all files of a package, of which one is installed
+            continue
+        requirement = Requirement(line.rstrip("\\ "))
+        (pin,) = requirement.specifier
+        yield _component("pypi", "", requirement.name, pin.version)
+
+
+def _jars(ivy_xml: Path) -> Iterator[Component]:
+    lines = (line.split() for line in checksums_of(ivy_xml).read_text(encoding="ascii").splitlines())
+    checksums = {name: digest for digest, name in lines}
+    for jar in ElementTree.parse(ivy_xml).iter("dependency"):
+        group, name, version = jar.attrib["org"], jar.attrib["name"], jar.attrib["rev"]
+        digest = checksums[f"{jar.attrib['conf'].partition('->')[0]}/{name}-{version}.jar"]
+        yield _component("maven", group, name, version, HashType(alg=HashAlgorithm.SHA_256, content=digest))
+
+
+def _of_helia() -> Iterator[Component]:
+    found = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    for path, package in found.items():
+        group, _, name = path.rpartition("node_modules/")[2].rpartition("/")
+        if path and not package.get("link"):
+            kind, _, digest = package["integrity"].partition("-")
+            if kind != "sha512":
+                raise ValueError(f"package-lock.json: {path}: expected an integrity of sha512")
+            content = base64.b64decode(digest).hex()
+            yield _component(
+                "npm", group, name, package["version"], HashType(alg=HashAlgorithm.SHA_512, content=content)
+            )
+
+
+def _component(kind: str, group: str, name: str, version: str, *hashes: HashType) -> Component:
+    purl = PackageURL(kind, group or None, name, version)
+    return Component(name=name, group=group or None, version=version, purl=purl, bom_ref=str(purl), hashes=hashes)
+
+
+def main() -> int:
+    """Writes the bill into the file that the command line names."""
+    file = Path(sys.argv[1])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(bill(), encoding="utf-8")
+    print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""SQL over the lake: questions, answers, traces, the SQL server."""

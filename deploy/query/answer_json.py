@@ -1,0 +1,82 @@
+"""The answer to a query as JSON.
+
+Times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers stay numbers
+however large; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All
+text is ASCII, other characters escaped: a terminal finds nothing in it to obey.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Protocol, TextIO, runtime_checkable
+
+from kiln.deploy.query.ask import Answer
+
+
+@runtime_checkable
+class _Interval(Protocol):
+    """An interval as rows have it: pyarrow's MonthDayNano, which is not imported where no row has one."""
+
+    months: int
+    days: int
+    nanoseconds: int
+
+
+def json_value(value: object) -> object:
+    """A value of a row in JSON's types, as the head of this file says."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case bytes():
+            return value.hex()
+        case datetime():
+            stamp = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+            return stamp.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case date() | time():
+            return value.isoformat()
+        case _Interval():
+            return _iso_duration(value.months, value.days, value.nanoseconds)
+        case timedelta():
+            return _iso_duration(0, 0, value // timedelta(microseconds=1) * 1000)
+        case Mapping():
+            return {str(key): json_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [json_value(item) for item in value]
+    return str(value)
+
+
+def _iso_duration(months: int, days: int, nanoseconds: int) -> str:
+    seconds = Decimal(nanoseconds).scaleb(-9).normalize()
+    day_part = f"{f'{months}M' if months else ''}{f'{days}D' if days else ''}"
+    return f"P{day_part}T{seconds:f}S"
+
+
+def write_json(answer: Answer, out: TextIO) -> None:
+    """The answer as a JSON array of objects, a row a line, written as it is read."""
+    names = distinct(answer.columns)
+    before = "[\n"
+    for row in answer.rows():
+        record = {name: json_value(value) for name, value in zip(names, row, strict=True)}
+        out.write(before + json.dumps(record))
+        before = ",\n"
+    out.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, with `_2`, `_3` … put to those that come again: an object has each key once."""
+    out: list[str] = []
+    for name in names:
+        candidate, count = name, 1
+        while candidate in out:
+            count += 1
+            candidate = f"{name}_{count}"
+        out.append(candidate)
+    return tuple(out)

@@ -1,0 +1,159 @@
+"""SQL over the lake with DuckDB: a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of
+kiln.schemas.delta.views.
+
+Reads only; needs no Java.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.query.as_of import AsOf, opened
+from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables, with_empty
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import View, views
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_AT_ONCE = 2_048
+_MOST_SPILLED = "8GB"
+
+Row = tuple[object, ...]
+
+
+class SqlError(KilnError):
+    """The query cannot be answered. The message says why, and names the tables that are there where that helps."""
+
+
+class Answer:
+    """The answer to a query: column names, and rows as they are read."""
+
+    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch]) -> None:
+        self.columns = tuple(columns)
+        self._batches = batches
+
+    def rows(self) -> Iterator[Row]:
+        """Rows in the order of the columns. SqlError: the query failed while it ran."""
+        import pyarrow as pa
+
+        try:
+            for batch in self._batches:
+                columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
+                yield from zip(*columns, strict=True)
+        except (duckdb.Error, OSError, pa.ArrowException) as error:
+            raise SqlError(str(error)) from error
+
+
+class _Cursor(Answer):
+    """The answer that a connection has ready: rows come as DuckDB makes Python values of them, without pyarrow."""
+
+    def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection) -> None:
+        super().__init__(columns, ())
+        self._connection = connection
+
+    def rows(self) -> Iterator[Row]:
+        try:
+            while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
+                yield from rows
+        except (duckdb.Error, OSError) as error:
+            raise SqlError(str(error)) from error
+
+
+def ask(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
+    """Run one query over the tables of a lake, as they are or as they were.
+
+    SqlError: it is not one reading query, or it names what is not there. LakeError, NoSuchVersionError.
+    """
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    # where a question outgrows the memory: by default a folder `.tmp` where the user stands, without bounds
+    connection.execute(f"SET temp_directory = '{_quoted(tempfile.gettempdir())}/kiln-sql-{os.getpid()}'")
+    connection.execute(f"SET max_temp_directory_size = '{_MOST_SPILLED}'")
+    _check_statement(connection, sql)
+    there = lake.tables()
+    names, wanted = named_in(sql, there)
+    speaks_of_some = bool(names or wanted)
+    if not speaks_of_some:
+        names, wanted = there, tuple(views().values())
+    tables = {name: table for name in names if (table := opened(lake, name, as_of)) is not None}
+    there = tuple(name for name in there if name in tables or name not in names)
+    files = show_tables(connection, lake, tables, reads_rows=speaks_of_some)
+    for view in wanted:
+        try:
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, there)}")
+        except duckdb.Error as error:
+            # a table of other columns than Kiln's; that is nothing to a query that does not name the view
+            if speaks_of_some:
+                raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
+    allow_only(connection, files)
+    try:
+        connection.execute(sql)
+        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
+        titles = [title for title, _ in columns]
+        if any("INTERVAL" in kind for _, kind in columns):  # which has months, as Python's timedelta has not
+            connection.abort()
+            return Answer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))
+    except duckdb.CatalogException as error:
+        raise SqlError(_missing(str(error), lake, there)) from error
+    except duckdb.Error as error:
+        raise SqlError(str(error)) from error
+    return _Cursor(titles, connection)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("'", "''")
+
+
+def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise SqlError(str(error)) from error
+    if len(statements) != 1:
+        raise SqlError(f"one query at a time: there are {len(statements)} here")
+    if statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise SqlError(f"the lake is read only here: {statements[0].type.name} is not possible, only queries are")
+
+
+def named_in(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
+    """Of the tables that are there and of the views, those that a query may read: those it speaks of, and those that
+    such views read. Each view stands after the views that it reads.
+
+    Opening a table reads its log, so no table is opened for nothing.
+    """
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
+    wanted: set[str] = set()
+    for view in reversed(views().values()):
+        if view.name in words or view.name in wanted:
+            wanted.update((view.name, *view.views))
+    chosen = tuple(view for view in views().values() if view.name in wanted)
+    named = words.union(*(view.tables for view in chosen))
+    return tuple(name for name in there if name in named), chosen
+
+
+def view_columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each view."""
+    with duckdb.connect() as connection:
+        for view in views().values():
+            connection.execute(f"CREATE TEMP VIEW {view.name} AS {with_empty(view.duckdb_sql(), view.tables, ())}")
+        return {name: tuple(connection.table(name).columns) for name in views()}
+
+
+def _missing(message: str, lake: Lake, there: Sequence[str]) -> str:
+    found = re.search(r"Table with name (\S+) does not exist", message)
+    if not found:
+        return message
+    name = found[1].strip('"')
+    have = f"there are: {', '.join((*there, *views()))}" if there else "there are no tables in it yet"
+    if name in TABLES:
+        return f"table {name} is not there yet: nothing has been written to it in {lake.path}; {have}"
+    return f"there is no table {name} in {lake.path}; {have}"

@@ -1,0 +1,220 @@
+"""What batching would save with another T: windows by when each update was heard, out of the tables `updates` and
+`messages` (CIP-123; decision 1)."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple, TextIO
+
+import pyarrow as pa
+from rich.console import Console
+
+from kiln.conf.settings.durations import micros, parse_duration
+from kiln.deploy.query.answer import print_table
+from kiln.deploy.query.ask import Answer, ask
+from kiln.pipelines.batch.windows import Window
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.kafka.records import Origin
+from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
+from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.pubsub import BATCH_UPDATE, write_batch_update
+from kiln.schemas.wire.topics import Separator
+
+
+class HeardUpdate(NamedTuple):
+    """An UPDATE message that was sent: when it was heard in µs, and its length in bytes."""
+
+    network: str
+    origin: Origin
+    separator: Separator | None
+    heard_at: int
+    size: int
+    new: tuple[str, bytes] | None
+    """StreamID and CID; None: the message said again what an earlier one had said, so no window opens with it"""
+
+
+@dataclass
+class Saving:
+    """Messages and bytes of one separator, or of None, with the T `window` (µs)."""
+
+    network: str
+    origin: Origin
+    separator: Separator | None
+    window: int
+    updates: int = 0
+    update_bytes: int = 0
+    batches: int = 0
+    batch_bytes: int = 0
+    """of the BATCH_UPDATEs"""
+    block_bytes: int = 0
+    others: int = 0
+    """of the updates, those in no window: they have no separator, or say again what was said, while none is open"""
+    other_bytes: int = 0
+
+    @property
+    def if_stopped(self) -> tuple[int, int]:
+        """Messages and bytes where no UPDATE is sent that was heard in a window."""
+        return self.batches + self.others, self.batch_bytes + self.other_bytes
+
+    @property
+    def if_kept(self) -> tuple[int, int]:
+        """Messages and bytes where UPDATEs go on beside the batches."""
+        return self.updates + self.batches, self.update_bytes + self.batch_bytes
+
+
+def estimate(
+    heard: Iterable[HeardUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
+) -> list[Saving]:
+    """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
+
+    `heard`: separator by separator, each in the order of hearing; of those heard at once, the new ones first. A window
+    takes all that was heard within T of its first update, however late the log had it: `kiln.batches` has the same
+    windows where the log's clock ended none of them early, and more where it did.
+    """
+    found: list[Saving] = []
+    for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):
+        open_ = [(Saving(network, origin, separator, window), Window(0, 0)) for window in windows]
+        for update in updates:
+            for number, (saving, window) in enumerate(open_):
+                saving.updates += 1
+                saving.update_bytes += update.size
+                inside = update.heard_at < window.closes_at and bool(window.leaves)
+                if separator and update.new:
+                    if not inside:
+                        _count(saving, separator, window, typ, limit)
+                        window = Window(update.heard_at, update.heard_at + saving.window)
+                        open_[number] = saving, window
+                    window.add(*update.new)
+                elif not inside:
+                    saving.others += 1
+                    saving.other_bytes += update.size
+        for saving, window in open_:
+            if separator:
+                _count(saving, separator, window, typ, limit)
+            found.append(saving)
+    return found
+
+
+def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit: int) -> None:
+    """Adds what the window comes to: nothing where it holds no tips."""
+    for block in write_leaves(window.leaves, limit):
+        saving.batches += 1
+        saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
+        saving.block_bytes += len(block.data)
+
+
+def read_heard(lake: Lake) -> Iterator[HeardUpdate]:
+    """The UPDATEs of the tables `updates` and `messages`, as `estimate` takes them. SqlError, LakeError: they cannot be
+    read."""
+    sql = """
+        SELECT network, origin, separator_key, separator_value, epoch_us(heard_at), update_bytes, again, stream, tip
+        FROM announcements
+        ORDER BY network, origin, separator_key, separator_value, heard_at, again"""
+    for row in ask(lake, sql).rows():
+        match row:
+            case (
+                str(network),
+                "LIVE" | "REPLAY" as origin,
+                key,
+                value,
+                int(heard_at),
+                int(size),
+                bool(again),
+                str(stream),
+                str(tip),
+            ):
+                separator = Separator(key, value) if isinstance(key, str) and isinstance(value, str) else None
+                new = None if again else (stream, cid_bytes(tip))
+                yield HeardUpdate(network, origin, separator, heard_at, size, new)
+            case _:
+                raise TypeError(f"a row of updates or messages has other types than its columns: {row!r}")
+
+
+def parse_windows(text: str) -> tuple[int, ...]:
+    """`1s,5s,30s` as µs, each once. ValueError says what was expected."""
+    windows = tuple(dict.fromkeys(micros(parse_duration(part.strip())) for part in text.split(",")))
+    if 0 in windows:
+        raise ValueError("more than nothing")
+    return windows
+
+
+# ---------------------------------------------------------------- output
+
+_COUNTS = (
+    "batches",
+    "block_bytes",
+    "messages_before",
+    "bytes_before",
+    "messages_if_stopped",
+    "bytes_if_stopped",
+    "messages_if_kept",
+    "bytes_if_kept",
+)
+_PLACE = ("network", "origin")
+_SEPARATOR = ("separator_key", "separator_value")
+
+Record = dict[str, str | int | float | None]
+
+
+def separator_records(savings: Iterable[Saving]) -> list[Record]:
+    """One for each network, origin, separator and T, those with the most updates first."""
+    return [
+        {
+            "network": saving.network,
+            "origin": saving.origin,
+            "separator_key": saving.separator.key if saving.separator else None,
+            "separator_value": saving.separator.value if saving.separator else None,
+            "window_seconds": saving.window / 1e6,
+            **_counts([saving]),
+        }
+        for saving in sorted(savings, key=lambda saving: -saving.updates)
+    ]
+
+
+def total_records(savings: Iterable[Saving]) -> list[Record]:
+    """One for each network, origin and T: all its separators, and the updates without one."""
+    together: dict[tuple[str, str, int], list[Saving]] = {}
+    for saving in savings:
+        together.setdefault((saving.network, saving.origin, saving.window), []).append(saving)
+    return [
+        {
+            "network": network,
+            "origin": origin,
+            "window_seconds": window / 1e6,
+            "separators": sum(saving.separator is not None for saving in group),
+            **_counts(group),
+        }
+        for (network, origin, window), group in together.items()
+    ]
+
+
+def _counts(group: Sequence[Saving]) -> dict[str, int]:
+    values = (
+        sum(saving.batches for saving in group),
+        sum(saving.block_bytes for saving in group),
+        sum(saving.updates for saving in group),
+        sum(saving.update_bytes for saving in group),
+        *(sum(saving.if_stopped[which] for saving in group) for which in (0, 1)),
+        *(sum(saving.if_kept[which] for saving in group) for which in (0, 1)),
+    )
+    return dict(zip(_COUNTS, values, strict=True))
+
+
+def write_estimate(savings: Sequence[Saving], out: TextIO) -> None:
+    """As JSON: `{"totals": […], "separators": […]}`."""
+    found = {"totals": total_records(savings), "separators": separator_records(savings)}
+    out.write(json.dumps(found, indent=1) + "\n")
+
+
+def print_estimate(savings: Sequence[Saving], console: Console, limit: int) -> None:
+    """The totals, then the first `limit` rows by separator."""
+    print_table(_answer(total_records(savings), (*_PLACE, "window_seconds", "separators", *_COUNTS)), console, 1_000)
+    console.print()
+    print_table(_answer(separator_records(savings), (*_PLACE, *_SEPARATOR, "window_seconds", *_COUNTS)), console, limit)
+
+
+def _answer(records: Sequence[Record], columns: Sequence[str]) -> Answer:
+    table = pa.table({name: [record[name] for record in records] for name in columns})
+    return Answer(columns, table.to_batches())

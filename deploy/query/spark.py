@@ -1,0 +1,89 @@
+"""The same queries over the same tables and views, answered by Spark.
+
+Spark has no switch that keeps a session from writing, or a query from opening files. So a query is parsed first, and
+one that holds anything but what `deploy/query/serve/ReadOnly.scala` lists is refused before Spark analyzes it. The JVM
+of the session needs the classes of `kiln.deploy.query.serve.classes`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kiln.deploy.query.as_of import AsOf, opened
+from kiln.deploy.query.ask import Answer, SqlError, named_in
+from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.delta.views import views
+
+_SETTINGS: Final = {
+    "spark.sql.runSQLOnFiles": "false",
+    # ${env:NAME} in a query would stand for a variable of the environment
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def ask_spark(
+    spark: SparkSession,
+    lake: Lake,
+    sql: str,
+    as_of: AsOf | None = None,
+    *,
+    most: int | None = None,
+    partitions: int = 2,
+) -> Answer:
+    """Run one query on Spark over the tables of a lake, as they are or as they were. `most`: no more rows than these.
+    `partitions`: of a shuffle.
+
+    The answer passes through the memory of this program. SqlError, LakeError, NoSuchVersionError.
+    """
+    session = spark.newSession()
+    for key, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(partitions)}.items():
+        session.conf.set(key, value)
+    _check(session, sql)
+    names, wanted = named_in(sql, lake.tables())
+    if not (names or wanted):
+        names, wanted = lake.tables(), tuple(views().values())
+    there = {name for name in names if _show(session, lake, name, as_of)}
+    for name in {table for view in wanted for table in view.tables} - there:
+        session.createDataFrame([], TABLES[name].ddl).createOrReplaceTempView(name)
+    try:
+        for view in wanted:
+            session.sql(view.spark_sql()).createOrReplaceTempView(view.name)
+        found = session.sql(sql)
+        table = (found if most is None else found.limit(most)).toArrow()
+    except (PySparkException, Py4JJavaError) as error:
+        raise SqlError(_first_line(error)) from error
+    return Answer(table.column_names, table.to_batches())
+
+
+def _show(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
+    """Makes a view of a table; False: there was no such table then."""
+    table = opened(lake, name, as_of)
+    if table is None:
+        return False
+    reader = session.read.format("delta")
+    if as_of is not None:
+        reader = reader.option("versionAsOf", table.version())
+    frame: DataFrame = reader.load(lake.folder(name).spark_uri)
+    frame.createOrReplaceTempView(name)
+    return True
+
+
+def _check(session: SparkSession, sql: str) -> None:
+    """SqlError: the text is not one query or listing that only reads the lake."""
+    jvm = session._jvm
+    assert jvm is not None  # a classic session has one
+    try:
+        jvm.kiln.ReadOnly.check(session._jsparkSession.sessionState().sqlParser().parsePlan(sql))
+    except (PySparkException, Py4JJavaError) as error:
+        raise SqlError(_first_line(error).removeprefix("[KILN_READ_ONLY] ")) from error
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).strip().split("\n")[0]
+    return words or type(error).__name__

@@ -1,0 +1,88 @@
+"""Asks the steps of a plan, one after the other, over one connection: each table is opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import duckdb
+
+from kiln.conf.process.errors import KilnError
+from kiln.deploy.query.ask import Answer
+from kiln.deploy.query.ask import Row as Cells
+from kiln.deploy.query.trace.ids import Id
+from kiln.deploy.query.trace.plan import MESSAGES, Row, Step, kind_of, next_steps, shown
+from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables
+from kiln.pipelines.delta.lake import Lake
+
+TABLES = (
+    *("batch_tips", "batches", "copies", "frames", "messages", "publications", "quarantine", "streams", "tips"),
+    "updates",
+)
+"""The tables that the steps ask."""
+
+
+class TraceError(KilnError):
+    """There is nothing to show; the message says what was looked for, and where."""
+
+
+class StepAnswer(Answer):
+    """The answer to a step, whole."""
+
+    def __init__(self, step: Step, columns: tuple[str, ...], cells: list[Cells]) -> None:
+        super().__init__(columns, ())
+        self.step = step
+        self.cells = cells
+
+    def rows(self) -> Iterator[Cells]:
+        """As of `Answer`."""
+        yield from self.cells
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The way of a thing: `kind` in a word, and the steps in order."""
+
+    subject: Id
+    kind: str
+    steps: tuple[StepAnswer, ...]
+
+
+def follow(
+    lake: Lake, subject: Id, most: int = MESSAGES, progress: Callable[[str], None] = lambda words: None
+) -> Trace:
+    """The whole way of a thing. TraceError: no table knows the id, or a table is missing. LakeError.
+
+    `most`: of how many messages to show copies and frames. `progress` is told the step that is being asked.
+    """
+    missing = set(TABLES) - set(lake.tables())
+    if missing:
+        raise TraceError(
+            f"the tables in {lake.path} are not all there yet: {', '.join(sorted(missing))} "
+            f"{'is' if len(missing) == 1 else 'are'} missing. kiln run makes them when it starts"
+        )
+    answers: dict[str, StepAnswer] = {}
+    found: dict[str, list[Row]] = {}
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET parquet_metadata_cache = true")  # each step looks into the same files
+        opened = {name: lake.open(name) for name in TABLES}
+        allow_only(connection, show_tables(connection, lake, opened))
+        while steps := next_steps(subject, found, most):
+            for step in steps:
+                if step.name not in found:  # two conditions may give one step
+                    progress(step.says)
+                    answers[step.name] = answer = _ask(connection, step)
+                    found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
+    if not any(found.values()):
+        raise TraceError(f"nothing in {lake.path} knows {subject.text}")
+    return Trace(subject, kind_of(subject, found), tuple(answers[name] for name in shown(subject, found)))
+
+
+def _ask(connection: duckdb.DuckDBPyConnection, step: Step) -> StepAnswer:
+    try:
+        connection.execute(step.sql)
+        columns = tuple(str(column[0]) for column in connection.description or ())
+        return StepAnswer(step, columns, connection.fetchall())
+    except (duckdb.Error, OSError) as error:
+        raise TraceError(f"step {step.name}: {error}") from error

@@ -1,0 +1,95 @@
+"""What `kiln trace` is asked about: ids as people paste them, told apart by their form alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from kiln.conf.process.errors import KilnError
+from kiln.schemas.wire.cid import CidError, cid_bytes
+from kiln.schemas.wire.streamid import CommitID, StreamIdError, stream_text
+
+FORMS: Final = (
+    "a CID (of a batch or a tip), a StreamID (k2t6…, kjzl6…), a message id (AUTHOR/SEQNO, sha256/HASH, "
+    "bep50/TARGET/SEQUENCE), or the place of a message in kiln.frames (PARTITION/OFFSET or PARTITION/OFFSET/INDEX)"
+)
+
+_PLACE: Final = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
+_MESSAGE: Final = re.compile(
+    "(?:[1-9A-HJ-NP-Za-km-z]{40,256}/[0-9a-f]{0,64}|sha256/[0-9a-f]{64}|bep50/[0-9a-f]+/[0-9a-f]+)"
+)
+
+
+class IdError(KilnError):
+    """The text is no id that Kiln knows the form of."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Cid:
+    """A CID. Its form does not say whether it is a batch's or a tip's: the tables do."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A StreamID, base36."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message id (`kiln.schemas.wire.identity.message_id`)."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a frame is in `kiln.frames`; `index`: of a message in its RPC, None: the frame with all its messages."""
+
+    partition: int
+    offset: int
+    index: int | None
+
+    @property
+    def text(self) -> str:
+        """As the key of a record on `kiln.quarantine`."""
+        return f"{self.partition}/{self.offset}" + ("" if self.index is None else f"/{self.index}")
+
+
+Id: TypeAlias = Cid | Stream | Message | Place
+
+
+def read_id(text: str) -> Id:
+    """The id in the spelling of the tables. IdError says which forms there are."""
+    text = text.strip()
+    if place := _PLACE.fullmatch(text):
+        partition, offset, index = (None if part is None else int(part) for part in place.groups())
+        if (partition or 0) < 2**31 and (offset or 0) < 2**63 and (index or 0) < 2**31:
+            return Place(partition or 0, offset or 0, index)
+    try:
+        return Stream(stream_text(text))
+    except StreamIdError:
+        pass
+    if commit := _commit(text):
+        raise IdError(f"{text} is the id of a commit: trace its stream {commit.stream.text}, or its tip")
+    try:
+        cid_bytes(text)
+        return Cid(text)
+    except CidError:
+        pass
+    if _MESSAGE.fullmatch(text):
+        return Message(text)
+    raise IdError(f"{text[:200]!r} is no id that Kiln knows. Kiln traces {FORMS}")
+
+
+def _commit(text: str) -> CommitID | None:
+    try:
+        return CommitID.parse(text)
+    except StreamIdError:
+        return None

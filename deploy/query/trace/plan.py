@@ -1,0 +1,437 @@
+"""What there is to ask about an id, step by step. Pure: an id and the rows of earlier steps in, steps out.
+
+A step is a sentence and one SQL text in which every id, time and place is a literal. So the text answers by itself in
+`kiln sql`; and DuckDB skips the files and row groups that cannot hold those literals, which a join would have it read.
+`STEPS` is the order in which a thing goes its way. `next_steps` gives the steps that can be asked with what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+from kiln.deploy.query.trace.ids import Cid, Id, Message, Place, Stream
+from kiln.schemas.wire.cid import cid_bytes, cid_text
+from kiln.schemas.wire.streamid import StreamID, StreamIdError
+
+Row: TypeAlias = Mapping[str, object]
+Found: TypeAlias = Mapping[str, Sequence[Row]]
+"""Rows by the step that asked for them. A step that is not in it was not asked yet."""
+
+MESSAGES: Final = 25
+"""Of how many messages, the newest, copies and frames are shown; and of how many batches, publications. A stream may
+have had a million."""
+
+_NAMED: Final = 200
+"""How many updates a question names at most. DuckDB skips what cannot hold those that are named."""
+
+_AFTER: Final = timedelta(minutes=2)
+"""How long after a publication its announcement may leave for a peer that asks for it (IWANT)."""
+
+_CLOCKS: Final = timedelta(minutes=1)
+"""By how much the clocks of two brokers, or of broker and bridge, may differ."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One question. `nothing`: what no rows mean."""
+
+    name: str
+    says: str
+    nothing: str
+    sql: str
+
+
+_SAYS: Final = {
+    "messages": ("The messages, each from the copy that was kept", "no good message is known"),
+    "copies": ("The copies: which peer sent each, when, and what our node found of it", "no copy is known"),
+    "frames": ("The frames, with their bytes, that the copies came in", "the table frames has none of them"),
+    "separator": (
+        "The separator, how Kiln knew it, and what the verified genesis says",
+        "no update of it is in the log",
+    ),
+    "updates": ("The place of each update in the log", "no update of it is in the log"),
+    "batches": ("The window and the batch of each update", "no batch holds it"),
+    "batch": ("The batch: its window in hearing time, and its block", "Kiln made no such batch"),
+    "block": ("The tips in the block", "the table batch_tips has no tips of it"),
+    "publications": ("The attempts to publish the batch, with their receipts", "the bridge has not published it"),
+    "sent": (
+        "The frames in which the announcement of the newest batch left, and to which peers",
+        "no frame that left names the batch",
+    ),
+    "announcements": ("The announcements of the batch that came in, our own sent back too", "none came in"),
+    "tips": ("How Kiln learned of the tips", "the table tips has none of it"),
+    "quarantine": ("What is in quarantine about it", "nothing is"),
+}
+
+STEPS: Final = tuple(_SAYS)
+"""The steps in the order of the way."""
+
+
+def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[Step]:
+    """The steps that `found` makes possible and that are not in `found` yet; none when the way is complete.
+
+    `most`: of how many messages to show copies and frames, and of how many batches publications.
+    """
+    return [step for step in _possible(subject, found, most) if step.name not in found]
+
+
+def kind_of(subject: Id, found: Found) -> str:
+    """What the id turned out to be, as a word."""
+    match subject:
+        case Cid():
+            return "batch" if _is_batch(found) else "tip"
+        case Stream():
+            return "stream"
+        case Message():
+            return "message"
+        case Place():
+            return "frame" if subject.index is None else "message"
+
+
+def shown(subject: Id, found: Found) -> list[str]:
+    """The steps of the way, in order. Of a CID that is a tip, not the question whether it is a batch."""
+    hidden = {"batch"} if isinstance(subject, Cid) and not _is_batch(found) else set()
+    return [name for name in STEPS if name in found and name not in hidden]
+
+
+# ---------------------------------------------------------------- which steps
+
+
+def _possible(subject: Id, found: Found, most: int) -> Iterator[Step]:
+    match subject:
+        case Cid(cid):
+            yield _batch(cid)
+            yield _announcements([cid])
+            if "batch" not in found or "announcements" not in found:
+                return
+            if _is_batch(found):
+                yield from _steps_of_a_batch(cid, found)
+            else:
+                yield from _steps_of_updates(f"tip = {_text(cid)}", found)
+                yield _messages(f"tip = {_text(cid)}")
+                yield _tips(f"tip = {_text(cid)}")
+        case Stream(stream):
+            yield from _steps_of_updates(f"stream = {_text(stream)}", found)
+            yield _messages(f"stream = {_text(stream)}", data=False)
+            yield _tips(f"stream = {_text(stream)}")
+        case Message(message):
+            yield from _steps_of_updates(f"message = {_text(message)}", found)
+            yield _messages(f"message = {_text(message)}")
+            yield _copies(f"message = {_text(message)}")
+        case Place():
+            here = _at(subject)
+            if subject.index is not None:  # with the other copies of the message: quarantine may have the place of one
+                here += f"\n   OR (network, message) IN (SELECT (network, message) FROM copies WHERE {here})"
+            yield _copies(here)
+            if "copies" in found:
+                same = f"message IN (SELECT message FROM copies WHERE {_at(subject)})"
+                yield from _steps_of_updates(same, found)
+                yield _messages(same if found["copies"] else _at(subject))
+    if "messages" in found:
+        newest = _newest(found, most)
+        yield _copies(_in("message", _texts(newest, "message")))
+        yield from _steps_of_publications(subject, found, most)
+        if "copies" in found:
+            yield from _steps_of_places(subject, found, newest)
+
+
+def _is_batch(found: Found) -> bool:
+    return bool(found.get("batch") or found.get("announcements"))
+
+
+def _steps_of_a_batch(cid: str, found: Found) -> Iterator[Step]:
+    yield _step("block", f"SELECT stream, tip\nFROM batch_tips\nWHERE cid = {_text(cid)}\nORDER BY stream, tip")
+    if not found["batch"]:  # what Kiln reads out of a block of its own is no news
+        yield _tips(f"cid = {_text(cid)}")
+    members = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE false"
+    if found["batch"]:
+        # The log's clock at an update of the window is never before the window opened, nor after the broker had the
+        # batch. A tip heard in several windows is in this batch by what was heard last before this window closed.
+        since, until = _span(found["batch"], "opened_at", "emitted_at", _CLOCKS)
+        members = f"""SELECT {_UPDATE}
+FROM (FROM batch_tips WHERE cid = {_text(cid)}) AS t JOIN (FROM batches WHERE cid = {_text(cid)}) AS b USING (cid)
+     JOIN updates AS u USING (network, origin, separator_key, separator_value, stream, tip)
+WHERE u.updated_at BETWEEN {_time(since)} AND {_time(until)} AND {_HEARD} < b.closed_at
+QUALIFY {_HEARD} >= b.opened_at
+     OR row_number() OVER (PARTITION BY network, origin, stream, tip, b.opened_at ORDER BY {_HEARD} DESC) = 1"""
+    yield _step("updates", f"{members}\nORDER BY heard_at, message")
+    if "updates" in found:
+        yield _separator(members)
+        yield _messages(_messages_of(found["updates"], members), data=False)
+
+
+def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
+    """`which`: a condition on the rows of the table `updates`."""
+    chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
+    yield _step("updates", f"{chosen}\nORDER BY heard_at, message")
+    if "updates" in found:
+        if found["updates"]:  # known by now: DuckDB need not look into other files for them
+            since, until = _span(found["updates"], "updated_at", "updated_at")
+            chosen += f" AND updated_at BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
+        yield _separator(chosen)
+        # No batch that closed before an update was heard has the update.
+        yield _step(
+            "batches",
+            f"""SELECT heard_at, {_WINDOW}, stream, tip, message
+FROM ({chosen}) AS u JOIN batch_tips AS t USING (stream, tip)
+     JOIN batches AS b USING (network, origin, separator_key, separator_value, cid)
+WHERE heard_at < closed_at
+QUALIFY row_number() OVER (PARTITION BY network, origin, message ORDER BY closed_at) = 1
+ORDER BY heard_at, message""",
+        )
+
+
+def _at_offsets(updates: Sequence[Row]) -> str:
+    """A further condition that these updates meet by their places in the log; none where they are too many to name."""
+    offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
+    return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
+
+
+def _messages_of(updates: Sequence[Row], members: str) -> str:
+    """The condition that a message is one of these updates, which `members` gives."""
+    if not updates:
+        return "false"
+    if len(updates) > _NAMED:
+        return f"(network, message) IN (SELECT (network, message) FROM ({members}))"
+    pairs = sorted({(str(row["network"]), str(row["message"])) for row in updates})
+    # the ids alone first, as for frames
+    ids = _in("message", list(dict.fromkeys(message for _, message in pairs)))
+    return f"{ids}\n  AND (network, message) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
+
+
+def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[Step]:
+    """What became of the batch, or of the newest batches that hold it."""
+    heard = _texts(found["messages"], "batch")
+    if isinstance(subject, Cid) and _is_batch(found):
+        cids = [subject.text]
+    elif "batches" in found:
+        cids = list(dict.fromkeys([*_texts(found["batches"], "cid")[-most:], *heard[-most:]]))
+        yield _announcements(cids)
+        yield _tips(_in("cid", heard[-most:]))
+    else:
+        return
+    yield _step(
+        "publications",
+        f"""SELECT published_at, transport, topic, target, peers, error, cid
+FROM publications
+WHERE {_in("cid", cids)}
+ORDER BY published_at""",
+    )
+    if "publications" in found:
+        yield _sent(found["publications"])
+
+
+def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterator[Step]:
+    """The frames, and what is in quarantine. What came over BEP 50 has no copies, and one place."""
+    copied = set(_texts(found["copies"], "message"))
+    rows = [*found["copies"], *(row for row in newest if row["message"] not in copied)]
+    places = [place for row in rows if (place := _place(row))]
+    if isinstance(subject, Place):
+        places.append(subject)
+    yield _frames(places)
+    streams = [subject.text] if isinstance(subject, Stream) else _texts([*newest, *found.get("updates", ())], "stream")
+    cids = [subject.text] if isinstance(subject, Cid) else [cid for each in streams for cid in _genesis(each)]
+    yield _quarantine(places, list(dict.fromkeys([*cids, *_texts(newest, "batch")])))
+
+
+def _newest(found: Found, most: int) -> list[Row]:
+    """The newest messages and announcements, each once."""
+    rows = [*found["messages"], *found.get("announcements", ())]
+    by_id = {row["message"]: row for row in rows}
+    return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
+
+
+def _genesis(stream: str) -> list[str]:
+    """The CID under which quarantine has what is wrong with a stream's genesis; none where the text is no StreamID."""
+    try:
+        return [cid_text(StreamID.parse(stream).genesis)]
+    except StreamIdError:
+        return []
+
+
+# ---------------------------------------------------------------- the questions
+
+_HEARD: Final = "least(u.observed_at, u.updated_at)"
+_UPDATE: Final = f"""{_HEARD} AS heard_at, network, origin, stream, tip, separator_source, separator_key,
+       separator_value, log_partition, log_offset, u.updated_at, u.from_peer, u.message"""
+_WINDOW: Final = """network, origin, separator_key, separator_value, opened_at, closed_at, emitted_at,
+       round((epoch_us(emitted_at) - epoch_us(closed_at)) / 1000, 1) AS late_ms, streams, tips, bytes, cid"""
+_VERDICT: Final = (
+    "CASE verdict WHEN 0 THEN 'not checked' WHEN 1 THEN 'good signature' WHEN 2 THEN 'bad signature' "
+    "WHEN 3 THEN 'unsigned and allowed' WHEN 4 THEN 'against the policy' END AS verdict"
+)
+_PLACE: Final = "kafka_partition, kafka_offset, message_index"
+
+
+def _step(name: str, sql: str) -> Step:
+    says, nothing = _SAYS[name]
+    return Step(name, says, nothing, sql)
+
+
+def _messages(which: str, *, data: bool = True) -> Step:
+    """`data`: with their bytes, which are dear to read where the messages lie all over the table."""
+    content = "octet_length(data) AS bytes, data" if data else "ver"
+    return _step(
+        "messages",
+        f"""SELECT observed_at, network, origin, type, from_peer, topic, topic_source, stream, tip, model, sep, batch,
+       {_VERDICT}, message, {_PLACE}, {content}
+FROM messages
+WHERE {which}
+ORDER BY observed_at, message""",
+    )
+
+
+def _copies(which: str) -> Step:
+    return _step(
+        "copies",
+        f"""SELECT observed_at, remote_peer, {_VERDICT},
+       count(*) OVER of_message AS copies, row_number() OVER (of_message ORDER BY observed_at, {_PLACE}) AS copy,
+       round((epoch_us(observed_at) - min(epoch_us(observed_at)) OVER of_message) / 1000, 1) AS behind_ms,
+       network, message, {_PLACE}
+FROM copies
+WHERE {which}
+WINDOW of_message AS (PARTITION BY network, message)
+ORDER BY observed_at, {_PLACE}""",
+    )
+
+
+def _frames(places: Iterable[Place]) -> Step:
+    at = list(dict.fromkeys((place.partition, place.offset) for place in places))
+    offsets = ", ".join(str(offset) for _, offset in at)
+    # the offsets alone first: of a pair of columns DuckDB does not know which files can hold it
+    which = f"kafka_offset IN ({offsets}) AND (kafka_partition, kafka_offset) IN ({_rows(at)})" if at else "false"
+    return _step(
+        "frames",
+        f"""SELECT observed_at, kafka_timestamp, direction, remote_peer, protocol, sequence,
+       octet_length(payload) AS bytes, payload, verdicts, network, origin, connection, declared_length,
+       kafka_partition, kafka_offset
+FROM frames
+WHERE {which}
+ORDER BY observed_at, kafka_partition, kafka_offset""",
+    )
+
+
+def _separator(updates: str) -> Step:
+    return _step(
+        "separator",
+        f"""SELECT network, stream, u.separator_source, u.separator_key, u.separator_value, s.source AS genesis,
+       s.separator_key AS genesis_key, s.separator_value AS genesis_value,
+       (u.separator_key <> s.separator_key OR u.separator_value <> s.separator_value) AS contradicted,
+       count(*) AS updates, min(heard_at) AS first_heard, max(heard_at) AS last_heard
+FROM ({updates}) AS u LEFT JOIN streams AS s USING (network, stream)
+GROUP BY ALL
+ORDER BY first_heard, network, stream""",
+    )
+
+
+def _batch(cid: str) -> Step:
+    return _step(
+        "batch", f"SELECT {_WINDOW}, block\nFROM batches\nWHERE cid = {_text(cid)}\nORDER BY opened_at, network"
+    )
+
+
+def _sent(publications: Sequence[Row]) -> Step:
+    """Of the batch that was published last: to look for a CID in frames is dear, and a stream is in many batches."""
+    left = "false"
+    if newest := _texts(publications[-1:], "cid"):
+        of_it = [row for row in publications if row["cid"] in newest]
+        since, until = _span(of_it, "published_at", "published_at", _AFTER)
+        # as text in a pubsub message, as bytes in an item of the DHT
+        as_text, as_bytes = f"hex(encode({_text(newest[0])}))", f"'{cid_bytes(newest[0]).hex().upper()}'"
+        names = f"(contains(hex(payload), {as_text}) OR contains(hex(payload), {as_bytes}))"
+        left = f"direction = 'OUT' AND observed_at BETWEEN {_time(since)} AND {_time(until)}\n  AND {names}"
+    return _step(
+        "sent",
+        f"""SELECT observed_at, remote_peer, protocol, sequence, octet_length(payload) AS bytes, payload, network,
+       kafka_partition, kafka_offset
+FROM frames
+WHERE {left}
+ORDER BY observed_at, kafka_partition, kafka_offset""",
+    )
+
+
+def _announcements(cids: Sequence[str]) -> Step:
+    return _step(
+        "announcements",
+        f"""SELECT observed_at, network, origin, from_peer, {_VERDICT}, topic, sep, batch, message, {_PLACE}
+FROM messages
+WHERE type = 'BATCH_UPDATE' AND {_in("batch", cids)}
+ORDER BY observed_at, message""",
+    )
+
+
+def _tips(which: str) -> Step:
+    return _step(
+        "tips",
+        f"SELECT observed_at, network, stream, tip, source, cid\nFROM tips\nWHERE {which}\nORDER BY observed_at, tip",
+    )
+
+
+def _quarantine(places: Iterable[Place], cids: Sequence[str]) -> Step:
+    at = [(place.partition, place.offset, -1 if place.index is None else place.index) for place in places]
+    whole = [(partition, offset, -1) for partition, offset, _ in at]
+    messages = _rows(list(dict.fromkeys([*at, *whole])))
+    here = f"(kafka_partition, kafka_offset, coalesce(message_index, -1)) IN ({messages})" if at else "false"
+    if any(place.index is None for place in places):
+        frames = _rows([(place.partition, place.offset) for place in places if place.index is None])
+        here += f"\n   OR (kafka_partition, kafka_offset) IN ({frames})"
+    return _step(
+        "quarantine",
+        f"""SELECT observed_at, stage, reason, detail, octet_length(data) AS bytes, data, cid, {_PLACE}
+FROM quarantine
+WHERE {_in("cid", cids)}
+   OR {here}
+ORDER BY observed_at, {_PLACE}, detail""",
+    )
+
+
+# ---------------------------------------------------------------- literals and values
+
+
+def _text(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
+def _time(at: datetime) -> str:
+    return f"TIMESTAMPTZ '{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00'"
+
+
+def _in(column: str, texts: Sequence[str]) -> str:
+    match texts:
+        case []:
+            return "false"
+        case [one]:
+            return f"{column} = {_text(one)}"
+    return f"{column} IN ({', '.join(map(_text, texts))})"
+
+
+def _rows(rows: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join(f"({', '.join(map(str, row))})" for row in rows)
+
+
+def _at(place: Place) -> str:
+    index = "" if place.index is None else f" AND message_index = {place.index}"
+    return f"kafka_partition = {place.partition} AND kafka_offset = {place.offset}{index}"
+
+
+def _texts(rows: Iterable[Row], column: str) -> list[str]:
+    """The texts of a column, each once, in order."""
+    return list(dict.fromkeys(value for row in rows if isinstance(value := row.get(column), str)))
+
+
+def _place(row: Row) -> Place | None:
+    match row["kafka_partition"], row["kafka_offset"], row["message_index"]:
+        case int(partition), int(offset), int(index):
+            return Place(partition, offset, index)
+    return None
+
+
+def _span(rows: Sequence[Row], first: str, last: str, margin: timedelta = timedelta(0)) -> tuple[datetime, datetime]:
+    """From the earliest `first` to the latest `last`. ValueError: there is no row."""
+    since = min(value for row in rows if isinstance(value := row[first], datetime))
+    until = max(value for row in rows if isinstance(value := row[last], datetime))
+    return since - margin, until + margin

@@ -1,1 +1,0 @@
-"""What `kiln recover` does."""

@@ -1,0 +1,156 @@
+"""`kiln backfill list` and `kiln backfill diff` on the screen and as JSON. Times are ISO 8601 in UTC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kiln.deploy.query.answer import cell
+from kiln.deploy.query.answer_json import json_value
+from kiln.pipelines.backfill.diff import FIRST, Difference, TableDiff
+from kiln.pipelines.backfill.runs import Listed
+from kiln.schemas.printable import printable
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACES = 20
+"""Days and separators of a table that are shown."""
+
+_COLORS: Mapping[str, str] = {
+    "running": "cyan",
+    "swapping": "cyan",
+    "interrupted": "yellow",
+    "swap interrupted": "red",
+    "done": "green",
+    "swapped": "green",
+    "dropped": "dim",
+}
+
+
+# ---------------------------------------------------------------- list
+
+
+def runs_json(runs: Sequence[Listed]) -> str:
+    """As a JSON array of objects."""
+    return json.dumps(
+        [
+            {
+                "name": run.name,
+                "from": _json_time(run.range_from),
+                "to": _json_time(run.range_to),
+                "source": run.source,
+                "state": run.state,
+                "rows": run.rows,
+                "begun_at": _json_time(run.begun_at),
+                "last_at": _json_time(run.last_at),
+            }
+            for run in runs
+        ],
+        indent=1,
+    )
+
+
+def render_runs(runs: Sequence[Listed]) -> Text:
+    """For the screen."""
+    if not runs:
+        return Text("no run yet. To begin one, type kiln backfill run --from T --to T --run NAME")
+    text = Text()
+    for run in runs:
+        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
+        text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
+        text.append(f"  {_screen_time(run.range_from)} to {_screen_time(run.range_to)}, from {run.source}\n")
+        text.append(f"  begun {_screen_time(run.begun_at)}, last told of {_screen_time(run.last_at)}\n", "dim")
+        if run.state != "dropped":
+            text.append(f"  {rows or 'no rows'}\n", "dim")
+    text.rstrip()
+    return text
+
+
+# ---------------------------------------------------------------- diff
+
+
+def diff_json(found: Sequence[TableDiff]) -> str:
+    """As a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
+    return json.dumps(
+        {
+            each.table: {
+                "same": each.same,
+                "only_live": each.only_live,
+                "only_run": each.only_run,
+                "differ": each.differ,
+                "places": [
+                    {name: json_value(value) for name, value in place._asdict().items()} for place in each.places
+                ],
+                "first": [
+                    {"key": _json_row(one.key), "live": _json_row(one.live), "run": _json_row(one.run)}
+                    for one in each.first
+                ],
+            }
+            for each in found
+        },
+        indent=1,
+    )
+
+
+def print_diff(found: Sequence[TableDiff], console: Console) -> None:
+    """For the screen: a line for each table; then, of each that differs, where, and the first differences."""
+    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    table.add_column("table")
+    for name in ("same", "only live", "only run", "differ"):
+        table.add_column(name, justify="right")
+    for each in found:
+        counts = (each.same, each.only_live, each.only_run, each.differ)
+        table.add_row(each.table, *(f"{count:,}" for count in counts), style="" if each.equal else "yellow")
+    console.print(table)
+    for each in found:
+        if not each.equal:
+            console.print(_where(each), soft_wrap=True)
+    if all(each.equal for each in found):
+        console.print(Text("the run equals live", "green"))
+
+
+def _where(found: TableDiff) -> RenderableType:
+    lines = [Text(f"\n{found.table}", "bold")]
+    for place in found.places[:_PLACES]:
+        name = "" if place.separator is None else f" {printable(place.separator)}"
+        lines.append(
+            Text(
+                f"  {place.day}{name}: {place.only_live:,} only live, {place.only_run:,} only run, {place.same:,} same"
+            )
+        )
+    if len(found.places) > _PLACES:
+        lines.append(Text(f"  and {len(found.places) - _PLACES:,} more; --json has all", "dim"))
+    lines += [Text(f"  · {in_words(each)}") for each in found.first]
+    shown = sum((each.live is not None) + (each.run is not None) for each in found.first)
+    if shown < found.only_live + found.only_run:
+        lines.append(Text(f"  these are the first {FIRST}", "dim"))
+    return Group(*lines)
+
+
+def in_words(found: Difference) -> str:
+    """One difference in words: the key, and who has the row, or which columns differ."""
+    key = " ".join(f"{name} {cell(value)}" for name, value in found.key.items())
+    if found.live is not None and found.run is not None:
+        columns = "; ".join(
+            f"{name}: live {cell(found.live[name])}, run {cell(found.run[name])}" for name in found.columns
+        )
+        return f"{key}: {columns}"
+    row = found.live if found.live is not None else found.run
+    said = ", ".join(f"{name} {cell(value)}" for name, value in (row or {}).items() if value is not None)
+    return f"{key}: only {'live' if found.run is None else 'the run'} has it{f' ({said})' if said else ''}"
+
+
+def _json_row(row: Mapping[str, object] | None) -> dict[str, object] | None:
+    return None if row is None else {name: json_value(value) for name, value in row.items()}
+
+
+def _json_time(micros: int | None) -> object:
+    return None if micros is None else json_value(_EPOCH + timedelta(microseconds=micros))
+
+
+def _screen_time(micros: int | None) -> str:
+    return "-" if micros is None else f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,64 @@
+"""What `kiln backfill run` shows of its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from kiln.pipelines.backfill.run import Outcome, Progress
+
+
+class Pace:
+    """Says how far a run is, how fast it goes, and how long the step that it is at will take."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._step = ""
+        self._began = 0.0
+        self._first = Progress("", 0, 0)
+
+    def words(self, progress: Progress) -> str:
+        """A line."""
+        now = self._now()
+        if progress.step != self._step:
+            self._step, self._began, self._first = progress.step, now, progress
+        seconds, done = now - self._began, progress.done - self._first.done
+        words = [f"{progress.step}: {progress.done} of {progress.of}"]
+        if progress.upto is not None:
+            upto = datetime.fromtimestamp(progress.upto / 1_000_000, UTC)
+            words.append(f"up to {upto:%Y-%m-%d %H:%M:%S}")
+        if progress.rows:
+            words.append(f"{progress.rows:,} rows")
+        frames = progress.frames - self._first.frames
+        if frames and seconds > 0:
+            words.append(f"{frames / seconds:,.0f} frames/s")
+        if done > 0 and progress.of > progress.done:
+            left = timedelta(seconds=round(seconds / done * (progress.of - progress.done)))
+            words.append(f"{left} left in this step")
+        return ", ".join(words)
+
+
+def told(outcome: Outcome, publish: bool = False) -> str:
+    """The end of a run in words. `publish`: its batches were to be published."""
+    tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
+    words = f"the run {outcome.name} is done: {tables or 'no rows'}"
+    if not outcome.wrote:
+        words = f"the run {outcome.name} was done already: nothing is written"
+    if outcome.gone:
+        words += f"; when it began, its source lacked: {'; '.join(outcome.gone)}"
+    if publish:
+        words += f"; {outcome.published:,} batches are handed to the bridge to be published"
+    return words
+
+
+def as_object(outcome: Outcome) -> dict[str, object]:
+    """The end of a run, for --json."""
+    return {
+        "run": outcome.name,
+        "wrote": outcome.wrote,
+        "frames": outcome.frames,
+        "rows": dict(outcome.rows),
+        "published": outcome.published,
+        "gone": list(outcome.gone),
+    }

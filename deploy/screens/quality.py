@@ -1,0 +1,52 @@
+"""What `kiln quality` found, on the screen: the tables, and of what failed the keys, the hint and the SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from kiln.pipelines.quality.results import Result
+from kiln.schemas.printable import printable
+
+_KEYS = 5
+
+
+def render_results(results: Sequence[Result]) -> RenderableType:
+    """The results by table, and a last line that says how it stands."""
+    lines: list[RenderableType] = []
+    for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
+        each = list(found)
+        bad = [result for result in each if not result.success]
+        if not bad:
+            lines.append(Text(f"ok    {table}: {len(each)} expectations", "green"))
+            continue
+        lines.append(Text(f"{table}: {len(bad)} of {len(each)} expectations are not met", "bold"))
+        for result in bad:
+            lines += _failed(result)
+    errors = sum(result.is_error for result in results)
+    warnings = sum(not result.success for result in results) - errors
+    if not results:
+        last = Text("there are no tables to check yet", "yellow")
+    elif errors or warnings:
+        last = Text(f"{errors} errors, {warnings} warnings", "bold red" if errors else "yellow")
+    else:
+        last = Text(f"all {len(results)} expectations are met", "green")
+    return Group(*lines, "", last)
+
+
+def _failed(result: Result) -> list[RenderableType]:
+    check = result.check
+    style = "bold red" if check.level == "error" else "yellow"
+    lines: list[RenderableType] = [Text(f"  {check.level:5} {check.name}: {printable(result.observed)}", style)]
+    for key, words in zip(result.keys[:_KEYS], [*result.words, *[""] * _KEYS], strict=False):
+        told = ", ".join(f"{name}={value}" for name, value in key.items())
+        lines.append(Text(f"        {printable(told)}" + (f": {printable(words)}" if words else "")))
+    if result.count > _KEYS:
+        lines.append(Text(f"        … and {result.count - _KEYS:,} more"))
+    lines.append(Text(f"        → {check.hint} ({check.owner}; {check.place})"))
+    if result.sql:
+        lines.append(Text(f'        kiln sql "{printable(result.sql)}"', "dim"))
+    return lines

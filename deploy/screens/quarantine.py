@@ -1,0 +1,105 @@
+"""What is in quarantine, on the screen and as JSON: counts, rows with their bytes, and what a drop took out.
+
+Nothing of a row reaches a terminal as it came: text is `printable`, and all else is hex.
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kiln.deploy.ops.quarantine.dropping import Dropped
+from kiln.deploy.ops.quarantine.picking import GROUPS, By, Count, Row
+from kiln.deploy.query.answer import cell
+from kiln.deploy.query.answer_json import json_value
+from kiln.schemas.faults import FAULTS
+from kiln.schemas.printable import printable
+
+_LINE: Final = 16
+"""bytes of a line in hex"""
+_READABLE: Final = 0.9
+"""of the characters of a text that is shown as text"""
+
+_TO_DO: Final = {(fault.stage, fault.reason): fault.what_to_do for fault in FAULTS}
+
+
+def render_counts(counts: Sequence[Count], by: By) -> RenderableType:
+    """A table of counts."""
+    if not counts:
+        return Text("no rows")
+    table = Table(header_style="bold", pad_edge=False, show_edge=False)
+    for name in GROUPS[by]:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    table.add_column("rows", justify="right")
+    for name in ("oldest", "newest"):
+        table.add_column(name)
+    for each in counts:
+        table.add_row(*map(Text, map(cell, (*each.of, each.rows, each.oldest, each.newest))))
+    return Group(table, Text(f"({sum(each.rows for each in counts):,} rows)", style="dim"))
+
+
+def counts_json(counts: Iterable[Count], by: By) -> str:
+    """The counts as a JSON array of objects."""
+    return _json(
+        dict(zip(GROUPS[by], each.of, strict=True)) | {"rows": each.rows, "oldest": each.oldest, "newest": each.newest}
+        for each in counts
+    )
+
+
+def render_row(row: Row, limit: int) -> RenderableType:
+    """A row, each value on a line of its own, with what to do about its reason. `limit`: bytes of the data that are
+    shown; 0: all."""
+    lines = [Text(f"── {printable(row.stage)}: {printable(row.reason)}", "bold")]
+    for name, value in zip(Row._fields[2:-1], row[2:-1], strict=True):
+        if value is not None:
+            lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", cell(value)))
+    lines += [Text(line) for line in readable(row.data, limit)]
+    if to_do := _TO_DO.get((row.stage, row.reason)):
+        lines.append(Text(f"→ {to_do}", "dim"))
+    return Group(*lines, "")
+
+
+def rows_json(rows: Iterable[Row]) -> str:
+    """Rows as a JSON array of objects, whole; the data is hex."""
+    return _json(row._asdict() for row in rows)
+
+
+def readable(data: bytes, limit: int) -> Iterator[str]:
+    """Bytes as lines: text where most of the bytes are text, else hex beside what of the bytes is ASCII."""
+    shown = data[:limit] if limit else data
+    more = f"… {len(data) - len(shown):,} more of {len(data):,} bytes; --bytes 0 shows all" if limit < len(data) else ""
+    text = getincrementaldecoder("utf-8")("replace").decode(shown, final=len(shown) == len(data))
+    if shown and "�" not in text and sum(map(_is_plain, text)) >= _READABLE * len(text):
+        yield printable(text)
+    else:
+        yield from _hex(shown)
+    if limit and more:
+        yield more
+    if not data:
+        yield "no bytes"
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() or character in "\n\t"
+
+
+def _hex(data: bytes) -> Iterator[str]:
+    for at in range(0, len(data), _LINE):
+        line = data[at : at + _LINE]
+        ascii_part = "".join(chr(each) if 0x20 <= each < 0x7F else "." for each in line)
+        yield f"{at:08x}  {line.hex(' '):<{3 * _LINE - 1}}  {ascii_part}"
+
+
+def dropped_json(done: Dropped) -> str:
+    """What a drop took out, as a JSON object."""
+    return json.dumps(done._asdict())
+
+
+def _json(objects: Iterable[dict[str, object]]) -> str:
+    return json.dumps([{name: json_value(value) for name, value in each.items()} for each in objects], indent=1)

@@ -1,0 +1,105 @@
+"""`kiln status` on the screen and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from kiln.deploy.ops.status import Status
+from kiln.schemas.printable import printable
+
+
+def status_json(status: Status) -> str:
+    """As JSON: times ISO 8601 in UTC, offsets by partition."""
+    return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
+
+
+def ago(then: datetime | None, now: datetime) -> str:
+    """How long ago, in the unit that fits: `3 s ago`."""
+    if then is None:
+        return "-"
+    seconds = max(0, int((now - then).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def megabytes(count: int) -> str:
+    """A size as people read it."""
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+def render_status(status: Status, now: datetime) -> RenderableType:
+    """The status for the screen."""
+    broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
+    if status.broker.reachable:
+        broker.append("answers", "green")
+    else:
+        broker.append(f"does not answer: {status.broker.problem}", "red")
+    parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state), ""]
+    if status.broker.topics:
+        topics = _table("topic", "partitions", "records held", "end offsets")
+        for topic in status.broker.topics:
+            ends = ", ".join(f"{end:,}" for end in topic.end.values())
+            topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
+        parts += [topics, ""]
+    if status.bridges:
+        bridges = _table("bridge", "machine", "address", "publishes and fetches")
+        for bridge in status.bridges:
+            leads = "yes" if bridge.leads else "stands by" if bridge.duties else "no"
+            bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
+        parts += [bridges, ""]
+    queries = _table("query", "micro-batches", "last commit", "records behind")
+    for query in status.queries:
+        batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
+        lag = "-" if query.lag is None else f"{query.lag:,}"
+        queries.add_row(
+            query.name,
+            batches,
+            ago(query.committed_at, now),
+            Text(printable(query.problem) or lag, _red(query.problem)),
+        )
+    parts += [queries, ""]
+    if status.trip is not None:
+        parts += [Text(f"{status.trip.query}: {printable(status.trip.in_words)}", "red"), ""]
+    for clock in status.clocks:
+        parts += [Text(clock.problem, "red"), ""]
+    if status.tables:
+        tables = _table("table", "rows", "files", "size", "last commit")
+        for table in status.tables:
+            rows = "?" if table.rows is None else f"{table.rows:,}"
+            if table.problem:
+                tables.add_row(table.name, Text(printable(table.problem), "red"))
+                continue
+            tables.add_row(table.name, rows, f"{table.files:,}", megabytes(table.bytes), ago(table.committed_at, now))
+        parts.append(tables)
+    else:
+        parts.append(Text("no tables in the lake yet", "dim"))
+    if status.savings is not None:
+        for what, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
+            by_index = _table(f"{what} by index", "way", "references", "as names", "as indices")
+            for each in savings:
+                sizes = megabytes(each.as_names), megabytes(each.as_indices)
+                by_index.add_row(printable(each.name), each.direction, f"{each.references:,}", *sizes)
+            parts += ["", by_index]
+        parts.append(Text(f"as the bridge said {ago(status.savings.said_at, now)}", "dim"))
+    return Group(Rule("kiln status", style="dim"), *parts)
+
+
+def _red(problem: str) -> str:
+    return "red" if problem else ""
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

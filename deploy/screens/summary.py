@@ -1,0 +1,95 @@
+"""What `kiln run` says when it ends: what is in the lake, what came in this run, and the SQL to look at it with."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from kiln.deploy.ops.formatting import clock, seconds
+from kiln.deploy.ops.summary import Summary
+from kiln.schemas.printable import printable
+
+_LOOK = (
+    (
+        "batches",
+        "the newest batches",
+        "SELECT separator_key, separator_value, streams, tips, cid FROM batches ORDER BY emitted_at DESC LIMIT 10",
+    ),
+    (
+        "batch_tips",
+        "what is in the newest batch",
+        "SELECT stream, tip FROM batch_tips WHERE cid = (SELECT arg_max(cid, emitted_at) FROM batches)",
+    ),
+    (
+        "messages",
+        "messages by type, and when they were heard",
+        "SELECT network, type, count(*) AS messages, min(observed_at), max(observed_at) FROM messages GROUP BY ALL",
+    ),
+    (
+        "copies",
+        "how often each message was received",
+        "SELECT n AS copies, count(*) AS messages FROM (SELECT count(*) AS n FROM copies GROUP BY message) GROUP BY n",
+    ),
+    (
+        "tips",
+        "streams with the most tips",
+        "SELECT network, stream, count(*) AS tips FROM tips GROUP BY ALL ORDER BY tips DESC LIMIT 10",
+    ),
+    (
+        "quarantine",
+        "what could not be used, and why",
+        "SELECT stage, reason, count(*) AS rows, min(detail) AS example FROM quarantine GROUP BY ALL ORDER BY 3 DESC",
+    ),
+)
+_NEEDS = {"batch_tips": {"batches"}}
+
+
+def look_with(there: Sequence[str], command: str) -> list[tuple[str, str]]:
+    """(what it shows, a line to paste) for the tables there are. `command`: `kiln sql`, options included."""
+    have = set(there)
+    return [(what, f'{command} "{sql}"') for table, what, sql in _LOOK if {table, *_NEEDS.get(table, ())} <= have]
+
+
+def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableType:
+    """The summary for the end of the screen, or of a log."""
+    first = (
+        "no batch"
+        if summary.first_batch is None
+        else f"first batch after {seconds(summary.first_batch.total_seconds())}"
+    )
+    head = [f"ran {clock(summary.elapsed)}", first, f"{summary.batches:,} batches"]
+    if summary.late_p50 is not None:
+        late = f"{seconds(summary.late_p50)} (p50), {seconds(summary.late_p99)} (p99)"
+        head.append(f"{late} later than T after the first update was heard")
+    parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
+    if summary.tables:
+        table = _table(("table", False), ("rows", True), ("of this run", True))
+        for total in summary.tables:
+            added = "?" if total.added is None else f"{total.added:,}"
+            table.add_row(total.name, "?" if total.rows is None else f"{total.rows:,}", added)
+        parts += [table, ""]
+    if summary.quarantine:
+        table = _table(("in quarantine", False), ("reason", False), ("rows", True))
+        for stage, reason, rows in summary.quarantine[:12]:
+            table.add_row(printable(stage), printable(reason), f"{rows:,}")
+        more = sum(rows for _, _, rows in summary.quarantine[12:])
+        if more:
+            table.add_row("…", f"{len(summary.quarantine) - 12} others", f"{more:,}")
+        parts += [table, ""]
+    parts += [Text(f"error: {' '.join(error.split())}", "red") for error in summary.errors]
+    lines = look_with([total.name for total in summary.tables], command)
+    if lines:
+        parts += [Text(f"the lake is {summary.lake.path}; look at it with", "dim")]
+        for what, line in lines:
+            # on one line each, however long, so that they can be pasted
+            parts += [Text(f"# {what}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
+    return Group(*parts)
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for name, right in columns:
+        table.add_column(name, justify="right" if right else "left")
+    return table

@@ -1,0 +1,109 @@
+"""The way of a thing, as `kiln trace` shows it: on the screen, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from kiln.deploy.query.answer import cell, print_table
+from kiln.deploy.query.answer_json import json_value
+from kiln.deploy.query.ask import Answer, Row
+from kiln.deploy.query.trace.follow import StepAnswer, Trace
+
+_LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
+"""Ids: CIDs, StreamIDs, peer ids, hashes."""
+
+
+_OMITTED = ("connection", "declared_length")
+"""What only JSON shows: the place of a frame tells the same to people."""
+
+_PLACE = ("kafka_partition", "kafka_offset", "message_index")
+
+
+class _Brief(Answer):
+    """An answer as the screen has room for: long ids show how they begin and end, places are one column, and what all
+    rows share, the day of their times too, is in `shared` and no column."""
+
+    def __init__(self, answer: StepAnswer, *, whole_ids: bool) -> None:
+        rows = [_with_place(dict(zip(answer.columns, cells, strict=True))) for cells in answer.cells]
+        rows = [{name: value if whole_ids else _short(value) for name, value in row.items()} for row in rows]
+        names = [name for name in rows[0] if name not in _OMITTED and any(row[name] is not None for row in rows)]
+        common = {name for name in names if len(rows) > 1 and all(row[name] == rows[0][name] for row in rows)}
+        super().__init__([name for name in names if name not in common], ())
+        self.shared = {name: rows[0][name] for name in names if name in common}
+        days = {value.date() for row in rows for name in self.columns if isinstance(value := row[name], datetime)}
+        if len(rows) > 1 and len(days) == 1:
+            self.shared["day"] = days.pop()
+            rows = [{name: _time_of_day(value) for name, value in row.items()} for row in rows]
+        self._rows = [tuple(row[name] for name in self.columns) for row in rows]
+
+    def rows(self) -> Iterator[Row]:
+        """As of `Answer`."""
+        yield from self._rows
+
+
+def _with_place(row: dict[str, object]) -> dict[str, object]:
+    """The row with its place as one text, which `kiln trace` takes as an id."""
+    parts = [row.pop(name) for name in _PLACE if name in row]
+    place = "/".join(str(part) for part in parts if part is not None)
+    return {**row, **({"place": place or None} if parts else {})}
+
+
+def _time_of_day(value: object) -> object:
+    return value.strftime("%H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
+
+
+def _short(value: object) -> object:
+    match value:
+        case str():
+            return _LONG.sub(lambda found: f"{found[1][:8]}…{found[1][-5:]}", value)
+        case bytes() if len(value) > 12:
+            return f"{value[:6].hex()}… ({len(value):,} B)"
+    return value
+
+
+def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_ids: bool = False) -> None:
+    """Each step: a sentence, at most `limit` rows, and with `sql` the question that gives them."""
+    console.print(Text.assemble((trace.kind, "bold"), " ", trace.subject.text), soft_wrap=True)
+    filled = True
+    for number, answer in enumerate(trace.steps, 1):
+        if filled or answer.cells or sql:  # steps that found nothing stand together
+            console.print()
+        filled = bool(answer.cells)
+        head = Text.assemble((f"{number}. ", "dim"), (answer.step.says, "bold" if filled else "dim"))
+        console.print(head if filled else head.append(f": {answer.step.nothing}"), soft_wrap=True)
+        if filled:
+            brief = _Brief(answer, whole_ids=whole_ids)
+            if brief.shared:
+                shared = "  ".join(f"{name} {cell(value)}" for name, value in brief.shared.items())
+                console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)
+            print_table(brief, console, limit)
+        if sql:
+            console.print(Text(_indented(answer.step.sql), style="dim"), soft_wrap=True)
+    if not sql:
+        console.print()
+        console.print(
+            Text("--sql shows the question behind each step, --json all rows with whole ids and bytes", style="dim")
+        )
+
+
+def _indented(sql: str) -> str:
+    return "\n".join(f"   {line}" for line in sql.splitlines())
+
+
+def write_trace(trace: Trace, out: TextIO) -> None:
+    """As JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
+    steps = [_step(answer) for answer in trace.steps]
+    out.write(json.dumps({"id": trace.subject.text, "kind": trace.kind, "steps": steps}, indent=1) + "\n")
+
+
+def _step(answer: StepAnswer) -> dict[str, object]:
+    step = answer.step
+    rows = [dict(zip(answer.columns, map(json_value, cells), strict=True)) for cells in answer.cells]
+    return {"step": step.name, "says": step.says, "sql": step.sql, "rows": rows}

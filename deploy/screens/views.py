@@ -1,0 +1,93 @@
+"""Where `kiln run` shows how it goes: a screen on a terminal, and elsewhere a line every five seconds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from kiln.deploy.ops.snapshot import Snapshot
+from kiln.deploy.screens.screen import line, render
+from kiln.schemas.printable import printable
+
+LINE_EVERY = timedelta(seconds=5)
+
+
+class View(Protocol):
+    """Where `kiln run` shows how it goes. Used as a context manager, so that a terminal is left as it was found."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show this now."""
+
+    def say(self, words: str) -> None:
+        """Show something that has no snapshot: "starting the broker …"."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class LiveView:
+    """A picture that fills the terminal and is drawn anew in place; gone when left."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(Text(""), console=console, screen=True, auto_refresh=False, redirect_stderr=False)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw the snapshot."""
+        self._live.update(render(snapshot), refresh=True)
+
+    def say(self, words: str) -> None:
+        """Show the words alone on the screen."""
+        self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class LineView:
+    """A plain line every five seconds (by the snapshots' own clock), and one for each error when it comes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: timedelta | None = None
+        self._told: tuple[str, ...] = ()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print the snapshot's line when one is due."""
+        for error in snapshot.errors:
+            if error not in self._told:
+                self.say(f"error: {' '.join(error.split())}")
+        self._told = tuple(snapshot.errors)
+        if self._last is None or snapshot.elapsed - self._last >= LINE_EVERY:
+            self._last = snapshot.elapsed
+            self.say(line(snapshot))
+
+    def say(self, words: str) -> None:
+        """Print the words as a line."""
+        self._console.print(Text(printable(words)), soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+def open_view(console: Console) -> LiveView | LineView:
+    """The view that fits the console."""
+    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)

@@ -1,1 +1,0 @@
-"""SQL over the lake with DuckDB: questions, views, estimates."""

@@ -1,0 +1,1 @@
+"""Processes and services that Kiln starts: children, the embedded broker, Java, Spark."""

@@ -1,0 +1,245 @@
+"""The broker that the settings name, with Kiln's topics on it. The embedded one is started, and stopped after use."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kiln.conf.process.locks import keep_private
+from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack import jars
+from kiln.deploy.stack.broker_owner import Ownership
+from kiln.deploy.stack.embedded_broker import (
+    BrokerError,
+    BrokerRunningError,
+    EmbeddedBroker,
+    await_broker,
+    running,
+    stop_running,
+)
+from kiln.deploy.stack.java import JavaError
+from kiln.deploy.stack.kafka_topics import BrokerAwayError, TopicsError, ensure_topics
+from kiln.deploy.stack.restart_backoff import Backoff
+from kiln.schemas.kafka.topics import TOPICS
+
+Say = Callable[[str], None]
+
+_LOOK_EVERY = 0.25  # s
+_ASK_EVERY = 2.0
+
+
+class LaunchedBroker:
+    """A broker that may still be starting."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+
+    def ready(self) -> str:
+        """`host:port,…` of the broker, once it answers and has Kiln's topics. BrokerError, TopicsError."""
+        make_topics(self._kafka, self._kafka.servers)
+        return self._kafka.servers
+
+    @property
+    def error(self) -> str:
+        """In words why the broker is away, as far as that is known here; empty: it is there."""
+        return ""
+
+
+class KeptBroker(LaunchedBroker):
+    """The embedded broker of a state folder: started where none runs, and started again whenever it has died.
+
+    One Kiln at a time owns the broker (`Ownership`). The owner starts it, and ends it at the owner's own end. A broker
+    whose owner is gone is owned by the next Kiln that looks, whether that Kiln is just starting or uses the broker
+    already. A Kiln beside the owner uses the broker and leaves it running.
+    """
+
+    def __init__(self, settings: Settings, say: Say, *, die_with_parent: bool) -> None:
+        super().__init__(settings.broker)
+        self._state = settings.state
+        self._say = say
+        self._die_with_parent = die_with_parent
+        self._durable = settings.durability == "power"
+        self._ownership = Ownership(settings.state)
+        self._launched = False
+        self._embedded: EmbeddedBroker | None = None  # a child of this process
+        self._backoff = Backoff()
+        self._error = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="broker", daemon=True)
+
+    def launch(self) -> None:
+        """Starts the broker if none runs, and returns at once. JavaError, JarsError, BrokerError."""
+        servers = self._kafka.servers
+        owned = self._take()
+        address = running(self._state)
+        if address not in (None, servers):
+            raise BrokerError(
+                f"the broker of {self._state} runs at {address}, the settings say {servers}: stop it (kiln broker "
+                f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
+            )
+        if address is not None and not (self._state / "broker" / "password").is_file():
+            raise BrokerError(
+                f"the broker of {self._state} was started by a Kiln of before the broker had a password: stop that "
+                "Kiln, or type kiln broker stop, and start again"
+            )
+        ensure_password(self._state / "broker")
+        if address is None and owned:
+            classpath = jars.broker_classpath(jars.ensure(progress=self._say))
+            self._say("starting the broker")
+            self._start(classpath)
+        else:
+            self._say(f"using the broker that {'runs' if address else 'another Kiln starts'} at {servers}")
+            self._thread.start()
+        self._launched = True
+
+    def ready(self) -> str:
+        """As of any broker. From then on at the latest, the broker is started again when it dies."""
+        if self._embedded is not None and not self._thread.is_alive():
+            self._embedded.start()  # should it not come up at all, this says why
+            self._thread.start()
+        await_broker(self._kafka.servers, self._kafka.client_options())
+        return super().ready()
+
+    @property
+    def error(self) -> str:
+        return self._error
+
+    def stop(self) -> None:
+        """Ends the broker, if this Kiln owns it or its owner is gone."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._embedded is not None:
+            self._embedded.stop()
+        if self._launched and self._take():
+            stop_running(self._state)
+        self._ownership.release()
+
+    def _take(self) -> bool:
+        try:
+            keep_private(self._state)
+            return self._ownership.take()
+        except OSError as error:
+            raise BrokerError(f"the state folder cannot be used: {error}") from None
+
+    def _start(self, classpath: Iterable[Path]) -> None:
+        kafka = self._kafka
+        embedded = EmbeddedBroker(
+            self._state,
+            kafka.embedded_port,
+            kafka.embedded_controller_port,
+            classpath,
+            kafka.embedded_heap,
+            die_with_parent=self._die_with_parent,
+            settings={"log.flush.interval.messages": "1"} if self._durable else {},
+        )
+        embedded.launch()
+        self._embedded = embedded
+
+    def _keep(self) -> None:
+        while not self._stop.wait(_LOOK_EVERY):
+            with suppress(OSError):
+                self._ownership.take()  # the owner may have been killed
+            if self._error:
+                self._restart()
+            elif running(self._state) is None:
+                self._backoff.died()
+                self._error = "the broker has ended; it is started again"
+
+    def _restart(self) -> None:
+        if running(self._state) is not None:
+            if _reachable(self._kafka.servers):
+                self._backoff.well()
+                self._error = ""
+        elif self._ownership.held and self._backoff.due:
+            self._backoff.died()  # unless it comes to answer
+            try:
+                self._start(jars.broker_classpath())
+            except BrokerRunningError:
+                return  # it has just been started otherwise
+            except (JavaError, jars.JarsError, BrokerError) as error:
+                self._error = f"the broker has ended, and cannot be started again: {error}"
+
+
+@contextmanager
+def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[str]:
+    """`host:port,…` of a broker that answers and has Kiln's topics, for as long as the context lasts.
+
+    The embedded broker is started where it does not run, started again when it dies, and ended at the end, unless
+    another Kiln that runs owns it (`KeptBroker`). `say` hears what is waited for. JavaError, JarsError, BrokerError,
+    TopicsError: there is no broker to be had; the text says why and what to do.
+    """
+    with launched_broker(settings, say, die_with_parent=die_with_parent) as launched:
+        yield launched.ready()
+
+
+@contextmanager
+def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> Iterator[LaunchedBroker]:
+    """As `broker`, but does not wait until the broker answers. `ready` does, so that others can start meanwhile."""
+    if not settings.kafka.embedded:
+        say(f"using the broker at {settings.kafka.servers}")
+        yield LaunchedBroker(settings.broker)
+        return
+    kept = KeptBroker(settings, say, die_with_parent=die_with_parent)
+    try:
+        kept.launch()
+        yield kept
+    finally:
+        kept.stop()
+
+
+@contextmanager
+def broker_in_time(settings: Settings, say: Say) -> Iterator[None]:
+    """As `broker`, but also while the brokers of the settings are away: for what can do without them for a while.
+
+    The topics are then made, or checked, once the brokers answer. `say` hears why that cannot be done yet.
+    """
+    with launched_broker(settings, say) as launched:
+        kafka = settings.kafka
+        if kafka.embedded or any(map(_reachable, kafka.server_list())):  # kafka-python tries for half a minute
+            launched.ready()
+            yield
+            return
+        say(f"no broker at {kafka.servers}: what comes waits in {settings.bridge_dir / 'spool'} until one answers")
+        over = threading.Event()
+        thread = threading.Thread(target=_await, args=(launched, say, over), name="broker", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def _await(launched: LaunchedBroker, say: Say, over: threading.Event) -> None:
+    while not over.wait(_ASK_EVERY):
+        try:
+            say(f"using the broker at {launched.ready()}")
+            return
+        except BrokerAwayError:
+            continue
+        except TopicsError as error:
+            say(str(error))  # and again: what is wrong can be put right meanwhile
+
+
+def _reachable(server: str) -> bool:
+    """Whether something listens at `host:port`."""
+    host, _, port = server.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def make_topics(kafka: Kafka, servers: str) -> None:
+    """Make the topics that are missing and check the others. TopicsError: as `ensure_topics`."""
+    ensure_topics(
+        servers,
+        kafka.prefix,
+        {topic.name: kafka.partitions(topic.partitions) for topic in TOPICS.values()},
+        dict.fromkeys(TOPICS, kafka.retention),
+        retention_bytes={topic.name: kafka.retention_bytes(topic.partitions) for topic in TOPICS.values()},
+        client_options=kafka.security_options(),
+    )

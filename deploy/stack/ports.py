@@ -1,0 +1,108 @@
+"""Ports of 127.0.0.1: free ones, and who has one that is taken, as far as Linux tells (proc(5), /proc/net/tcp)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+from typing import Final, NamedTuple
+
+HOST: Final = "127.0.0.1"
+
+_LISTENS: Final = "0A"  # a state of include/net/tcp_states.h
+_SHOWN: Final = 60  # characters of a command line
+
+
+class PortHolder(NamedTuple):
+    """The process that listens on a port."""
+
+    pid: int
+    command: str
+    """its command line, shortened"""
+    state: Path | None
+    """the state folder, where the process is the embedded broker of a Kiln"""
+
+    @property
+    def in_words(self) -> str:
+        if self.state is not None:
+            return f"the embedded broker of the state folder {self.state} (process {self.pid})"
+        return f"process {self.pid} ({self.command})"
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports on which nobody listens now."""
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind((HOST, 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
+def why_taken(port: int) -> OSError | None:
+    """Why nothing can listen on this port now; None: something can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # as Java does: connections of an earlier broker that linger in TIME_WAIT are no hindrance
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def port_holder(port: int, proc: Path = Path("/proc")) -> PortHolder | None:
+    """Who listens on a port; None where the system does not say, as of another user's processes."""
+    sockets: set[str] = set()
+    for table in ("tcp", "tcp6"):  # Java listens by IPv6, also on 127.0.0.1
+        try:
+            sockets |= listening_sockets((proc / "net" / table).read_text(encoding="ascii"), port)
+        except OSError:
+            continue
+    wanted = {f"socket:[{inode}]" for inode in sockets}
+    if not wanted:
+        return None
+    for process in proc.iterdir():
+        if process.name.isdigit() and _has_open(process, wanted):
+            return _holder(process)
+    return None
+
+
+def listening_sockets(table: str, port: int) -> set[str]:
+    """The inodes of the sockets that listen on a port, out of /proc/net/tcp or tcp6.
+
+    A line of it: number, local address:port in hex, remote address:port, state, three more columns, uid, timeout,
+    inode.
+    """
+    found: set[str] = set()
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        if len(columns) > 9 and columns[3] == _LISTENS and int(columns[1].rpartition(":")[2], 16) == port:
+            found.add(columns[9])
+    return found
+
+
+def _has_open(process: Path, wanted: set[str]) -> bool:
+    try:
+        return any(_target(descriptor) in wanted for descriptor in (process / "fd").iterdir())
+    except OSError:  # another user's process, or one that has just ended
+        return False
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _holder(process: Path) -> PortHolder | None:
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        folder = Path(os.readlink(process / "cwd"))
+    except OSError:
+        return None
+    # the embedded broker runs in STATE/broker (deploy/stack/embedded_broker.py)
+    is_broker = "kafka.Kafka" in words and (folder / "address.json").is_file()
+    command = shlex.join([Path(words[0]).name, *words[1:]]) if words else "?"
+    shown = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}…"
+    return PortHolder(int(process.name), shown, folder.parent if is_broker else None)

@@ -1,0 +1,1 @@
+"""Entry points: from settings to running queries, supervised or submitted."""

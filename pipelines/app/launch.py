@@ -1,0 +1,118 @@
+"""From settings to running queries: each setting becomes a plain value here, and reaches a query in the `Plan`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kiln.conf.settings.durations import micros, spark_interval
+from kiln.conf.settings.model import JobName, Settings
+from kiln.pipelines.batch.batching import Batching
+from kiln.pipelines.batch.offset_range import Selection
+from kiln.pipelines.decode.breaker import Breaker
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
+from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.query_plan import Plan, Report, unheard
+from kiln.pipelines.updates.known_streams import StreamsTopic
+from kiln.pipelines.updates.transform import Separating
+from kiln.schemas.queries import QUERIES
+from kiln.schemas.wire.identity import peer_bytes, peer_text
+from kiln.schemas.wire.topic_table import Bundles
+
+
+def launch(
+    name: JobName,
+    spark: SparkSession,
+    settings: Settings,
+    listener: StreamingQueryListener | None = None,
+    report: Report = unheard,
+) -> StreamingQuery:
+    """Starts one query as the settings say.
+
+    DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
+    settings contradict those of the table `bundles`.
+    """
+    start: Callable[[Plan], StreamingQuery] = import_module(f"pipelines.queries.{name}").start
+    return start(plan(name, spark, settings, listener, report))
+
+
+def plan(
+    name: JobName,
+    spark: SparkSession,
+    settings: Settings,
+    listener: StreamingQueryListener | None = None,
+    report: Report = unheard,
+) -> Plan:
+    """What the settings say of one query."""
+    kafka, job = settings.broker, settings.jobs.of(name)
+    lake = Lake.at(settings.lake_root)
+    durable = settings.durability == "power"
+    return Plan(
+        spark=spark,
+        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
+        client=kafka.client_options(),
+        lake=lake,
+        commits=DeltaRsCommits(lake, durable=durable)
+        if settings.lake.writer == "delta-rs"
+        else DeltaSparkCommits(lake, spark, durable=durable),
+        checkpoints=settings.checkpoints_root,
+        trigger=spark_interval(job.trigger),
+        at_most=job.max_offsets_per_trigger,
+        state_partitions=settings.spark.shuffle_partitions,
+        remembered=micros(settings.dedupe.signed),
+        decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
+        separating=separating(settings),
+        batching=batching(settings),
+        breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
+        now=lambda: time.time_ns() // 1000,
+        uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
+        durable=durable,
+        report=report,
+        listener=listener,
+    )
+
+
+def batching(settings: Settings) -> Batching:
+    """How the settings make batches."""
+    told = settings.batch
+    authors = None if "*" in told.authors else frozenset(peer_text(peer_bytes(text)) for text in told.authors)
+    return Batching(micros(told.window), micros(told.grace), told.block_limit, Selection(authors, told.only_verified))
+
+
+def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
+    """How to decode as the settings say, with all topic bundles of the settings and of the table `bundles`.
+
+    `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
+    """
+    lake = Lake.at(settings.lake_root)
+    given = Bundles(settings.topic_table.bundles)
+    if remember:
+        lake.create(("bundles",))
+        bundles = remember_bundles(lake, given, datetime.now(UTC))
+    else:
+        bundles = given.joined(read_bundles(lake))
+    return Decoding(
+        default_policy=settings.policy.default,
+        policies=settings.policy.networks,
+        batch_typ=settings.batch.typ,
+        unsigned_horizon=micros(settings.dedupe.unsigned),
+        bundles=bundles,
+    )
+
+
+def separating(settings: Settings) -> Separating:
+    """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
+    learnt separators there, although this run fetches no blocks."""
+    kafka = settings.broker
+    streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
+    return Separating(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)

@@ -1,0 +1,178 @@
+"""One query as a Spark application of its own: what `spark-submit pipelines/jobs/NAME.py` runs.
+
+The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. What spark-submit is
+given of master, memory and jars weighs more. The driver serves `/metrics`, `/health` and `/ready` at `monitor.listen`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from kafka.errors import KafkaError
+from prometheus_client.metrics_core import Metric
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.exporter import Exporter
+from kiln.conf.process.locks import keep_private
+from kiln.conf.process.logs import set_up_logs
+from kiln.conf.process.state_version import take_on
+from kiln.conf.settings.model import JobName, Kafka
+from kiln.conf.settings.reading import load_settings
+from kiln.pipelines.app.supervisor import GaveUpError, Supervisor
+from kiln.pipelines.runtime.query_status import RUNS, QueryLine, QueryWatch, query_families
+from kiln.pipelines.runtime.s3a import s3a_settings
+from kiln.pipelines.runtime.session import create_session
+from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.schemas.families import family
+from kiln.schemas.printable import printable_lines
+from kiln.schemas.queries import QUERIES
+
+_CHECK_EVERY = 1.0  # s
+_REPORT_EVERY = 10  # checks
+_SILENT = 30.0  # s after which a driver that does not look after its query hangs
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """`at`: monotonic s; `problems`: in words."""
+
+    at: float
+    line: QueryLine
+    problems: Sequence[str]
+
+
+class Job:
+    """The driver of one query, as the driver says of itself over HTTP. `see` takes how the query stands."""
+
+    def __init__(self, name: str, network: str) -> None:
+        self._name = name
+        self._network = network
+        self._started = time.monotonic()
+        self._newest: _Seen | None = None
+
+    def see(self, line: QueryLine, problems: Sequence[str]) -> None:
+        self._newest = _Seen(time.monotonic(), line, problems)
+
+    def metrics(self) -> Iterator[Metric]:
+        version = metadata.version("kiln")
+        yield family("kiln_info", [((version, self._network, f"job {self._name}"), 1)])
+        yield family("kiln_run_seconds", [((), time.monotonic() - self._started)])
+        seen = self._newest
+        if seen is not None:
+            yield family("kiln_problems", [((), len(seen.problems))])
+            yield from query_families([seen.line])
+
+    def why_dead(self) -> list[str]:
+        """A driver that starts is alive."""
+        silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
+        return [f"the driver has not looked after its query for {silent:.0f} s"] if silent > _SILENT else []
+
+    def why_not_ready(self) -> list[str]:
+        seen = self._newest
+        if seen is None:
+            return ["starting"]
+        down = [] if seen.line.phase in RUNS else [f"{seen.line.name} {seen.line.phase}"]
+        return [*self.why_dead(), *down, *seen.problems]
+
+    def page(self) -> None:
+        """None: `kiln job` has a page."""
+
+
+def main(name: JobName) -> int:
+    """Runs a query until SIGTERM or SIGINT. Every ten seconds prints how the query fares, as one line of JSON.
+
+    Returns the exit status: 0 after a signal, 1 where the query gave up or must not start, 2 where the settings are
+    wrong.
+    """
+    try:
+        settings = load_settings()
+        keep_private(settings.state)
+        take_on(settings.state)
+        set_up_logs(settings.log.format, settings.log.level, settings.log.levels)
+    except KilnError as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code
+    spark = create_session(
+        f"kiln-{name}",
+        master=settings.spark.master,
+        driver_memory=settings.spark.driver_memory,
+        java_options=settings.spark.java_options,
+        jars=(),
+        extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    supervisor = Supervisor(spark, settings, [name])
+    job = Job(name, settings.network)
+    try:
+        with Exporter(settings.monitor.host_and_port, job) as exporter:
+            if exporter.error:
+                print(exporter.error, file=sys.stderr)
+            supervisor.start()
+            for words in supervisor.mended:
+                print(words, file=sys.stderr)
+            topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
+            ends: TopicEnds | None = None
+            watch = QueryWatch(name, topics)
+            for check in itertools.count(1):
+                if stop.wait(_CHECK_EVERY):
+                    break
+                supervisor.check()
+                ends = ends or _ends(settings.broker, topics)
+                line = watch.line(
+                    time.monotonic(),
+                    ends.read() if ends is not None else {},
+                    supervisor.progress.get(name),
+                    restarts=supervisor.restarts[name],
+                    error=supervisor.errors.get(name, ""),
+                    tripped=False,
+                )
+                away = ends.error if ends is not None else "the broker does not answer"
+                job.see(line, [*supervisor.errors.values(), *([away] if away else [])])
+                if check % _REPORT_EVERY == 0:
+                    print(json.dumps(_report(supervisor, name)), flush=True)
+    except GaveUpError as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return 1
+    except KilnError as error:  # such as a table that a newer Kiln has written
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code
+    except KafkaError as error:
+        print(printable_lines(f"Kafka at {settings.broker.servers}: {error}"), file=sys.stderr)
+        return 1
+    finally:
+        supervisor.stop()
+        spark.stop()
+    return 0
+
+
+def _ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
+    """None: the broker is away."""
+    try:
+        return TopicEnds(kafka.client_options(), topics)
+    except KafkaError:
+        return None
+
+
+def _report(supervisor: Supervisor, name: JobName) -> dict[str, object]:
+    report: dict[str, object] = {"query": name, "errors": supervisor.errors}
+    progress = supervisor.progress.get(name)
+    if progress is None:
+        return report
+    return report | {
+        "batch_id": progress.batch_id,
+        "batch_ms": progress.batch_ms,
+        "records": progress.records,
+        "processed_per_second": round(progress.processed_rate, 1),
+        "read": progress.read,
+    }

@@ -1,0 +1,385 @@
+"""Queries in one Spark application: started from the settings, started again when they fail, stopped cleanly."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kafka.errors import KafkaError
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced, replaced_topics
+from kiln.conf.process.logs import say
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import JobName, Settings
+from kiln.pipelines.app.launch import launch
+from kiln.pipelines.batch.ticker import Ticker
+from kiln.pipelines.decode.breaker import DecodingBrokenError
+from kiln.pipelines.decode.breaker_state import Trip, forget_trip, remember_trip
+from kiln.pipelines.delta.commits import SecondWriterError
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.recovery import DamageError, Place, mend
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import held
+from kiln.pipelines.runtime.driver_lease import SecondDriverError, SoleDriver
+from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
+from kiln.pipelines.runtime.progress_marker import Told, ToldPlace
+from kiln.pipelines.runtime.query_plan import Report, unheard
+from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, note_topics
+from kiln.pipelines.runtime.trailing_clock import TrailingClock, behind_the_watermark, trails
+from kiln.schemas.kafka.topics import TOPICS
+from kiln.schemas.queries import QUERIES
+from kiln.schemas.wire.topic_table import BundleError
+
+_LOG = logging.getLogger("kiln.pipelines.app.supervisor")
+_BROKEN = DecodingBrokenError.__name__
+"""What a query fails with whose breaker tripped."""
+_FATAL = SecondWriterError.__name__
+"""The error after which a query does harm when it goes on."""
+_DECODED = "frames"
+"""The topic of what strangers wrote."""
+_HOLD_PATIENCE = 10.0  # s for a micro-batch to end, of a query that is to be held
+_KEEP_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
+
+
+@dataclass
+class _Run:
+    """How one query fares."""
+
+    query: StreamingQuery
+    failures: int = 0
+    """in a row, with no finished micro-batch in between"""
+    batch_id: int = -1
+    """of the newest micro-batch at the last failure"""
+    restart_at: float | None = None
+    """when a failed query is to start again, monotonic s; None: the query runs, or is held"""
+    held: bool = False
+    """whether the query waits for the next start of Kiln, because the breaker tripped"""
+    error: str = ""
+    """what ended the query last"""
+
+
+class GaveUpError(RuntimeError):
+    """A query must not go on: it failed more often in a row than the settings allow, or going on would do harm."""
+
+
+def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
+    if (settings.checkpoints_root / name).exists():
+        return
+    lake = Lake.at(settings.lake_root)
+    full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
+    if full:
+        raise GaveUpError(
+            f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
+            f"{lake.path} hold rows: the query would write them once more. Put the checkpoint back, or move "
+            "these tables away too"
+        )
+
+
+def place_of(settings: Settings) -> Place:
+    """Where the settings have what `kiln.pipelines.recovery` looks at."""
+    return Place(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
+
+
+def has_told(settings: Settings) -> bool:
+    """Whether `updates` may have told Kafka how far it got."""
+    return Checkpoint(settings.checkpoints_root / "updates").exists
+
+
+def told_by(settings: Settings) -> Told | None:
+    """How far `updates` got, as Kafka has it. KafkaError."""
+    kafka = settings.broker
+    with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+        return place.read(kafka.topic("frames"))
+
+
+def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
+    """By query, the topics that it reads, as `kiln.pipelines.recovery.examine` takes them. KafkaError."""
+    reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
+    found = topics.states({topic for each in reads.values() for topic in each})
+    return {name: {topic: found[topic] for topic in each if topic in found} for name, each in reads.items()}
+
+
+class Supervisor:
+    """Runs the named queries in one Spark session. Call `start()`, then `check()` every second or so, then `stop()`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        names: Iterable[JobName],
+        report: Report = unheard,
+        now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        topics: Topics | None = None,
+    ) -> None:
+        """`report` hears the counts of the queries that count; `now`: a monotonic clock in s; `clock`: the time, µs;
+        `topics`: by default those of the settings' broker."""
+        self._spark = spark
+        self._settings = settings
+        self._names = sorted(names, key=lambda name: QUERIES[name].starts)
+        self._report = report
+        self._now = now
+        self._clock = clock
+        self._trailing = TrailingClock()
+        self._remembered = micros(settings.dedupe.signed)
+        # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
+        folder = (settings.checkpoints_root / "batch").folder
+        self._kept = KeptCheckpoint(folder) if settings.durability == "power" and folder is not None else None
+        self._kept_at = 0.0
+        self._runs: dict[JobName, _Run] = {}
+        self._listener = ProgressListener(lambda name: held((settings.checkpoints_root / name).folder))
+        kafka = settings.broker
+        # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
+        self._sole = [
+            SoleDriver(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
+            for name in self._names
+            if kafka.bootstrap
+        ]
+        self._topics = KafkaTopics(kafka.client_options) if topics is None else topics
+        self._reads: dict[JobName, dict[str, TopicState]] = {}
+        self._ids: dict[str, TopicIdentity] = {}
+        """of the topics that the queries read or look up, as of the start"""
+        self._missing: list[str] = []
+        """of them those that are gone"""
+        self._topics_at = 0.0
+        self.ticker: Ticker | None = None
+        self.mended: list[str] = []
+        """what a power cut had damaged, and what was done about it at the start, in words"""
+
+    def start(self) -> None:
+        """Starts every query, and the ticks where `batch` is among them. GaveUpError: a query must not start.
+
+        KafkaError: no broker answers.
+        """
+        try:
+            with ThreadPoolExecutor(max(1, len(self._sole))) as threads:
+                for _ in threads.map(SoleDriver.take, self._sole):
+                    pass
+        except SecondDriverError as error:
+            raise GaveUpError(str(error)) from error
+        try:
+            told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
+            reads = read_topics(self._settings, self._topics, self._names)
+            self.mended = mend(place_of(self._settings), self._names, told, reads)
+        except DamageError as error:
+            raise GaveUpError(str(error)) from error
+        self._reads = {name: reads[name] for name in self._names}
+        watched = {topic for name in self._names for topic in (*QUERIES[name].reads, *QUERIES[name].looks_up)}
+        self._ids = dict(self._topics.identities(map(self._settings.kafka.topic, watched)))
+        self._topics_at = self._now() + CHECK_EVERY
+        for name in self._names:
+            _refuse_tables_without_checkpoint(name, self._settings)
+        if "batch" in self._names:
+            kafka = self._settings.broker
+            self.ticker = Ticker(
+                kafka.client_options(),
+                kafka.topic("updates"),
+                interval=self._settings.batch.tick.total_seconds(),
+                window=micros(self._settings.batch.window + self._settings.batch.grace),
+            )
+            self.ticker.start()
+        for name in self._names:
+            self._runs[name] = _Run(self._start(name))
+            forget_trip(self._settings.state, name)
+
+    def _start(self, name: JobName) -> StreamingQuery:
+        say(_LOG, "query starts", query=name)
+        try:
+            self._note_topics(name)
+            query = launch(name, self._spark, self._settings, self._listener, self._report)
+            self._note_topics(name)
+        except (DecodingBrokenError, BundleError, KilnError) as error:
+            raise GaveUpError(f"{name} stopped: {error}") from error
+        return query
+
+    def _note_topics(self, name: JobName) -> None:
+        """In the checkpoint, once Spark has made it: a checkpoint of an older Kiln has noted no topics."""
+        checkpoint = Checkpoint(self._settings.checkpoints_root / name)
+        if checkpoint.exists:
+            note_topics(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
+
+    def _check_topics(self) -> None:
+        """Compare the topics with those of the start: a query would read on in another topic of the same name. What
+        Spark or kafka-python then do depends on how long that topic is. GaveUpError."""
+        self._topics_at = self._now() + CHECK_EVERY
+        try:
+            found = self._topics.identities(self._ids)
+        except (KafkaError, OSError):  # the queries fail too, or wait
+            return
+        self._missing = sorted(self._ids.keys() - found.keys())
+        for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
+            words = describe_replaced(topic, self._ids[topic].id, found[topic].id)
+            raise GaveUpError(f"the queries stopped: {words}. Type kiln recover, which says what can be done")
+        looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
+        for each in TOPICS.values():
+            topic = self._settings.kafka.topic(each.name)
+            if topic not in found or found[topic].partitions == self._ids[topic].partitions:
+                continue
+            words = (
+                f"the queries stopped: {topic} had {self._ids[topic].partitions} partitions, and now has "
+                f"{found[topic].partitions}"
+            )
+            if each.for_life:
+                raise GaveUpError(
+                    f"{words}. Their number is for life, as windows are kept by partition: take another kafka.prefix "
+                    "and another state folder"
+                )
+            if each.name in looked_up:
+                raise GaveUpError(f"{words}. Start Kiln again: a start reads all of them")
+
+    def check(self) -> None:
+        """Starts failed queries again, each from its checkpoint, after a pause that doubles.
+
+        A query that says that decoding is broken is held, with each other that decodes. GaveUpError: a query failed
+        more than `jobs.restarts` times with no finished micro-batch in between, or says that another driver runs the
+        query; or all queries are held.
+        """
+        try:
+            for each in self._sole:
+                each.check()
+        except SecondDriverError as error:
+            raise GaveUpError(str(error)) from error
+        if self._now() >= self._topics_at:
+            self._check_topics()
+        self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
+        if self._kept is not None and "batch" in self._runs and self._now() >= self._kept_at + _KEEP_EVERY:
+            self._kept_at = self._now()
+            self._kept.keep()
+        for name, run in self._runs.items():
+            if run.held:
+                continue
+            if run.restart_at is None and not run.query.isActive:
+                self._failed(name, run)
+            elif run.restart_at is not None and self._now() >= run.restart_at:
+                run.restart_at = None
+                run.query = self._start(name)
+
+    def _failed(self, name: JobName, run: _Run) -> None:
+        self._check_topics()  # which explains what Spark's error does not
+        run.error = failure_text(run.query.exception())
+        progress = self._listener.snapshot().get(name)
+        newest = progress.batch_id if progress else -1
+        run.failures = run.failures + 1 if newest <= run.batch_id else 1
+        run.batch_id = newest
+        if _BROKEN in run.error:
+            self._trip(name, run.error)
+            return
+        if _FATAL in run.error or run.failures > self._settings.jobs.restarts:
+            raise GaveUpError(f"{name} stopped: {run.error}")
+        say(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
+        run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def _trip(self, name: JobName, error: str) -> None:
+        """Holds every query that decodes frames, so that each can read on once decoding is mended. The other queries go
+        on, and so does what brings frames. GaveUpError: no query is left."""
+        trip = Trip(name, error.partition(f"{_BROKEN}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC))
+        remember_trip(self._settings.state, trip)
+        say(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
+        for other, run in self._runs.items():
+            if _DECODED in QUERIES[other].reads:
+                run.held, run.restart_at = True, None
+                run.error = trip.in_words if other == name else f"held, because the breaker of {name} tripped"
+                self._stop(run, _HOLD_PATIENCE)
+        if all(run.held for run in self._runs.values()):
+            raise GaveUpError(f"{name} stopped: {trip.in_words}")
+
+    @property
+    def held(self) -> set[str]:
+        """The queries that the breaker holds."""
+        return {name for name, run in self._runs.items() if run.held}
+
+    @property
+    def progress(self) -> dict[str, QueryProgress]:
+        """By query. A query that has not reported yet is missing."""
+        return self._listener.snapshot()
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """What ended each query that waits for its restart or is held; under "ticks" what keeps the ticks from the log;
+        under "clock of the log" and "clock" what it means that a clock trails."""
+        found: dict[str, str] = {
+            name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
+        }
+        if self._missing:
+            found["topics"] = f"{', '.join(self._missing)}: there is no such topic any more, and queries read it"
+        if self.ticker is not None and self.ticker.error:
+            found["ticks"] = self.ticker.error
+        if self.ticker is not None and self.ticker.clock_error:
+            found["clock of the log"] = self.ticker.clock_error
+        if self._trailing.since is not None:
+            at = self._trailing
+            late = [name for name, kept in self._reckoned().items() if trails(at.now, kept)]
+            found["clock"] = behind_the_watermark(late, at.now, at.kept, at.since)
+        return found
+
+    def _reckoned(self) -> dict[str, int]:
+        """The time that each query which forgets by time has reckoned with last
+        (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
+        found = {
+            name: max(at.reckoned, at.watermark and at.watermark + self._remembered)
+            for name, at in self.progress.items()
+        }
+        return {name: at for name, at in found.items() if at}
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How many times in a row each query failed."""
+        return {name: run.failures for name, run in self._runs.items()}
+
+    def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+        """Whether no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
+        if self.ticker is not None and not self.ticker.quiet:
+            return False
+        progress = self.progress
+        for name in self._names:
+            topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
+            if name not in progress or progress[name].lag(topics) or self._runs[name].restart_at is not None:
+                return False
+        return True
+
+    def stop(self, patience: float = 45.0) -> None:
+        """Stops every query between two micro-batches, or after `patience` s in the middle of one.
+
+        Nothing is lost either way: a query does an unfinished micro-batch anew at its next start.
+        """
+        if self.ticker is not None:
+            self.ticker.stop()
+        deadline = self._now() + patience
+        for run in self._runs.values():
+            self._stop(run, deadline - self._now())
+        if self._kept is not None and "batch" in self._runs:
+            self._kept.keep()
+        for each in self._sole:  # last: until here this driver may write
+            each.close()
+        self._topics.close()
+
+    def _stop(self, run: _Run, patience: float) -> None:
+        deadline = self._now() + patience
+        while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
+            time.sleep(0.01)
+        run.query.stop()
+
+
+def failure_text(error: BaseException | None) -> str:
+    """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
+    if error is None:
+        return "the query ended by itself"
+    said = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    python = [
+        line
+        for line in lines
+        if line[:1].isalpha() and ": " in line and line.split(": ", 1)[0].replace(".", "").isidentifier()
+    ]
+    text = (python or lines or [type(error).__name__])[-1 if python else 0]
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -1,0 +1,135 @@
+"""Takes over the checkpoints of earlier versions.
+
+In Kiln 0.1 two queries read `kiln.frames`: `archive` wrote the tables `frames` and `copies`, `messages` the table
+`messages`. The query `archive` does both now, and goes on from the checkpoint of `messages`, which has the state.
+
+What a query has let through was in Spark's state, as it is on a cluster. On one machine it is in a file now
+(decision 10).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kiln.conf.process.disk import to_disk
+from kiln.pipelines.archive.frame_dedup import NewFrames
+from kiln.pipelines.archive.transform import IDENTITIES, PASSED, Passed, decoded
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.files import discard
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import Remembered, RememberedFile, remembers
+from kiln.pipelines.runtime.kafka import read_range
+from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.runtime.query_plan import Plan
+from kiln.schemas.kafka import topics as log
+from kiln.schemas.kafka.records import Epoch
+
+_EARLIEST = -2  # as Spark's options name the log's beginning
+_KEPT = "archive-of-0.1"
+"""Where the checkpoint of the earlier `archive` stays, which nothing reads any more."""
+
+
+def take_over(plan: Plan, session: SparkSession) -> None:
+    """Makes the two checkpoints one, if they are of Kiln 0.1. What the earlier `archive` had not written yet of what
+    `messages` has read, is written now.
+
+    A crash in the midst does no harm: the commits bear the ids of the earlier query, and come once.
+    """
+    folder = plan.checkpoints.folder
+    if folder is None:  # Kiln 0.1 had none in a store
+        return
+    archive, messages = (Checkpoint(plan.checkpoints / name) for name in ("archive", "messages"))
+    if messages.exists:
+        if archive.exists:
+            _catch_up(plan, session, archive, messages)
+            (folder / "archive").rename(folder / _KEPT)
+        (folder / "messages").rename(folder / "archive")
+    elif archive.exists and archive.committed >= 0 and not remembers(folder / "archive"):
+        (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
+
+
+def _catch_up(plan: Plan, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
+    """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
+    BatchClock(plan.now, plan.uptime, 0).tell(session.sparkContext)
+    new = NewFrames(plan.lake)
+    begun, finished = archive.planned, archive.committed
+    if begun > finished:
+        _write(plan, session, new, archive.ends(finished), archive.ends(begun), Write(archive.query_id, begun))
+    upto = messages.ends(messages.committed)
+    _write(plan, session, new, archive.ends(begun), upto, Write(archive.query_id, begun + 1))
+
+
+def _write(
+    plan: Plan, session: SparkSession, new: NewFrames, first: log.Offsets, upto: log.Offsets, write: Write
+) -> None:
+    """Frames and copies of a range of `kiln.frames`, as the earlier query would have written them."""
+    topic = plan.broker.topic("frames")
+    known = first.get(topic, {})
+    ends = {part: max(end, known.get(part, 0)) for part, end in upto.get(topic, {}).items()}
+    starts = {part: known.get(part, _EARLIEST) for part in ends}
+    if starts == ends:
+        return
+    records = read_range(session, plan.broker, "frames", {topic: starts}, {topic: ends})
+    told = decoded(records, plan.decoding, plan.lake).where(F.col("kind") == PASSED).collect()
+    rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
+    passed = [msgspec.msgpack.decode(data, type=Passed) for (data,) in rows]
+    for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
+        if files and not plan.commits.commit(table, files, write):
+            discard(plan.lake, files)
+
+
+def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered | None:
+    """The file of what a query has let through, with what Spark's operators remembered of it. None, KilnError: as
+    `Plan.remembers`."""
+    remembered = plan.remembers(query)
+    if remembered is not None:
+        remember_state(session, Checkpoint(plan.checkpoints / query), remembered, plan.remembered)
+    return remembered
+
+
+def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Remembered, delay: int) -> None:
+    """Puts what Spark's operators remember into the file that stands for them, and removes the operators' state. May be
+    cut short, and then be done again. `delay`: of the operators' watermark, µs."""
+    folder, file = Path(checkpoint.path.uri), Path(remembered.path)
+    state = folder / "state"
+    if not state.exists():
+        return
+    if not file.exists():
+        fresh = file.with_suffix(".new")
+        for left in folder.glob(f"{fresh.name}*"):
+            left.unlink()
+        to_fill = replace(remembered, path=str(fresh))
+        if checkpoint.committed >= 0:
+            for operator in sorted(each.name for each in state.iterdir() if each.name.isdigit()):
+                held = session.read.format("statestore").option("operatorId", operator).load(str(folder))
+                _fill(to_fill, held, delay)
+        with RememberedFile(to_fill) as filled:  # the last to close it, which leaves one file of it
+            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(delay))
+        to_disk(fresh)
+        fresh.rename(file)
+        to_disk(folder)
+    shutil.rmtree(state)
+
+
+def _fill(remembered: Remembered, state: DataFrame, delay: int) -> None:
+    """Columns key, value of Spark's operator in."""
+    (digest,) = state.select("key.*").columns
+    turn = int(digest == IDENTITIES[1])
+
+    def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with RememberedFile(remembered) as file:
+            for batch in batches:
+                digests, expire = (column.to_pylist() for column in batch.columns)
+                file.know(((digest, at - delay) for digest, at in zip(digests, expire, strict=True)), turn)
+        yield from ()
+
+    digests = state.select("key.*", F.col("value.expiresAtMicros"))
+    digests.mapInArrow(know, "none int").collect()

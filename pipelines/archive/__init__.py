@@ -1,0 +1,1 @@
+"""Query `archive`: frames into the tables `frames`, `copies` and `messages`."""

@@ -1,0 +1,92 @@
+"""Query `archive`: every frame to Delta, with its exact bytes, each copy of a message, and one good copy of every
+message; what is no message to quarantine."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kiln.pipelines.app.taking_over import remembered_by, take_over
+from kiln.pipelines.archive.frame_dedup import NewFrames
+from kiln.pipelines.archive.transform import (
+    FAULT,
+    PASSED,
+    WROTE,
+    Passed,
+    Wrote,
+    archived,
+    decoded,
+    first_copies,
+    written,
+)
+from kiln.pipelines.decode.breaker import check_samples
+from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.files import DataFile, discard
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import Remembered
+from kiln.pipelines.runtime.kafka import stream_topics, write_topic
+from kiln.pipelines.runtime.query_plan import Plan, each_batch, fitted, start_query
+from kiln.schemas.queries import QUERIES
+
+
+def start(plan: Plan) -> StreamingQuery:
+    """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
+    check_samples()
+    session = plan.new_session()
+    plan.lake.create(QUERIES["archive"].tables)
+    take_over(plan, session)
+    records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
+    archive = _Archive(plan, remembered_by(plan, session, "archive"))
+    return start_query("archive", plan, each_batch(archive.begun(records), archive.write, plan.kept("archive")))
+
+
+class _Archive:
+    """Writes the micro-batches."""
+
+    def __init__(self, plan: Plan, remembered: Remembered | None) -> None:
+        self._plan = plan
+        self._clock = plan.batch_clock("archive")
+        self._checkpoint = Checkpoint(plan.checkpoints / "archive")
+        self._remembered = remembered
+        self._new = NewFrames(plan.lake)
+
+    def begun(self, records: DataFrame) -> DataFrame:
+        """What stands before the micro-batch: the operators of Spark, if they remember."""
+        if self._remembered is not None:
+            return records
+        return first_copies(decoded(records, self._plan.decoding, self._plan.lake), self._plan.remembered)
+
+    def _written(self, rows: DataFrame) -> DataFrame:
+        lake, remembered = self._plan.lake, self._remembered
+        return written(rows, lake) if remembered is None else archived(rows, self._plan.decoding, lake, remembered)
+
+    def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
+        """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
+        plan, write = self._plan, Write(query_id, batch_id)
+        self._clock.tell(rows.sparkSession.sparkContext)
+        out = self._written(fitted(rows, self._checkpoint.records(batch_id)))
+        out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
+        try:
+            told = out.where(F.col("kind") != FAULT).collect()
+            wrote = [msgspec.msgpack.decode(bytes(row.value), type=Wrote) for row in told if row.kind == WROTE]
+            passed = [msgspec.msgpack.decode(bytes(row.value), type=Passed) for row in told if row.kind == PASSED]
+            plan.breaker.observe(tally for each in wrote for tally in each.tallies)
+            if any(each.faults for each in wrote):
+                write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
+        finally:
+            out.unpersist()
+        frames, copies = self._new.of(passed, write)
+        self._commit("messages", [file for each in wrote for file in each.messages], write)
+        self._commit("frames", frames, write)
+        self._commit("copies", copies, write)
+        counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
+        plan.report("archive", {**counts, "copies": sum(each.good for each in passed)})
+
+    def _commit(self, table: str, files: list[DataFile], write: Write) -> None:
+        if files and not self._plan.commits.commit(table, files, write):
+            discard(self._plan.lake, files)

@@ -1,0 +1,38 @@
+"""Where the clock of `kiln.updates` stood after a micro-batch, kept beside the checkpoint (decision 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from kiln.conf.process.location import Location
+
+Clock = Mapping[int, int]
+"""By partition: the greatest stamp so far, µs."""
+
+
+class _Kept(msgspec.Struct):
+    batch_id: int
+    before: dict[int, int]
+    after: dict[int, int]
+
+
+class LogClock:
+    """The clock before each micro-batch. A micro-batch that a crash repeats finds the clock where it stood before."""
+
+    def __init__(self, path: Location) -> None:
+        """`path`: of the file, in the folder of the query's checkpoint. A missing file: the log begins."""
+        self._path = path
+        self._kept = msgspec.json.decode(path.read(), type=_Kept) if path.exists() else _Kept(-1, {}, {})
+
+    def before(self, batch_id: int) -> Clock:
+        """Where the clock stood when the micro-batch began."""
+        return self._kept.before if self._kept.batch_id == batch_id else self._kept.after
+
+    def move(self, batch_id: int, seen: Clock) -> None:
+        """Keeps where the clock stands after a micro-batch that saw these stamps; it never goes back."""
+        before = dict(self.before(batch_id))
+        after = before | {partition: max(at, before.get(partition, 0)) for partition, at in seen.items()}
+        self._kept = _Kept(batch_id, before, after)
+        self._path.write([msgspec.json.encode(self._kept)])

@@ -1,0 +1,89 @@
+"""Stops a query when our own decoding is at fault, and not when peers send garbage (decision 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.pubsub import read_message
+
+_STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
+_TIP = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+_MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
+
+SAMPLES = (
+    ("UPDATE", f'{{"typ":0,"stream":"{_STREAM}","tip":"{_TIP}","model":"{_MODEL}"}}'),
+    ("UPDATE", f'{{"typ":0,"doc":"{_STREAM}","tip":"{_TIP}"}}'),
+    ("QUERY", f'{{"typ":1,"stream":"{_STREAM}","id":"EiDJzhPfx5LNWKc2G49O42NvgfXb76bhKwTTdXapSujoGg"}}'),
+    ("RESPONSE", f'{{"typ":2,"id":"1","tips":{{"{_STREAM}":"{_TIP}"}}}}'),
+    ("KEEPALIVE", '{"typ":3,"ts":1646925968077,"ver":"2.35.0","ipfsVer":"0.20.0"}'),
+    ("BATCH_UPDATE", f'{{"typ":3,"sep":"model/{_MODEL}","batch":"{_TIP}"}}'),
+)
+
+
+class DecodingBrokenError(RuntimeError):
+    """Kiln's own decoding is at fault. The query stops before good messages fill the quarantine.
+
+    Once Kiln is mended, the query goes on from its checkpoint.
+    """
+
+
+def check_samples() -> None:
+    """Decodes messages known to be good. Raises DecodingBrokenError."""
+    for kind, text in SAMPLES:
+        read = read_message(text.encode())
+        if not isinstance(read, Rejected) and read.type != kind:
+            raise DecodingBrokenError(f"this build is broken: a good {kind} is taken for {read.type}")
+        if isinstance(read, Rejected):
+            raise DecodingBrokenError(
+                f"a good {kind} does not decode ({read.reason}: {read.detail}): this build is broken"
+            )
+
+
+class Tally(NamedTuple):
+    """How the well-signed messages of one author fared in one micro-batch."""
+
+    author: str
+    decoded: int
+    failed: int
+
+
+@dataclass
+class Breaker:
+    """Trips when the messages of many authors, which used to decode, no longer do.
+
+    An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
+    least `authors` authors have stopped, and more than half of all authors that were heard of late and whose messages
+    used to decode. So neither one peer nor a crowd of new peers that send nothing but garbage can switch the query off.
+    """
+
+    authors: int = 3
+    streak: int = 100
+    forget: int = 360
+    """micro-batches after which an author counts no more of whom none had a message: an hour, by default"""
+    _failing: dict[str, int] = field(default_factory=dict)
+    _heard: dict[str, int] = field(default_factory=dict)
+    _observed: int = 0
+
+    def observe(self, tallies: Iterable[Tally]) -> None:
+        """Takes a micro-batch into account, with faults or without: who decodes now is who may stop. Raises
+        DecodingBrokenError."""
+        self._observed += 1
+        for tally in tallies:
+            if tally.decoded:
+                self._failing[tally.author] = 0
+            elif tally.author in self._failing:
+                self._failing[tally.author] += tally.failed
+            else:
+                continue
+            self._heard[tally.author] = self._observed
+        for author in [each for each, heard in self._heard.items() if heard <= self._observed - self.forget]:
+            del self._heard[author], self._failing[author]
+        stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
+        if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
+            raise DecodingBrokenError(
+                f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode sent {self.streak} and "
+                "more in a row that do not, all well signed: their format is new, or this build is broken"
+            )

@@ -1,0 +1,39 @@
+"""Faults of Kiln itself while it processes one record: the record goes to quarantine, and the query goes on."""
+
+from __future__ import annotations
+
+from traceback import extract_tb
+from typing import Final
+
+import msgspec
+from google.protobuf.message import Error as ProtobufError
+
+PROCESSING_FAILED: Final = "processing_failed"
+
+PROCESSING_ERRORS: Final = (
+    ValueError,  # also UnicodeError, and what codecs, base58 and cryptography raise on values
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,  # OverflowError: a number that a column cannot hold
+    AssertionError,
+    NotImplementedError,
+    RecursionError,  # the one RuntimeError that depends on the record alone
+    msgspec.MsgspecError,
+    ProtobufError,
+)
+"""What a pure function raises because of the record that it is given, so that a retry would fail again.
+
+Everything else fails the task, which Spark retries: OSError, sqlite3.Error, KafkaError and KilnError are faults of
+disk, store or broker, and MemoryError and RuntimeError say nothing about the record. Catch these around pure functions
+only, where no I/O can raise one of them.
+"""
+
+_SHOWN: Final = 300  # characters of an error's text
+
+
+def describe(error: BaseException) -> str:
+    """The error and the line that raised it, for `detail` in quarantine."""
+    frames = extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}: {str(error)[:_SHOWN]}"

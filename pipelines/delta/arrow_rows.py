@@ -1,0 +1,104 @@
+"""Arrow schemas of Delta tables, and row tuples gathered into Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.schemas.delta.tables import Column, Table
+
+_ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "array<string>": pa.list_(pa.string()),
+}
+
+# RowBuffer asks for a drain at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
+_ROWS = 5_000
+_BYTES = 16 << 20
+
+
+_CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
+"""What Arrow raises on values that a column cannot hold. It is a fault of the rows alone: nothing here does I/O."""
+
+Refuse = Callable[[Sequence[object], Exception], None]
+"""Takes a row that no Arrow batch can hold, and why."""
+
+
+def arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
+    """The Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
+    return pa.schema(
+        [
+            pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")], column.nullable or not strict)
+            for column in columns
+        ]
+    )
+
+
+def ddl(columns: Iterable[Column]) -> str:
+    """The same columns as Spark takes the schema of a `mapInArrow`."""
+    return ", ".join(f"{column.name} {column.type}" for column in columns)
+
+
+def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
+    """Columns of a table by name, in the order of the names; with no names, all columns."""
+    if not names:
+        return tuple(table.columns)
+    found = {column.name: column for column in table.columns}
+    return tuple(found[name] for name in names)
+
+
+class RowBuffer:
+    """Rows (tuples in the schema's order) on their way to Arrow batches of bounded size."""
+
+    def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: Refuse | None = None) -> None:
+        """`rows`: the most rows of a batch. `refuse`: takes each row that cannot be converted; by default `drain`
+        raises."""
+        self._schema = schema
+        self._most = rows
+        self._refuse = refuse
+        self._rows: list[Sequence[object]] = []
+        self._bytes = 0
+
+    def add(self, row: Sequence[object], size: int = 0) -> bool:
+        """Takes a row that holds about `size` bytes of payload; True when it is time to `drain()`."""
+        self._rows.append(row)
+        self._bytes += size
+        return len(self._rows) >= self._most or self._bytes >= _BYTES
+
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """The rows since the last `drain` as one batch. No batch where there are no rows.
+
+        More than one where the rows cannot be converted together: then each half is tried alone, down to the row.
+        """
+        rows, self._rows, self._bytes = self._rows, [], 0
+        yield from self._batches(rows)
+
+    def _batches(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
+        if not rows:
+            return
+        try:
+            columns = [
+                pa.array(values, type=field.type)
+                for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
+            ]
+            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        except _CONVERSION_ERRORS as error:  # of these values, or of too many bytes in one column
+            if len(rows) > 1:
+                half = len(rows) // 2
+                yield from self._batches(rows[:half])
+                yield from self._batches(rows[half:])
+            elif self._refuse is None:
+                raise
+            else:
+                self._refuse(rows[0], error)
+            return
+        yield batch

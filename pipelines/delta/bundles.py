@@ -1,0 +1,57 @@
+"""The table `bundles`: topic bundles once known stay known, though they leave the settings (docs/design/contracts.md).
+
+By delta-rs alone, so that it needs no Spark.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from kiln.pipelines.delta.arrow_rows import arrow_schema, columns_of
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.rows import read_rows
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.wire.topic_table import Bundles
+
+BUNDLES = columns_of(TABLES["bundles"])
+
+
+def read_bundles(lake: Lake) -> Bundles:
+    """The bundles in the table, the longest known first. No bundles where there is no table.
+
+    BundleError: the rows contradict each other.
+    """
+    if not lake.has("bundles"):
+        return Bundles()
+    batches = read_rows(lake.open("bundles"), ["hash", "name", "topics", "first_seen"])
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    known = Bundles()
+    for row in sorted(rows, key=lambda row: (row["first_seen"], row["hash"])):
+        known = known.joined(Bundles({row["name"] or row["hash"]: row["topics"]}))
+    return known
+
+
+def remember_bundles(lake: Lake, given: Bundles, now: datetime) -> Bundles:
+    """Adds the bundles of `given` that the table does not have. Returns all bundles, `given` first.
+
+    BundleError: a given bundle has the hash of a known bundle and other topics. Nothing is added then.
+    """
+    known = read_bundles(lake)
+    all_of_them = given.joined(known)
+    rows = [(each.hex(), given.name(each), list(topics), now) for each, topics in given.items() if each not in known]
+    if rows:
+        schema = arrow_schema(BUNDLES)
+        columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
+        write_deltalake(
+            lake.table("bundles"),
+            pa.table(columns, schema=schema),
+            mode="append",
+            storage_options=lake.storage_options,
+        )
+        lake.sync_files("bundles")
+        newest = lake.open("bundles").version()
+        lake.keep("bundles", newest, newest)
+    return all_of_them

@@ -1,0 +1,95 @@
+"""Commits by delta-rs. No JVM takes part, and on an object store a commit is a put-if-absent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from kiln.pipelines.delta.commits import Write, second_writer
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
+
+_CONCURRENT = "Concurrent transaction"
+"""How delta-rs says that a commit under the same application id came in between."""
+
+_FILES_GONE = "deleted data this operation read"
+"""How delta-rs says that a commit in between took files out of the table: a compaction, or the swap of a run."""
+
+AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""delta-rs looks at the whole log after each commit for entries to remove, which costs more than the commit.
+`kiln.pipelines.maintenance` removes them."""
+
+
+class DeltaRsCommits:
+    """`Commits` by delta-rs. Each table is read once, and from then on its log is followed."""
+
+    def __init__(self, lake: Lake, *, durable: bool = False) -> None:
+        """`durable`: a commit is on the disk before `commit` returns."""
+        self._lake = lake
+        self._durable = durable
+        self._tables: dict[str, DeltaTable] = {}
+        self._newest: dict[str, int | None] = {}
+        """by application id: the newest transaction that this driver has seen or made"""
+
+    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+        """As `Commits.commit`."""
+        app_id = write.app_id(table)
+        opened = self._opened(table, write)
+        newest = self._newest[app_id] = opened.transaction_version(app_id)
+        if newest is not None and newest >= write.batch_id:
+            return False
+        if self._durable:
+            self._lake.folder(table).sync()  # the files are named before a commit names them
+        known = opened.version()
+        now = int(time.time() * 1000)  # the log tells readers when a commit was made
+        adds: list[AddAction | RemoveAction] = [
+            AddAction(each.name, each.size, {}, now, True, each.stats) for each in files
+        ]
+        while True:
+            try:
+                opened.create_write_transaction(
+                    adds,
+                    mode="append",
+                    schema=opened.schema(),
+                    commit_properties=CommitProperties(app_transactions=[Transaction(app_id, write.batch_id, now)]),
+                    post_commithook_properties=AFTER_COMMIT,
+                )
+                break
+            except CommitFailedError as error:
+                opened.update_incremental()
+                folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
+                if any(adds_one_of(read_commit(folder, version), files) for version in since):
+                    break  # the commit came through, and the store's answer did not
+                if _FILES_GONE in str(error):  # an append has read none of them
+                    if opened.transaction_version(app_id) == newest:
+                        continue
+                    raise second_writer(table, write) from error
+                del self._tables[table]
+                if _CONCURRENT in str(error):
+                    raise second_writer(table, write) from error
+                raise
+        opened.update_incremental()
+        self._newest[app_id] = write.batch_id
+        if self._durable:
+            self._lake.keep(table, known, opened.version())
+        return True
+
+    def _opened(self, table: str, write: Write) -> DeltaTable:
+        """The table as this driver has followed it. Where the log no longer tells what came since
+        (`kiln.pipelines.maintenance`), the table is read anew. SecondWriterError: somebody else has committed under the
+        same query meanwhile."""
+        opened = self._tables.get(table)
+        if opened is not None and log_entry(self._lake.folder(table), opened.version()).exists():
+            return opened
+        fresh = self._tables[table] = self._lake.open(table)
+        app_id = write.app_id(table)
+        stood_still = opened is not None and app_id in self._newest
+        if stood_still and fresh.transaction_version(app_id) != self._newest[app_id]:
+            del self._tables[table]
+            raise second_writer(table, write)
+        return fresh

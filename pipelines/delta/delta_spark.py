@@ -1,0 +1,68 @@
+"""Commits by Delta's own Spark connector, for places where Spark's catalog and log store must commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import cast
+
+from delta.exceptions import ConcurrentTransactionException
+from py4j.java_gateway import JVMView
+from pyspark.sql import SparkSession
+
+from kiln.pipelines.delta.commits import Write, second_writer
+from kiln.pipelines.delta.files import DataFile
+from kiln.pipelines.delta.lake import Lake
+
+
+class DeltaSparkCommits:
+    """`Commits` by delta-spark. Its Python API has no such commit, so this class calls the JVM's."""
+
+    def __init__(self, lake: Lake, spark: SparkSession, *, durable: bool = False) -> None:
+        """`durable`: a commit is on the disk before `commit` returns."""
+        self._lake = lake
+        self._durable = durable
+        self._spark = spark
+
+    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+        """As `Commits.commit`."""
+        jvm = cast(JVMView, self._spark._jvm)
+        delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()
+        log = delta.DeltaLog.forTable(self._spark._jsparkSession, self._lake.table(table))
+        transaction = log.startTransaction()
+        app_id = write.app_id(table)
+        # From this question on, the transaction fails if somebody else commits under the same id.
+        if transaction.txnVersion(app_id) >= write.batch_id:
+            return False
+        if self._durable:
+            self._lake.folder(table).sync()  # the files are named before a commit names them
+        now = log.clock().getTimeMillis()
+        actions = jvm.java.util.ArrayList()
+        for action in (*(_add(each, now) for each in files), _mark(app_id, write.batch_id, now)):
+            actions.add(delta.actions.Action.fromJson(json.dumps(action)))
+        append = getattr(delta, "DeltaOperations$Write")(jvm.org.apache.spark.sql.SaveMode.Append, *[nothing] * 8)
+        try:
+            version = transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
+        except ConcurrentTransactionException as error:
+            raise second_writer(table, write) from error
+        if self._durable:
+            self._lake.keep(table, version, version)
+        return True
+
+
+def _add(file: DataFile, now: int) -> dict[str, object]:
+    """PROTOCOL.md, Add File."""
+    add = {
+        "path": file.name,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": True,
+        "stats": file.stats,
+    }
+    return {"add": add}
+
+
+def _mark(app_id: str, version: int, now: int) -> dict[str, object]:
+    """PROTOCOL.md, Transaction Identifiers."""
+    return {"txn": {"appId": app_id, "version": version, "lastUpdated": now}}

@@ -1,0 +1,200 @@
+"""Parquet files of a table, as a task writes them where its rows are. A file is no part of the table before a commit
+names it (decision 18)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.arrow_rows import Refuse, RowBuffer, arrow_schema
+from kiln.pipelines.delta.lake import Lake, skipped_by
+from kiln.schemas.delta.tables import TABLES
+
+FILE_BYTES = 128 << 20
+"""A file that has reached this size is closed, and the next one begun."""
+
+_REPEATED = frozenset(
+    (
+        *("network", "direction", "origin", "local_peer", "remote_peer", "protocol", "topic", "topic_source", "type"),
+        *("from_peer", "separator_key", "separator_value", "separator_source", "source", "cid", "transport"),
+        *("stage", "reason"),
+    )
+)
+"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow holds each value once."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
+
+
+class DataFile(msgspec.Struct, frozen=True, array_like=True):
+    """One Parquet file of a table. `stats`: JSON, as in the log (PROTOCOL.md, Per-file Statistics)."""
+
+    table: str
+    name: str
+    size: int
+    rows: int
+    stats: str
+
+
+class TableFiles:
+    """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
+
+    def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: Refuse | None = None) -> None:
+        """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table. `refuse`: takes
+        each row that the table cannot hold; by default `add` or `close` raises."""
+        self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
+        self._folder = lake.folder(table)
+        self._table = table
+        self._schema = _with_dictionaries(arrow_schema(TABLES[table].columns, strict=True))
+        self._buffer = RowBuffer(self._schema, rows=20_000, refuse=refuse)
+        self._file: _OpenFile | None = None
+        self._closed: list[DataFile] = []
+
+    def add(self, row: Sequence[object], size: int = 0) -> None:
+        """Takes a row in the table's columns that holds about `size` bytes."""
+        if self._buffer.add(row, size):
+            self._drain()
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Takes rows that are an Arrow batch in the table's columns."""
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, self._schema, strict=True)]
+        self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> list[DataFile]:
+        """All files written, each whole and on disk; none where there was no row."""
+        self._drain()
+        self._close()
+        return self._closed
+
+    def _drain(self) -> None:
+        for batch in self._buffer.drain():
+            self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._file is None:
+            self._file = _OpenFile(self._folder, self._table, self._schema)
+        if self._file.write(batch) >= self._file_bytes:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._closed.append(self._file.close())
+            self._file = None
+
+
+def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
+    encoded = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        [
+            pa.field(field.name, encoded, field.nullable)
+            if field.name in _REPEATED and field.type == pa.string()
+            else field
+            for field in schema
+        ]
+    )
+
+
+class _OpenFile:
+    def __init__(self, folder: Location, table: str, schema: pa.Schema) -> None:
+        self._table = table
+        self._name = f"part-{uuid4()}.snappy.parquet"
+        self._ranges = {name: _Range() for name in skipped_by(TABLES[table])}
+        self._rows = 0
+        self._out = (folder / self._name).create()
+        # A dictionary of bytes that hardly repeat is work for nothing.
+        repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
+        self._writer = pq.ParquetWriter(
+            self._out,
+            schema,
+            compression="snappy",
+            use_dictionary=repeating,
+            write_statistics=[name for name in self._ranges if name in schema.names],
+            store_schema=False,
+        )
+
+    def write(self, batch: pa.RecordBatch) -> int:
+        """The size of the file so far."""
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+        for name, found in self._ranges.items():
+            found.widen(batch.column(name))
+        return self._out.tell()
+
+    def close(self) -> DataFile:
+        self._writer.close()
+        size = self._out.tell()
+        self._out.close()
+        return DataFile(self._table, self._name, size, self._rows, _stats(self._rows, self._ranges))
+
+
+class _Range:
+    """The least and the greatest value of a column, and how many rows have none."""
+
+    def __init__(self) -> None:
+        self.least: object = None
+        self.greatest: object = None
+        self.nulls = 0
+
+    def widen(self, column: pa.Array) -> None:
+        self.nulls += column.null_count
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary
+        found = pc.min_max(column)
+        if not found["min"].is_valid:
+            return
+        # timestamps as numbers: a Python datetime for each would cost more than the rest
+        low, high = (each.value if pa.types.is_timestamp(column.type) else each.as_py() for each in found.values())
+        self.least = low if self.least is None else min(self.least, low)
+        self.greatest = high if self.greatest is None else max(self.greatest, high)
+        self.times = pa.types.is_timestamp(column.type)
+
+
+def _stats(rows: int, ranges: dict[str, _Range]) -> str:
+    known = {name: found for name, found in ranges.items() if found.least is not None}
+    least = {name: _value(found.least, found.times) for name, found in known.items()}
+    greatest = {name: _value(found.greatest, found.times) for name, found in known.items()}
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": {name: value for name, value in least.items() if value is not None},
+            "maxValues": {name: value for name, value in greatest.items() if value is not None},
+            "nullCount": {name: found.nulls for name, found in ranges.items()},
+        },
+        ensure_ascii=False,
+    )
+
+
+def _value(value: object, time: bool) -> object:
+    """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601. None: a time of a year that has
+    not four digits, which no reader could read; a reader then takes the file as one that may hold any."""
+    if not time or not isinstance(value, int):
+        return value
+    if not _FIRST <= value <= _LAST:
+        return None
+    return (_EPOCH + timedelta(microseconds=value)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def discard(lake: Lake, files: Iterable[DataFile]) -> None:
+    """Removes files that no commit names."""
+    for each in files:
+        (lake.folder(each.table) / each.name).remove()
+
+
+def rewritten(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
+    """The rows of a file that `keep`, a mask, names, in a file of their own; no file where no row is kept. The old file
+    is removed."""
+    with (lake.folder(file.table) / file.name).open() as opened:
+        table = pq.read_table(opened)
+    files = TableFiles(lake, file.table)
+    for batch in table.filter(keep(table)).to_batches(max_chunksize=20_000):
+        files.add_batch(batch)
+    discard(lake, [file])
+    return files.close()

@@ -1,0 +1,110 @@
+"""What the table `frames` holds, read by delta-rs: Spark would load all of Delta's classes for it, at each start."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from kiln.pipelines.delta.frame_ranges import HeldFrames, Ranges, insert, merge, side
+from kiln.pipelines.delta.lake import Lake, LakeError
+from kiln.pipelines.delta.rows import read_rows
+from kiln.schemas.kafka.frames import DIRECTIONS
+
+Span = tuple[int, int, int]
+"""Kafka partition, first and last offset."""
+
+_SIDE = ["connection", "direction"]
+_LAST = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
+
+
+class HeldRanges:
+    """The ranges of all connections that the lake has frames of, in a temporary database on this machine's disk. Memory
+    and time go by the ranges that are asked for, and not by how many are held.
+
+    SQLite removes the file when the process ends, however the process ends. LakeError, of each method: no room on disk.
+    """
+
+    def __init__(self) -> None:
+        """In the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        # Spark calls from more than one thread, one after another.
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._file.execute("PRAGMA journal_mode = OFF")  # the file is made anew by the next process
+        self._file.execute(
+            "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
+        )
+
+    def near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> HeldFrames:
+        """Those of the ranges that touch a range of `taken`, or lie right beside one."""
+        found: HeldFrames = {}
+        with _in_words():
+            for key, ranges in taken.items():
+                near = {row for low, high in ranges for row in self._near(key, low, high)}
+                if near:
+                    found[key] = sorted(near)
+        return found
+
+    def _near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
+        return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
+
+    def add(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
+        """Takes more frames as held."""
+        near = self.near(taken)
+        gone = [(key, low) for key, ranges in near.items() for low, _ in ranges]
+        merged = merge(near, taken)
+        rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
+        with _in_words():
+            self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", gone)
+            self._file.executemany("INSERT INTO held VALUES (?, ?, ?)", rows)
+
+
+# From the last range that begins at `low` or before, to the last one that begins at `high` or before.
+_NEAR = """
+SELECT low, high FROM held WHERE side = ?1 AND low <= ?3 AND high >= ?2
+AND low >= ifnull((SELECT max(low) FROM held WHERE side = ?1 AND low <= ?2), ?2)
+"""
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LakeError(
+            f"which frames the lake holds cannot be kept in the temporary folder: {error}. Make room in /var/tmp, or "
+            "name a folder with room in SQLITE_TMPDIR"
+        ) from error
+
+
+def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> HeldRanges:
+    """The frames in the table, as ranges; without those that came from the records in `but`.
+
+    LakeError: the table cannot be read, or there is no room on disk.
+    """
+    own = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in but]
+    others = f"NOT ({' OR '.join(own)})" if own else "true"
+    held = HeldRanges()
+    for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
+        if batch.num_rows:
+            held.add(_ranges(pa.Table.from_batches([batch])))
+    return held
+
+
+def _ranges(rows: pa.Table) -> HeldFrames:
+    found: HeldFrames = {}
+    sides = rows.group_by(_SIDE).aggregate(
+        [("sequence", "min"), ("sequence", "max"), ("sequence", "count_distinct"), ("sequence", "list")]
+    )
+    names = (*_SIDE, "sequence_min", "sequence_max", "sequence_count_distinct")
+    for place, (connection, direction, low, high, frames) in enumerate(
+        zip(*(sides[name].to_pylist() for name in names), strict=True)
+    ):
+        ranges: Ranges = [(low, high)]
+        if frames != high - low + 1:
+            ranges = []
+            for sequence in sorted(sides["sequence_list"][place].as_py()):
+                insert(ranges, sequence, sequence)
+        found[side(connection, DIRECTIONS.index(direction))] = ranges
+    return found

@@ -1,0 +1,322 @@
+"""Does what `kiln.pipelines.maintenance.plan` says, while queries append and others read.
+
+Each change of a table is one commit, made only on top of the very version that was looked at: delta-rs lets a commit
+through that takes out files which another commit has just taken out. An append that comes in between is looked at, and
+the commit tried again. A kill at any moment leaves the table as it was, or as a step makes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
+from kiln.pipelines.delta.commits import CARE
+from kiln.pipelines.delta.delta_rs import AFTER_COMMIT
+from kiln.pipelines.delta.files import DataFile, discard
+from kiln.pipelines.delta.lake import Lake, log_of
+from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
+from kiln.pipelines.maintenance import plan
+from kiln.pipelines.maintenance.plan import Expire, Rewrite, Rules, Stray, TableFile
+from kiln.pipelines.maintenance.rewriting import write_anew
+from kiln.pipelines.maintenance.state import TableState, left_alone, named_by, read_state
+
+Say = Callable[[str], None]
+
+_TRIES = 200
+"""commits in a row between which somebody else may commit"""
+_VERSION_DIGITS = 20
+
+
+class CareError(KilnError):
+    """A table was not cared for to the end; the message says which, and why. What was committed before stays."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a table needs. `begins`: the checkpoint with which the log is to begin; None: the log stays."""
+
+    expire: Expire | None = None
+    rewrites: tuple[Rewrite, ...] = ()
+    begins: int | None = None
+    garbage: tuple[Stray, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cared:
+    """What was done for a table, or, after a look alone, is to be done."""
+
+    table: str
+    files: tuple[int, int] = (0, 0)
+    """before and after"""
+    size: tuple[int, int] = (0, 0)
+    """bytes of the rows, before and after"""
+    entries: tuple[int, int] = (0, 0)
+    """commits in the log, before and after"""
+    rewritten: int = 0
+    """bytes that were written anew"""
+    expired_rows: int = 0
+    """rows that went because of their age"""
+    garbage: tuple[int, int] = (0, 0)
+    """files removed from the disk, and their bytes"""
+    left_alone: str = ""
+    """why the table was not touched"""
+    words: tuple[str, ...] = ()
+    """each step, for people"""
+
+
+def look(lake: Lake, table: str, rules: Rules, now: int) -> tuple[TableState, Steps]:
+    """What a table needs. Changes nothing. LakeError."""
+    state = read_state(lake, table)
+    expire = plan.expire(state.files, rules, now)
+    rewrites = plan.trim(state.files, rules, now)
+    taken = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
+    rewrites += plan.compact((file for file in state.files if file.path not in taken), rules, now)
+    begins = plan.first_kept(state.entries, state.checkpoints, rules, now)
+    garbage: tuple[Stray, ...] = ()
+    if begins is not None or plan.old_enough(state.strays, rules, state.newest_append, now):
+        named = named_by(lake.folder(table), state.entries, begins)
+        garbage = plan.garbage(state.strays, named, rules, state.newest_append, now)
+    return state, Steps(expire, tuple(rewrites), begins, garbage)
+
+
+def foresee(lake: Lake, table: str, rules: Rules, now: int) -> Cared:
+    """What care would do. LakeError."""
+    why = left_alone(lake, table, lake.open(table))
+    if why is not None:
+        return Cared(table, left_alone=why)
+    state, steps = look(lake, table, rules, now)
+    gone = steps.expire.files if steps.expire else ()
+    merged = [file for step in steps.rewrites for file in step.files]
+    files, size = len(state.files), plan.size_of(state.files)
+    begins = state.entries[0].version if state.entries else 0
+    left = len(state.entries) if steps.begins is None else len(state.entries) - (steps.begins - begins)
+    return Cared(
+        table,
+        (files, files - len(gone) - len(merged) + len(steps.rewrites)),
+        (size, size - plan.size_of(gone)),
+        (len(state.entries), left),
+        plan.size_of(merged),
+        sum(file.rows for file in gone),
+        (len(steps.garbage), plan.size_of(steps.garbage)),
+        words=tuple(_words(steps)),
+    )
+
+
+def care_for(lake: Lake, table: str, rules: Rules, now: int, say: Say, *, durable: bool = False) -> Cared:
+    """Does what a table needs. `durable`: each commit is on the disk before the next step.
+
+    LakeError: the table cannot be read. CareError: a step cannot be done.
+    """
+    why = left_alone(lake, table, lake.open(table))
+    if why is not None:
+        return Cared(table, left_alone=why)
+    state, steps = look(lake, table, rules, now)
+    try:
+        return _Table(lake, state, rules, say, durable).all_of(steps)
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise CareError(f"{table}: {str(error).splitlines()[0]}") from error
+
+
+class _Table:
+    """One table while it is cared for."""
+
+    def __init__(self, lake: Lake, state: TableState, rules: Rules, say: Say, durable: bool) -> None:
+        self._lake = lake
+        self._state = state
+        self._rules = rules
+        self._say = say
+        self._durable = durable
+        self._folder = lake.folder(state.name)
+
+    def all_of(self, steps: Steps) -> Cared:
+        name, opened = self._state.name, self._state.opened
+        changed = False
+        rewritten = expired = 0
+        if steps.expire is not None:
+            self._say(f"{name}: {_count(steps.expire.files)} of old rows")
+            if self._commit(steps.expire.files, (), f"{_count(steps.expire.files)} of old rows", rows_go=True):
+                changed = True
+                expired = sum(file.rows for file in steps.expire.files)
+        for number, step in enumerate(steps.rewrites, 1):
+            size = plan.size_of(step.files)
+            self._say(f"{name}: {number} of {len(steps.rewrites)}, {_count(step.files)} of {size:,} bytes")
+            rows_gone = self._rewrite(step)
+            if rows_gone is not None:
+                changed = True
+                rewritten += size
+                expired += rows_gone
+        if changed:
+            opened.update_incremental()
+            opened.create_checkpoint()  # else every reader goes through what the steps took out
+        if steps.begins is not None:
+            self._secure(steps.begins)
+        removed = self._remove(steps.garbage)  # before the entries go that name these files
+        if steps.begins is not None:
+            self._say(f"{name}: {len(self._state.entries)} log entries")
+            self._shorten(steps.begins)
+        self._remove_cut_short()
+        after = read_state(self._lake, name)
+        before = self._state
+        return Cared(
+            name,
+            (len(before.files), len(after.files)),
+            (plan.size_of(before.files), plan.size_of(after.files)),
+            (len(before.entries), len(after.entries)),
+            rewritten,
+            expired,
+            removed,
+            words=tuple(_words(steps)),
+        )
+
+    def _rewrite(self, step: Rewrite) -> int | None:
+        """How many rows went; None: somebody else has taken out one of the files, and nothing is done."""
+        paths = [file.path for file in step.files]
+        try:
+            files = write_anew(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
+        except FileNotFoundError as error:
+            self._state.opened.update_incremental()
+            active = set(self._state.opened.get_add_actions()["path"].to_pylist())
+            if active.issuperset(paths):
+                gone = next((path for path in paths if not (self._folder / path).exists()), "")
+                raise CareError(f"{self._state.name} names a file that is not there: {self._folder / gone}") from error
+            return None
+        rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
+        if rows and step.before is None and all(file.rows for file in step.files):
+            discard(self._lake, files)
+            raise CareError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
+        what = f"{_count(step.files)} into {len(files)}"
+        if self._commit(step.files, files, what, rows_go=step.before is not None):
+            return rows if step.before is not None else 0
+        discard(self._lake, files)
+        return None
+
+    def _commit(self, old: Sequence[TableFile], new: Sequence[DataFile], what: str, *, rows_go: bool) -> bool:
+        for file in new:
+            # A start after a power cut takes files for those of a commit that was lost by when they were written.
+            (self._folder / file.name).touch()
+        if self._durable:
+            self._folder.sync()
+        opened = self._state.opened
+        if not replace_files(self._lake, self._state.name, opened, old, new, what, rows_go=rows_go):
+            return False
+        if self._durable:
+            self._lake.keep(self._state.name, opened.version(), opened.version())
+        return True
+
+    def _remove(self, garbage: Iterable[Stray]) -> tuple[int, int]:
+        count = size = 0
+        for stray in garbage:
+            (self._folder / stray.name).remove()
+            count, size = count + 1, size + stray.size
+        return count, size
+
+    def _secure(self, begins: int) -> None:
+        """Returns when a checkpoint is on the disk, and whole. ArrowInvalid: it is not whole."""
+        log = log_of(self._folder)
+        checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
+        with checkpoint.open() as opened:
+            pq.read_metadata(opened)
+        checkpoint.sync()
+        log.sync()
+
+    def _shorten(self, begins: int) -> None:
+        """Removes what the log has before a checkpoint, the oldest first."""
+        log = log_of(self._folder)
+        for version, name in sorted(_by_version(log)):
+            if version < begins:
+                (log / name).remove()
+
+    def _remove_cut_short(self) -> None:
+        """What delta-rs left of commits when it was killed."""
+        bound = (self._state.newest_append or 0) - self._rules.unnamed
+        log = log_of(self._folder)
+        for found in log.files():
+            if found.name.startswith("_commit_") and found.name.endswith(".tmp") and found.modified < bound:
+                (log / found.name).remove()
+
+
+def replace_files(
+    lake: Lake,
+    table: str,
+    opened: DeltaTable,
+    old: Sequence[TableFile],
+    new: Sequence[DataFile],
+    what: str,
+    *,
+    rows_go: bool,
+) -> bool:
+    """Takes files out of a table, and others in, by one commit. `opened` had the old files, and is then at this commit.
+    `rows_go`: the new files do not hold all the rows of the old ones, which streaming readers are told. False: somebody
+    else has taken one of the files out since, or changed the table, and nothing is done.
+
+    CareError: others commit without pause.
+    """
+    now = int(time.time() * 1_000)  # the log tells readers when a file was taken out
+    came = max((file.modified for file in old), default=0) // 1_000
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(file.name, file.size, {}, came, rows_go, file.stats) for file in new
+    ]
+    actions += [RemoveAction(file.path, rows_go, now, file.size, {}) for file in old]
+    for _ in range(_TRIES):
+        try:
+            opened.create_write_transaction(
+                actions,
+                mode="append",
+                schema=opened.schema(),
+                commit_properties=CommitProperties({"userMetadata": f"{CARE}: {what}"}, max_commit_retries=0),
+                post_commithook_properties=AFTER_COMMIT,
+            )
+        except CommitFailedError:
+            known = opened.version()
+            opened.update_incremental()
+            since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
+            if any(adds_one_of(actions, new) for actions in since):
+                return True  # the commit came through, and what delta-rs does after it did not
+            if not all(_leaves(actions, old) for actions in since):
+                return False
+            continue
+        opened.update_incremental()
+        return True
+    raise CareError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
+
+
+def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
+    """Whether a commit takes none of these files out, and changes neither schema nor features. False where the commit
+    cannot be read."""
+    paths = {file.path for file in files}
+    taken = any(unquote(str(action["remove"]["path"])) in paths for action in actions if "remove" in action)
+    return bool(actions) and not taken and not any("metaData" in action or "protocol" in action for action in actions)
+
+
+def _by_version(log: Location) -> Iterator[tuple[int, str]]:
+    """The files of a log that tell of one version: commits, checkpoints, check sums."""
+    for found in log.files():
+        version = found.name.removeprefix(".")[:_VERSION_DIGITS]
+        if len(version) == _VERSION_DIGITS and version.isdigit():
+            yield int(version), found.name
+
+
+def _words(steps: Steps) -> Iterator[str]:
+    if steps.expire is not None:
+        yield f"take out {_count(steps.expire.files)} of rows that are all too old"
+    for step in steps.rewrites:
+        what = "write without rows that are too old" if step.before is not None else "make one"
+        yield f"{what}: {_count(step.files)}, {plan.size_of(step.files):,} bytes"
+    if steps.garbage:
+        yield f"remove {_count(steps.garbage)} that no version needs, {plan.size_of(steps.garbage):,} bytes"
+    if steps.begins is not None:
+        yield f"let the log begin at the version {steps.begins}"
+
+
+def _count(files: Sequence[TableFile | Stray]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files):,} files"

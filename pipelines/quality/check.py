@@ -1,0 +1,88 @@
+"""One check of a lake as `kiln quality` makes it: suites, state, results, and rows of `quality_results`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from kiln.conf.process.bridge_status import read_status
+from kiln.conf.process.locks import locked
+from kiln.conf.settings.durations import micros
+from kiln.conf.settings.model import Settings
+from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.quality.results import Result, rows_of
+from kiln.pipelines.quality.suite_run import Checking
+from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.table_checks import Facts
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.wire.identity import peer_bytes, peer_text
+
+if TYPE_CHECKING:
+    from kiln.pipelines.quality.expectations import Judge
+
+_RUNS = timedelta(seconds=10)
+"""A bridge whose status is older does not run."""
+
+
+def facts_of(settings: Settings, now: datetime) -> Facts:
+    """What checks know beside the tables."""
+    status = read_status(settings.bridge_dir / "status.json")
+    batch = settings.batch
+    return Facts(
+        now,
+        running=status is not None and now.timestamp() - status.at < _RUNS.total_seconds(),
+        window=micros(batch.window),
+        grace=micros(batch.grace),
+        block_limit=batch.block_limit,
+        authors=None if "*" in batch.authors else frozenset(peer_text(peer_bytes(text)) for text in batch.authors),
+        only_verified=batch.only_verified,
+    )
+
+
+def check_lake(
+    settings: Settings,
+    lake: Lake,
+    every: Sequence[Check],
+    judge: Judge,
+    now: datetime,
+    *,
+    tables: Sequence[str] = (),
+    since: timedelta | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Result]:
+    """The results of `every` check of the suites, or of those on `tables`. The results are also appended to
+    `quality_results`.
+
+    `since`: only of what was later than that before `now`; nothing is kept of such a look. StateInUseError: another
+    check is at work. LakeError, QualityError.
+    """
+    checks = [check for check in every if not tables or check.table in tables]
+    with locked(settings.state, "quality"):
+        memory = settings.quality_dir / "state.duckdb"
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        checking = Checking(
+            lake, facts_of(settings, now), judge, None if since else memory, now - since if since else None
+        )
+        try:
+            if not since:
+                checking.forget_all_but(every)
+            results = checking.results(checks, say)
+        finally:
+            checking.close()
+        if results:
+            lake.create(["quality_results"])
+            rows = rows_of(results, uuid4().hex, now)
+            schema = arrow_schema(TABLES["quality_results"].columns, strict=True)
+            write_deltalake(
+                lake.table("quality_results"),
+                pa.Table.from_pylist(rows, schema=schema),
+                mode="append",
+                storage_options=lake.storage_options,
+            )
+    return results

@@ -1,0 +1,90 @@
+"""Data Docs: what became of the expectations as HTML, a page for each table, by Great Expectations' own renderers.
+
+Great Expectations' pages would fetch styles and scripts from eleven servers. Here they fetch nothing: a style of Kiln's
+own is in each page, and the page forbids the browser to load anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from great_expectations.core import ExpectationSuiteValidationResult, ExpectationValidationResult
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+from great_expectations.render.view.view import DefaultJinjaPageView
+
+from kiln.pipelines.quality.results import Result
+from kiln.schemas.printable import printable
+
+_STYLE: Final = Path(__file__).with_suffix(".css")
+_POLICY: Final = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+_FETCHES: Final = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>", re.DOTALL | re.IGNORECASE)
+
+
+def write_docs(results: Sequence[Result], folder: Path) -> Path:
+    """Writes `index.html` and a page for each table into a folder, and returns the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    links: list[str] = []
+    for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
+        each = list(found)
+        failed = sum(not result.success for result in each)
+        document = ValidationResultsPageRenderer().render(_suite(table, each))
+        html = DefaultJinjaPageView().render(document)  # type: ignore[no-untyped-call]  # the library has no types here
+        (folder / f"{table}.html").write_text(_alone(html), encoding="utf-8")
+        said = f"{failed} of {len(each)} expectations are not met" if failed else f"{len(each)} expectations are met"
+        links.append(f'<li><a href="{escape(table)}.html">{escape(table)}</a>: {said}</li>')
+    index = folder / "index.html"
+    index.write_text(
+        _alone(
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Kiln: data quality</title></head>'
+            f"<body><h1>Data quality</h1><ul>{''.join(links)}</ul></body></html>"
+        ),
+        encoding="utf-8",
+    )
+    return index
+
+
+def _alone(html: str) -> str:
+    """The page without what it would fetch or run, and with a style of its own."""
+    style = f"{_POLICY}<style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
+    return _FETCHES.sub("", html).replace("</head>", style, 1)
+
+
+def _suite(table: str, results: Sequence[Result]) -> ExpectationSuiteValidationResult:
+    met = sum(each.success for each in results)
+    return ExpectationSuiteValidationResult(
+        success=met == len(results),
+        results=[_one(each) for each in results],
+        suite_name=table,
+        statistics={
+            "evaluated_expectations": len(results),
+            "successful_expectations": met,
+            "unsuccessful_expectations": len(results) - met,
+            "success_percent": 100 * met / len(results),
+        },
+        meta={"active_batch_definition": {"data_asset_name": table}},
+    )
+
+
+def _one(result: Result) -> ExpectationValidationResult:
+    check = result.check
+    said = (
+        "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
+    )  # a page takes text as HTML
+    return ExpectationValidationResult(
+        success=result.success,
+        expectation_config=ExpectationConfiguration(
+            type=check.expectation,
+            kwargs=dict(check.arguments) if check.kind.rows else {},
+            description=f"{check.level}: {check.name}" + (f": {said}. {check.hint}" if said else ""),
+        ),
+        result={"observed_value": escape(printable(result.observed))},
+        exception_info={"raised_exception": False, "exception_message": None, "exception_traceback": None},
+    )

@@ -1,0 +1,60 @@
+"""The lists in docs/quality.md: Kiln's expectations, and the suites. Write them anew:
+`python -m kiln.pipelines.quality.page docs/quality.md`."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from kiln.pipelines.quality.catalogue import EXPECTATIONS
+from kiln.pipelines.quality.suites import FOLDER, read_suites
+
+_BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.page docs/quality.md`: do not edit it here. -->"
+_END: Final = "<!-- End of what is made. -->"
+
+
+def lists() -> str:
+    """What is made, as Markdown."""
+    lines = ["### Kiln's own expectations", "", "| expectation | arguments | what it says |", "| --- | --- | --- |"]
+    for each in EXPECTATIONS.values():
+        if not each.stock:
+            arguments = ", ".join(f"`{name}`" if name in each.needs else f"[`{name}`]" for name in each.arguments)
+            lines.append(f"| `{each.name}` | {arguments or 'none'} | {_cell(each.says)} |")
+    stock = ", ".join(f"`{each.name}`" for each in EXPECTATIONS.values() if each.stock)
+    lines += [
+        "",
+        "Of Great Expectations' own, a suite may name these, with the arguments that they have there:",
+    ]
+    lines += ["", f"{stock}.", "", "### The suites", ""]
+    for table, checks in groupby(read_suites([FOLDER]), key=lambda check: check.table):
+        lines += [f"#### {table}", "", "| expectation | level | owner | where it fails |", "| --- | --- | --- | --- |"]
+        for check in checks:
+            said = ", ".join(f"{name}: {_text(value)}" for name, value in check.arguments.items())
+            name = f"`{check.expectation}`" + (f"<br>{_cell(said)}" if said else "")
+            lines.append(f"| {name} | {check.level} | {check.owner} | {_cell(check.hint)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def with_lists(page: str) -> str:
+    """The page with the lists made anew. ValueError: the page has no place for the lists."""
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page has no place for the lists, between {_BEGIN} and {_END}")
+    return f"{before}{_BEGIN}\n\n{lists()}\n{_END}{after}"
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(with_lists(target.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,120 @@
+"""What became of each expectation: as JSON, as rows of the table `quality_results`, and the SQL that shows the keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.table_checks import TIMES
+from kiln.schemas.delta.tables import TABLES
+
+SHOWN: Final = 20
+"""keys at most that a result names"""
+
+Key = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`keys`: up to SHOWN keys at fault, `words` says of each what is wrong. `count`: how many there are."""
+
+    check: Check
+    success: bool
+    observed: str
+    count: int = 0
+    keys: Sequence[Key] = ()
+    words: Sequence[str] = ()
+
+    @property
+    def is_error(self) -> bool:
+        """Whether an expectation of level error has failed."""
+        return not self.success and self.check.level == "error"
+
+    @property
+    def sql(self) -> str:
+        """A query for `kiln sql` that shows what is at fault; empty: there is none."""
+        return _sql(self.check, self.keys) if self.keys else ""
+
+    def as_json(self) -> dict[str, object]:
+        """The result as `kiln quality --json` prints the result (docs/design/contracts.md, Commands)."""
+        check = self.check
+        return {
+            "table": check.table,
+            "expectation": check.expectation,
+            "arguments": dict(check.arguments),
+            "level": check.level,
+            "success": self.success,
+            "observed": self.observed,
+            "count": self.count,
+            "keys": [dict(key) for key in self.keys],
+            "words": list(self.words),
+            "hint": check.hint,
+            "owner": check.owner,
+            "suite": check.place,
+            "sql": self.sql,
+        }
+
+
+def rows_of(results: Sequence[Result], run: str, at: datetime) -> list[dict[str, object]]:
+    """Rows of the table `quality_results`."""
+    return [
+        {
+            "run_id": run,
+            "run_at": at,
+            "table_name": each.check.table,
+            "expectation": each.check.expectation,
+            "column_name": each.check.name.removeprefix(each.check.expectation).strip("()") or None,
+            "success": each.success,
+            "observed_value": each.observed,
+            "unexpected_count": each.count,
+            "details": json.dumps(each.as_json(), ensure_ascii=False, default=str),
+        }
+        for each in results
+    ]
+
+
+def _sql(check: Check, keys: Sequence[Key]) -> str:
+    table, first = check.table, keys[0]
+    match check.expectation:
+        case "expect_sequences_without_gaps":
+            near = f"sequence BETWEEN {first['sequence']} - 2 AND {first['sequence']} + 2"
+            where = _where("frames", {name: first[name] for name in ("connection", "direction")})
+            return f"SELECT sequence, observed_at, remote_peer FROM frames WHERE {where} AND {near} ORDER BY sequence"
+        case "expect_offsets_without_holes":
+            near = f"kafka_offset BETWEEN {first['kafka_offset']} - 2 AND {first['kafka_offset']} + 2"
+            return f"SELECT * FROM frames WHERE kafka_partition = {first['kafka_partition']} AND {near}"
+        case "expect_old_messages_not_to_flood":
+            return (
+                "SELECT remote_peer, count(*), min(observed_at), max(observed_at) FROM copies "
+                f"WHERE {_where('copies', first)} GROUP BY 1 ORDER BY 2 DESC"
+            )
+        case "expect_batches_to_follow_from_updates":
+            where = _where("updates", {name: first[name] for name in first if name not in ("opened_at", "cid")})
+            opened = f"TIMESTAMPTZ '{first['opened_at']}'"
+            return (
+                f"SELECT * FROM updates WHERE {where} AND least(observed_at, updated_at) BETWEEN {opened} - "
+                f"INTERVAL 5 SECONDS AND {opened} + INTERVAL 5 SECONDS ORDER BY log_partition, log_offset"
+            )
+        case "expect_table_to_keep_up" | "expect_table_to_be_fresh":
+            return f"SELECT max({TIMES.get(table, 'NULL')}) FROM {table}"
+    where = " OR ".join(f"({one})" for one in dict.fromkeys(_where(table, key) for key in keys[:5]) if one)
+    return f"SELECT * FROM {table} WHERE {where}" if where else ""
+
+
+def _where(table: str, key: Key) -> str:
+    types = {column.name: column.type for column in TABLES[table].columns}
+    return " AND ".join(_is(name, value, types[name]) for name, value in key.items() if name in types)
+
+
+def _is(name: str, value: object, kind: str) -> str:
+    if value is None:
+        return f"{name} IS NULL"
+    if kind in ("int", "bigint", "boolean"):
+        return f"{name} = {value}"
+    written = {"binary": "from_hex({})", "timestamp": "TIMESTAMPTZ {}"}.get(kind, "{}")
+    text = "'" + str(value).replace("'", "''") + "'"
+    return f"{name} = {written.format(text)}"

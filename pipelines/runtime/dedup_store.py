@@ -1,0 +1,291 @@
+"""What a query has let through, on the disk beside the query's checkpoint, so that the query lets it through once
+(decision 10).
+
+Each digest stands there with the one copy that passed, by its place in Kafka. Whoever reads that copy again lets it
+through again: a micro-batch that a crash repeats has the same rows, however it is cut into tasks then. So the file may
+be ahead of the checkpoint, and must never be behind it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
+from kiln.schemas.kafka.records import Epoch
+
+NAME: Final = "remembered.sqlite"
+
+_PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
+_SWEPT: Final = 8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
+_SWEPT_LEAST: Final = 64
+_CHUNK: Final = 1_000  # rows asked for together
+_CHUNK_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Which file, as a task is told of it. `span`: for how long a digest is known, µs. `durable`: whether the file must
+    outlive a power cut."""
+
+    path: str
+    span: int
+    durable: bool = False
+
+
+def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool) -> Remembered | None:
+    """The file of a query with this checkpoint. None: what the query has let through is in Spark's state, as its tasks
+    may run on machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere.
+    `master`: Spark's; `span`: µs."""
+    if checkpoint.folder is None:
+        return None
+    path = checkpoint.folder / NAME
+    if master.startswith("local"):
+        return Remembered(str(path), span, durable)
+    if path.exists():
+        raise KilnError(
+            f"{path} has what the query has let through, and executors of {master} do not have the file. Run the query "
+            "with spark.master = local[*], or begin it anew (RUNBOOK, State)"
+        )
+    return None
+
+
+class RememberedError(KilnError):
+    """The file cannot be read or written: the disk is full, or the file is none."""
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While this lasts, no other task of this machine makes the file."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+class Copy(Protocol):
+    """What is to pass once. `identities`: its digests; `place`: of this copy, and of no other; `size`: bytes."""
+
+    @property
+    def identities(self) -> tuple[bytes, ...]: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+_Copy = TypeVar("_Copy", bound=Copy)
+
+
+class RememberedFile:
+    """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
+
+    A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
+    RememberedError, of each method.
+    """
+
+    def __init__(self, remembered: Remembered) -> None:
+        """Makes the file where there is none."""
+        self._span = remembered.span
+        self._path = Path(remembered.path)
+        with self._said():
+            self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
+            with _alone(self._path.parent):  # SQLite lets nobody else in while the file is made, and does not wait
+                self._file.execute("PRAGMA journal_mode = WAL")
+                self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
+                self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+                self._file.executescript(_TABLES)
+        self._inode = self._path.stat().st_ino
+        self._taken = 0  # digests of this `new`
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one of that name, and nobody has put another there."""
+        return self._path.exists() and self._path.stat().st_ino == self._inode
+
+    def new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
+        """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
+        with self._transaction():
+            self._taken = 0
+            found = [copy for copy in copies if self._passes(copy, now)]
+            self._forget(now)
+        return found
+
+    def mark(self, epoch: Epoch, now: int) -> None:
+        """Notes that the file has all of a micro-batch, as far as one of its tasks goes. `now`: as in `new`."""
+        with self._transaction():
+            self._file.execute(_MARK, (epoch.query, epoch.batch, now))
+
+    def know(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
+        """Takes digests that passed at some time (µs), by a copy that nobody knows any more. `turn`: which of a copy's
+        digests these are."""
+        with self._transaction():
+            added = self._file.executemany(_KNOW, ((_key(digest, turn), at) for digest, at in digests)).rowcount
+            self._file.execute(_COUNT, (added,))
+
+    def _passes(self, copy: Copy, now: int) -> bool:
+        """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
+        first."""
+        for turn, digest in enumerate(copy.identities):
+            key = _key(digest, turn)
+            holder = self._file.execute(_HOLDER, (key,)).fetchone()
+            if holder is None or holder[1] <= now - self._span:
+                self._file.execute(_TAKE, (key, copy.place, now))
+                self._taken += holder is None
+            elif holder[0] != copy.place:
+                return False
+        return True
+
+    def _forget(self, now: int) -> None:
+        """Looks at some of the digests, in turn, and forgets those that are old."""
+        (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
+        last = self._file.execute(_LAST, (first, _SWEPT * self._taken + _SWEPT_LEAST)).fetchone()
+        if last is None:  # fewer are left, up to the last of all
+            forgotten = self._file.execute(_FORGET_REST, (first, now - self._span)).rowcount
+        else:
+            forgotten = self._file.execute(_FORGET, (first, *last, now - self._span)).rowcount
+        self._file.execute(_SWEEP, (b"" if last is None else last[0], self._taken - forgotten))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._said():
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:  # whatever it is: raised again
+                if self._file.in_transaction:  # SQLite may have ended it, as where the disk is full
+                    self._file.execute("ROLLBACK")
+                raise
+            self._file.execute("COMMIT")
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RememberedError(f"{self._path}: {error}") from error
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS remembered (digest BLOB PRIMARY KEY, place TEXT, at INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS head
+  (one INTEGER PRIMARY KEY, swept BLOB, held INTEGER, query TEXT, batch INTEGER, at INTEGER);
+INSERT OR IGNORE INTO head VALUES (1, x'', 0, '', -1, 0);
+"""
+_HOLDER = "SELECT place, at FROM remembered WHERE digest = ?"
+_TAKE = "INSERT OR REPLACE INTO remembered VALUES (?, ?, ?)"
+_KNOW = "INSERT OR IGNORE INTO remembered VALUES (?, '', ?)"
+_SWEPT_UP_TO = "SELECT swept FROM head"
+_SWEEP = "UPDATE head SET swept = ?, held = held + ?"
+_COUNT = "UPDATE head SET held = held + ?"
+_HELD = "SELECT held, at FROM head"
+_MARK = "UPDATE head SET query = ?, batch = ?, at = max(at, ?)"
+_MARKED = "SELECT query, batch FROM head"
+_LAST = "SELECT digest FROM remembered WHERE digest > ? ORDER BY digest LIMIT 1 OFFSET ?"
+_FORGET = "DELETE FROM remembered WHERE digest > ? AND digest <= ? AND at <= ?"
+_FORGET_REST = "DELETE FROM remembered WHERE digest > ? AND at <= ?"
+
+
+def _key(digest: bytes, turn: int) -> bytes:
+    """The digests of one turn are not those of another, though they may be the same bytes."""
+    return digest + bytes([turn]) if turn else digest
+
+
+def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, epoch: Epoch) -> Iterator[_Copy]:
+    """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
+    file = _file(remembered)
+    if not file.is_in_place():  # another state folder stands there now
+        _file.cache_clear()
+        file = _file(remembered)
+    chunk: list[_Copy] = []
+    size = 0
+    for copy in copies:
+        chunk.append(copy)
+        size += copy.size
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield from file.new(chunk, now)
+            chunk, size = [], 0
+    yield from file.new(chunk, now)
+    file.mark(epoch, now)
+
+
+@lru_cache(maxsize=4)
+def _file(remembered: Remembered) -> RememberedFile:
+    """The one of this process: a worker serves many tasks."""
+    return RememberedFile(remembered)
+
+
+class Held(NamedTuple):
+    """What a file says of itself: how many digests it has, its bytes, and the newest time that the query has reckoned
+    with, µs."""
+
+    rows: int = 0
+    size: int = 0
+    at: int = 0
+
+
+def held(checkpoint: Path | None) -> Held:
+    """Of the file beside a checkpoint; all 0 where there is none, or where it cannot be read: the query says so."""
+    if checkpoint is None or not (checkpoint / NAME).exists():
+        return Held()
+    path = checkpoint / NAME
+    with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+        rows, at = file.execute(_HELD).fetchone()
+        (pages,), (page,) = (file.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+        return Held(int(rows), int(pages * page), int(at))
+    return Held()
+
+
+def remembers(checkpoint: Path) -> bool:
+    """Whether a query with this checkpoint remembers what it let through, in such a file or in Spark's state."""
+    return (checkpoint / NAME).exists() or (checkpoint / "state").exists()
+
+
+def marked(checkpoint: Path) -> Epoch:
+    """The newest micro-batch of which the file beside a checkpoint has all. RememberedError."""
+    path = checkpoint / NAME
+    try:
+        with closing(sqlite3.connect(path)) as file:
+            query, batch = file.execute(_MARKED).fetchone()
+    except sqlite3.Error as error:
+        raise RememberedError(f"{path}: {error}") from error
+    return Epoch(str(query), int(batch))
+
+
+def release_places(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
+    """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
+
+    A digest stays known, so a copy that comes again does not pass. RememberedError.
+
+    Args:
+        checkpoint: The folder with the file; nothing happens if there is none.
+        is_of_topic: Tells whether a place is in the topic.
+        is_lost: Tells whether what passed at a place never got further. Its digest is forgotten.
+    """
+    path = checkpoint / NAME
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.create_function("is_of_topic", 1, is_of_topic)
+            file.create_function("is_lost", 1, is_lost)
+            forgotten = file.execute("DELETE FROM remembered WHERE place != '' AND is_lost(place)").rowcount
+            file.execute("UPDATE remembered SET place = '' WHERE place != '' AND is_of_topic(place)")
+            file.execute("UPDATE head SET held = held - ?", (forgotten,))
+    except sqlite3.Error as error:
+        raise RememberedError(f"{path}: {error}") from error

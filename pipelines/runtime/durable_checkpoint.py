@@ -1,0 +1,60 @@
+"""A query's checkpoint on its way to the disk. Spark writes its files and syncs none, so a power cut may leave each of
+them empty, or cut off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kiln.conf.process.disk import to_disk
+
+_UNFINISHED = ".tmp"
+"""Spark gives such a file its name once it is written."""
+
+
+class KeptCheckpoint:
+    """Syncs what Spark has written since. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: the query's checkpoint, a folder."""
+        self._path = path
+        self._synced: set[_Seen] = set()
+        self._folders: set[str] = set()
+        """whose own names are on the disk"""
+
+    def keep(self) -> None:
+        """Returns when every file that is in the checkpoint now is on the disk, under its name. OSError."""
+        if not self._synced:  # the way to the folder, once
+            for folder in (self._path.parent.parent, self._path.parent):
+                to_disk(folder)
+        found = set(_files(str(self._path)))
+        fresh = found - self._synced
+        folders = {os.path.dirname(name) for name, _, _ in fresh}
+        above = {
+            str(each)
+            for name in folders - self._folders
+            for each in Path(name).parents
+            if each.is_relative_to(self._path)
+        }
+        for name in (*(name for name, _, _ in fresh), *sorted(folders | above)):
+            with suppress(FileNotFoundError):  # Spark removes what has grown old
+                to_disk(Path(name))
+        self._folders |= folders
+        self._synced = found
+
+
+_Seen = tuple[str, int, int]
+"""Path, inode, and when it was changed, ns."""
+
+
+def _files(folder: str) -> Iterator[_Seen]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+            elif not entry.name.endswith(_UNFINISHED):
+                with suppress(FileNotFoundError):
+                    stat = entry.stat(follow_symlinks=False)
+                    yield entry.path, stat.st_ino, stat.st_mtime_ns

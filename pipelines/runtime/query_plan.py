@@ -1,0 +1,148 @@
+"""What a query is started with, and how it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from kiln.conf.process.location import Location
+from kiln.pipelines.batch.batching import Batching
+from kiln.pipelines.decode.breaker import Breaker
+from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.delta.commits import Commits
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.dedup_store import Remembered, remembered_in
+from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.updates.transform import Separating
+
+Report = Callable[[str, Mapping[str, int]], None]
+"""Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
+
+
+def unheard(query: str, counts: Mapping[str, int]) -> None:
+    """The `Report` where nobody asks for counts."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a query may be started with, as plain values. Each query takes what the query needs."""
+
+    spark: SparkSession
+    broker: Broker
+    client: Mapping[str, object] = field(repr=False)
+    """kafka-python's options for the same broker"""
+    lake: Lake
+    commits: Commits
+    checkpoints: Location
+    """the folder in which each query has its checkpoint"""
+    trigger: str
+    """the pause between the starts of two micro-batches, as a Spark interval"""
+    at_most: int
+    """records of one micro-batch; 0: no bound"""
+    state_partitions: int
+    remembered: int
+    """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
+    decoding: Decoding
+    separating: Separating
+    batching: Batching
+    breaker: Breaker
+    now: Callable[[], int]
+    """the time, µs"""
+    uptime: Callable[[], int]
+    """since the machine's start, µs: nobody sets this clock"""
+    durable: bool = False
+    """whether what a micro-batch has done is on the disk before Spark notes the micro-batch as done"""
+    report: Report = field(default=unheard)
+    listener: StreamingQueryListener | None = None
+
+    def batch_clock(self, query: str) -> BatchClock:
+        """The clock of a query that is about to start."""
+        checkpoint = Checkpoint(self.checkpoints / query)
+        return BatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
+
+    def remembers(self, query: str) -> Remembered | None:
+        """The file of what the query has let through; None, KilnError: as `remembered_in`.
+
+        For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
+        Kiln stood still.
+        """
+        checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
+        return remembered_in(checkpoint, master, 2 * self.remembered, durable=self.durable)
+
+    def kept(self, query: str) -> KeptCheckpoint | None:
+        """The query's checkpoint, where it is to be synced: not in a store."""
+        folder = (self.checkpoints / query).folder
+        return KeptCheckpoint(folder) if self.durable and folder is not None else None
+
+    def new_session(self) -> SparkSession:
+        """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
+        session = self.spark.newSession()
+        session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
+        told = self.spark.sparkContext.getConf()
+        for key, value in _INTERPRETED.items():
+            if not told.contains(key):  # else somebody has said otherwise in `spark.conf`
+                session.conf.set(key, value)
+        if self.listener is not None:  # Spark tells a listener only of the queries of its session
+            session.streams.addListener(self.listener)
+        return session
+
+
+_INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Else Spark makes and compiles classes for the expressions of each plan. A query has few rows in a micro-batch, and
+does little with them in the JVM."""
+
+
+def fitted(rows: DataFrame, records: int | None) -> DataFrame:
+    """The rows of a micro-batch in as many partitions as there are to be tasks: one where the micro-batch is small, as
+    each task costs its start and makes a file. `records`: that the micro-batch reads; None: it is not known."""
+    return rows.coalesce(1) if is_small(records, 20_000) else rows
+
+
+def is_small(records: int | None, small: int) -> bool:
+    """Whether a micro-batch is known to read fewer than `small` records."""
+    return records is not None and records < small
+
+
+def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQuery:
+    """Starts a query under its name, with its checkpoint.
+
+    Each query has a FAIR pool of its own, so that no query waits for another.
+    """
+    plan.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    return (
+        writer.queryName(name)
+        .option("checkpointLocation", (plan.checkpoints / name).spark_uri)
+        .trigger(processingTime=plan.trigger)
+        .start()
+    )
+
+
+def each_batch(
+    frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: KeptCheckpoint | None = None
+) -> DataStreamWriter:
+    """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known.
+
+    `checkpoint`: is synced before, so that what the micro-batch is to read is on the disk when its effects are, and
+    after, so that its state is on the disk when Spark notes the micro-batch as done (decision 19).
+    """
+
+    def call(rows: DataFrame, batch_id: int) -> None:
+        query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query_id is None:
+            raise RuntimeError("foreachBatch outside a streaming query")
+        if checkpoint is not None:
+            checkpoint.keep()
+        write(rows, batch_id, query_id)
+        if checkpoint is not None:
+            checkpoint.keep()
+
+    return frame.writeStream.foreachBatch(call)

@@ -1,0 +1,135 @@
+"""How a query stands: its phase, how far it is behind, and the families of metrics that say so. Needs no Spark."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from prometheus_client.metrics_core import Metric
+
+from kiln.schemas.families import family
+
+if TYPE_CHECKING:  # pyspark and kafka-python, which a reader of statuses does not need
+    from kiln.pipelines.runtime.progress import QueryProgress
+    from kiln.pipelines.runtime.topic_ends import Ends
+
+QueryPhase = Literal["starting", "running", "idle", "restarting", "tripped"]
+
+RUNS: frozenset[QueryPhase] = frozenset({"running", "idle"})
+
+
+@dataclass(frozen=True)
+class QueryLine:
+    """A streaming query. Rates are rows a second. `took`: seconds of the last micro-batch. `lag`: records not read yet.
+
+    None: not known (yet). `error`: in words why the query failed last; empty if the query never failed.
+    """
+
+    name: str
+    phase: QueryPhase
+    batch: int | None = None
+    lag: int | None = None
+    took: float | None = None
+    input_rate: float | None = None
+    process_rate: float | None = None
+    restarts: int = 0
+    error: str = ""
+    lag_seconds: float | None = None
+    """for how long the oldest record that the query has not read has been in Kafka"""
+    records: int = 0
+    """read in this run"""
+    state_rows: int = 0
+    state_bytes: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """ms of the last micro-batch, by Spark's names"""
+
+
+class Waits:
+    """For how long the oldest record that a query has not read has been there, found from ends seen now and then."""
+
+    _MOST = 4_000
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()  # when first, and where the end was
+
+    def see(self, now: float, end: int, lag: int) -> float:
+        """`now`: monotonic s; `end`: of all partitions together; `lag`: records not read. Seconds."""
+        if not self._seen or end > self._seen[-1][1]:
+            self._seen.append((now, end))
+        read = end - lag
+        while self._seen and self._seen[0][1] <= read:
+            self._seen.popleft()
+        if len(self._seen) > self._MOST:  # hours behind: to two looks then
+            self._seen = deque([each for number, each in enumerate(self._seen) if not number % 2])
+        return now - self._seen[0][0] if lag and self._seen else 0.0
+
+
+def query_line(
+    name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str, tripped: bool = False
+) -> QueryLine:
+    """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down;
+    `tripped`: whether the breaker holds the query."""
+    down: QueryPhase = "tripped" if tripped else "restarting"
+    if progress is None or not (progress.read or progress.idle):
+        return QueryLine(name, down if error else "starting", restarts=restarts, error=error)
+    phase: QueryPhase = down if error else "running" if progress.input_rate else "idle"
+    return QueryLine(
+        name,
+        phase,
+        batch=progress.batch_id,
+        lag=progress.lag(ends),
+        records=progress.records,
+        state_rows=progress.state_rows,
+        state_bytes=progress.state_bytes,
+        phases=progress.phases,
+        took=progress.batch_ms / 1000,
+        input_rate=progress.input_rate,
+        process_rate=progress.processed_rate,
+        restarts=restarts,
+        error=error,
+    )
+
+
+class QueryWatch:
+    """Watches one query of a run."""
+
+    def __init__(self, name: str, topics: Iterable[str]) -> None:
+        """`topics`: full names of those that the query reads."""
+        self._name = name
+        self._topics = tuple(topics)
+        self._waits = Waits()
+
+    def line(
+        self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
+    ) -> QueryLine:
+        """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as `query_line`."""
+        read = {topic: ends.get(topic, {}) for topic in self._topics}
+        line = query_line(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
+        if line.lag is None:
+            return line
+        end = sum(sum(parts.values()) for parts in read.values())
+        return replace(line, lag_seconds=self._waits.see(now, end, line.lag))
+
+
+def query_families(lines: Iterable[QueryLine]) -> Iterator[Metric]:
+    """The families of metrics about queries."""
+    lines = list(lines)
+
+    def each(name: str, values: Mapping[str, float | None]) -> Metric:
+        return family(name, [((query,), value) for query, value in values.items() if value is not None])
+
+    yield each("kiln_query_up", {line.name: float(line.phase in RUNS) for line in lines})
+    yield each("kiln_query_tripped", {line.name: float(line.phase == "tripped") for line in lines})
+    yield each("kiln_query_restarts", {line.name: line.restarts for line in lines})
+    yield each("kiln_query_batch", {line.name: line.batch for line in lines})
+    yield each("kiln_query_records", {line.name: line.records for line in lines})
+    yield each("kiln_query_lag_records", {line.name: line.lag for line in lines})
+    yield each("kiln_query_lag_seconds", {line.name: line.lag_seconds for line in lines})
+    yield each("kiln_query_state_rows", {line.name: line.state_rows for line in lines})
+    yield each("kiln_query_state_bytes", {line.name: line.state_bytes for line in lines})
+    yield family(
+        "kiln_query_phase_seconds",
+        [((line.name, phase), took / 1000) for line in lines for phase, took in sorted(line.phases.items())],
+    )

@@ -1,0 +1,75 @@
+"""Rows on their way to where each passes once: as they are, to a file on the disk of the task's machine; or, to Spark's
+operator, packed into one binary column, so that what the operator shuffles is a digest and bytes, and not the columns
+of a table (decisions 10 and 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from kiln.pipelines.delta.arrow_rows import RowBuffer
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[object])
+
+
+class Item(NamedTuple):
+    """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
+    apart, in turn; `place`: of what the row was made of; `size`: bytes of payload, about."""
+
+    kind: str
+    identities: tuple[bytes, ...]
+    place: str
+    row: Sequence[object]
+    size: int
+
+
+class Loose(NamedTuple):
+    """What is left of an `Item` that has passed."""
+
+    kind: str
+    row: Sequence[object]
+    size: int
+
+
+def pack(row: object) -> bytes:
+    """A row as bytes."""
+    return _encoder.encode(row)
+
+
+def unpack(data: bytes) -> list[object]:
+    """The row again: a list where there was a tuple, a list of pairs where there was a map."""
+    return _decoder.decode(data)
+
+
+def loose(items: Iterable[Item]) -> Iterator[Loose]:
+    """Items that have passed."""
+    return (Loose(item.kind, item.row, item.size) for item in items)
+
+
+def packed(items: Iterable[Item], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
+    """Items as Spark's operators take them. `identities`: names of the columns for the digests, of which an item may
+    have one alone. `seen_at`: µs."""
+    names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
+    buffer = RowBuffer(pa.schema([*names, ("seen_at", pa.timestamp("us", tz="UTC"))]))
+    for item in items:
+        data = pack(item.row)
+        digests = item.identities * (len(identities) // len(item.identities))
+        if buffer.add((item.kind, *digests, data, seen_at), len(data)):
+            yield from buffer.drain()
+    yield from buffer.drain()
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Loose]:
+    """Columns kind, data in: what Spark's operator has let through."""
+    for batch in batches:
+        for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield Loose(kind, unpack(data), len(data))
+
+
+def packed_ddl(identities: Sequence[str]) -> str:
+    """The columns of `packed` as Spark takes the schema of a `mapInArrow`."""
+    return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])

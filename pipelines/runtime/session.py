@@ -1,0 +1,206 @@
+"""The Spark session of Kiln's jobs, and a session of its own for each query."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+# Set before a checkpoint's first run and frozen in it from then on.
+_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The default of 50 tasks a commit costs more than the commit itself.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.properties.defaults.checkpointInterval": "50",
+}
+
+# Without its native library, Hadoop's local file system starts a process for each chmod and readlink: a quarter of a
+# second for every step of every micro-batch. This jar has a local file system that does both in Java. These settings
+# make all who rename files use it.
+_LOCAL_FILES_JAR = "hadoop-bare-naked-local-fs"
+LOCAL_FILES = {
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+}
+
+_STREAMING = {
+    "spark.sql.streaming.noDataProgressEventInterval": "1000",
+    "spark.sql.streaming.metricsEnabled": "true",
+    # Watermarks here follow processing time: an empty micro-batch after each would do nothing but cost.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "20",
+    # An Arrow batch of the largest frames must not outgrow a Python worker.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
+    # The same holds for rows that Spark caches between two writes (10,000 by default), and for Parquet's row groups.
+    "spark.sql.inMemoryColumnarStorage.batchSize": "200",
+    "spark.hadoop.parquet.block.size": "33554432",
+    "spark.hadoop.parquet.page.size.row.check.max": "100",
+    # The queries together have more generated classes than the 100 that Spark keeps by default. With 100, each query
+    # would push out the classes of the others, and Spark would compile them again and again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
+    "spark.scheduler.mode": "FAIR",
+    "spark.python.daemon.module": "kiln.pipelines.app.worker_daemon",
+    "spark.sql.session.timeZone": "UTC",
+    # What Spark itself masks in its page, logs and plans: by default not the keys of Azure's and of Kafka's settings.
+    "spark.redaction.regex": (
+        "(?i)secret|password|token|credential|jaas|oauth|(access|account|session|encryption)[.]?key"
+    ),
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+
+
+def create_session(
+    name: str,
+    *,
+    master: str,
+    driver_memory: str,
+    jars: Iterable[Path],
+    java_options: str = "",
+    log4j: Path | None = None,
+    logs: Path | None = None,
+    ui: bool = False,
+    scratch: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
+
+    Takes the arguments of `session_settings`. Under `spark-submit`, its own options weigh more than `master` and
+    `driver_memory`.
+    """
+    # Workers must run in the driver's interpreter: the system's has none of the packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # RocksDB's memory in glibc's arenas, of which each thread may have another, would grow by megabytes a minute.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    conf = session_settings(
+        master=_submitted_to() or master,
+        driver_memory=driver_memory,
+        jars=jars,
+        java_options=java_options,
+        log4j=log4j,
+        logs=logs,
+        ui=ui,
+        scratch=scratch,
+        extra=extra,
+    )
+    if "SPARK_ENV_LOADED" in os.environ:  # spark-submit sets the variable; then its own options count
+        for key in {"spark.master", "spark.driver.memory"} - (extra or {}).keys():
+            del conf[key]
+    _launch_jvm(conf)
+    builder = SparkSession.builder.appName(name)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def session_settings(
+    *,
+    master: str,
+    driver_memory: str,
+    jars: Iterable[Path],
+    java_options: str = "",
+    log4j: Path | None = None,
+    logs: Path | None = None,
+    ui: bool = False,
+    scratch: Path | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The settings of a session.
+
+    `jars`: the connector's and Delta's. `java_options`: of the driver. `log4j`: a log4j2 file that writes into `logs`.
+    `scratch`: where Spark keeps its temporary files. `extra` weighs more than all that is set here.
+    """
+    options = [java_options] if java_options else []
+    if log4j is not None:
+        options.append(f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+    if logs is not None:
+        options.append(f'"-Dkiln.logs={logs}"')
+    conf = {**_STATE, **_DELTA, **_STREAMING, "spark.master": master, "spark.driver.memory": driver_memory}
+    conf["spark.ui.enabled"] = str(ui).lower()
+    conf["spark.ui.showConsoleProgress"] = "false"
+    if not ui:
+        conf["spark.ui.liveUpdate.period"] = "-1"
+    named = [str(jar) for jar in jars]
+    if named:  # the class path too: Spark reads local files before it has `spark.jars`, and can keep only its classes
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(named)
+        if not master.startswith("local"):
+            conf["spark.jars"] = ",".join(named)
+    if any(_LOCAL_FILES_JAR in jar for jar in named):
+        conf |= LOCAL_FILES
+    if options:
+        conf["spark.driver.extraJavaOptions"] = " ".join(options)
+    if scratch is not None:
+        conf["spark.local.dir"] = str(scratch)
+        conf["spark.sql.warehouse.dir"] = str(scratch / "warehouse")
+    if master.startswith("local"):
+        conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.driver.host"] = "127.0.0.1"
+        # Spark's RPC answers those alone who know a secret, which Spark makes anew at each start and keeps in memory.
+        conf["spark.authenticate"] = "true"
+    return conf | dict(extra or {})
+
+
+def _submitted_to() -> str | None:
+    """The master that spark-submit was given, or its default; None: this process was not started by spark-submit."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    SparkContext._ensure_initialized()  # the JVM, which has the options of spark-submit
+    return SparkConf().get("spark.master")
+
+
+def _launch_jvm(conf: Mapping[str, str]) -> None:
+    """Starts the JVM, where this process has none, with `conf` in a file that only its user can read.
+
+    PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
+    """
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
+        file.write(properties_text(conf))
+        file.flush()
+        named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{named} {before or 'pyspark-shell'}"
+        try:
+            SparkContext._ensure_initialized()  # returns when the JVM has read the file
+        finally:
+            if before is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def properties_text(conf: Mapping[str, str]) -> str:
+    """`conf` as a file of Java's properties: ASCII, a line for each key."""
+    return "".join(f"{_property(key, ' =:#!')}={_property(value, '')}\n" for key, value in conf.items())
+
+
+def _property(text: str, special: str) -> str:
+    # units of UTF-16, as the escapes of a properties file are
+    units = text.encode("utf-16-be")
+    characters = (chr(int.from_bytes(units[at : at + 2])) for at in range(0, len(units), 2))
+    return "".join(
+        f"\\{character}"
+        if character == "\\" or character in special
+        else character
+        if "!" <= character <= "~" or (character == " " and at)  # a blank before a value would go
+        else f"\\u{ord(character):04x}"
+        for at, character in enumerate(characters)
+    )

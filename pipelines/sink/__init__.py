@@ -1,0 +1,1 @@
+"""Query `sink`: Kafka topics into their Delta tables."""

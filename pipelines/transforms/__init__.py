@@ -1,1 +1,0 @@
-"""DataFrame in, DataFrame out: what the queries do with records."""

@@ -1,0 +1,1 @@
+"""Query `updates`: each new update, with its separator, into `kiln.updates`."""

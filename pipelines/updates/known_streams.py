@@ -1,0 +1,236 @@
+"""The verified separators of streams: a file on each machine's disk, which Python workers bring up to where
+`kiln.streams` ends, and share."""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, Protocol
+
+from pyspark import SparkFiles
+
+from kafka import KafkaConsumer, TopicPartition
+from kiln.conf.process.kafka_clients import open_client
+from kiln.schemas.kafka.records import UNREADABLE, SeparatorRecord, WaitedTip, decode_stream
+
+_POLL_MS: Final = 1_000
+_PATIENCE_MS: Final = 30_000  # until a broker answers; after that the task fails, and the query starts again
+_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
+_REMEMBERED: Final = 10_000  # answers in a worker's memory
+
+
+@dataclass(frozen=True)
+class StreamsTopic:
+    """Where to read: the full name of the topic, brokers, and kafka-python's options as (name, value) pairs."""
+
+    topic: str
+    servers: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+class StreamsFile:
+    """Streams and their separators in an SQLite file, with the places in the topic up to which it holds them.
+
+    A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory does not go by how many
+    there are. Several processes may have the file open. A process that dies leaves the file as of its last `add`.
+    sqlite3.Error, of each method: the disk is full, or the file is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Makes the file where there is none."""
+        self.path = path
+        self._file = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+        self._file.execute("PRAGMA journal_mode = WAL")  # so that nobody waits for who writes
+        self._file.execute("PRAGMA synchronous = OFF")  # the file is of no use after a power cut
+        self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        self._file.executescript(_TABLES)
+        self._number = lru_cache(maxsize=_REMEMBERED)(self._numbered)
+
+    def places(self) -> dict[int, int]:
+        """By partition of the topic, the offset after the last record that is in the file."""
+        return dict(self._file.execute("SELECT part, place FROM places"))
+
+    def add(self, values: Iterable[bytes | None], places: Mapping[int, int]) -> None:
+        """Takes records of the topic, in the order of their offsets, and the places after them: all of it, or nothing.
+
+        The rows are sorted on disk first: put in one by one, each would rewrite a page of its own.
+        """
+        with self._transaction():
+            self._file.executemany("INSERT INTO temp.new VALUES (?, ?)", self._rows(values))
+            self._file.execute("INSERT OR REPLACE INTO streams SELECT * FROM temp.new ORDER BY digest, rowid")
+            self._file.execute("DELETE FROM temp.new")
+            self._file.executemany("INSERT OR REPLACE INTO places VALUES (?, ?)", places.items())
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        """What the genesis of a stream names, by network and StreamID; `default`: the stream is not in the file."""
+        row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
+        if row is None:
+            return default
+        return None if row[0] is None else SeparatorRecord(*row)
+
+    def waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        """Whether the record of a stream, by network and StreamID, names this tip as one that waited."""
+        return self._file.execute(_HAS_WAITED, (_digest_of_tip(stream, tip),)).fetchone() is not None
+
+    def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
+        for value in values:
+            try:
+                stream = decode_stream(value or b"")
+            except UNREADABLE:
+                continue  # the sink puts it into quarantine
+            if stream.waited:  # few, so they are not sorted first
+                waited = ((_digest_of_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
+                self._file.executemany("INSERT OR IGNORE INTO waited VALUES (?)", waited)
+            separator = stream.separator
+            number = None if separator is None else self._number(separator.key, separator.value)
+            yield _digest(stream.network, stream.stream), number
+
+    def _numbered(self, key: str, value: str) -> int:
+        self._file.execute("INSERT OR IGNORE INTO separators (key, value) VALUES (?, ?)", (key, value))
+        row = self._file.execute("SELECT number FROM separators WHERE key = ? AND value = ?", (key, value)).fetchone()
+        return int(row[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:  # whatever it is: raised again
+            self._file.execute("ROLLBACK")
+            self._number.cache_clear()  # numbers that nobody has now
+            raise
+        self._file.execute("COMMIT")
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS separators (number INTEGER PRIMARY KEY, key TEXT, value TEXT, UNIQUE (key, value));
+CREATE TABLE IF NOT EXISTS streams (digest BLOB PRIMARY KEY, separator INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS waited (digest BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS places (part INTEGER PRIMARY KEY, place INTEGER);
+CREATE TEMP TABLE new (digest BLOB, separator INTEGER);
+"""
+_LOOK_UP = "SELECT key, value FROM streams LEFT JOIN separators ON number = separator WHERE digest = ?"
+_HAS_WAITED = "SELECT 1 FROM waited WHERE digest = ?"
+
+
+def _digest(*parts: str) -> bytes:
+    return blake2b("\n".join(parts).encode(), digest_size=16).digest()
+
+
+def _digest_of_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
+    return _digest(*stream, tip.origin, tip.tip)
+
+
+class _Consumer(Protocol):
+    """What is used of kafka-python's consumer, which is assigned to all partitions of one topic."""
+
+    def assignment(self) -> set[TopicPartition]: ...
+    def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
+    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    def position(self, partition: TopicPartition) -> int: ...
+    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[_Record]]: ...
+
+
+class _Record(Protocol):
+    @property
+    def value(self) -> bytes | None: ...
+
+
+class KnownStreams:
+    """The verified separators of all networks, as of the last `refresh`."""
+
+    def __init__(self, consumer: _Consumer, file: StreamsFile) -> None:
+        self._consumer = consumer
+        self._file = file
+        self._parts = sorted(consumer.assignment())
+        self._places: dict[int, int] = {}  # when the answers were remembered
+        self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        """What the verified genesis of a stream names, by network and StreamID; `default`: the stream is not known."""
+        answer = self._answers.get(stream)
+        if answer is None:
+            found = self._file.get(stream, _NOT_THERE)
+            answer = (None, False) if found is _NOT_THERE else (found, True)
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            self._answers[stream] = answer
+        separator, known = answer
+        return separator if known else default
+
+    def waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        """Whether an update of a stream, by network and StreamID, waited for the genesis, and is in `kiln.updates`."""
+        return self._file.waited(stream, tip)
+
+    def refresh(self) -> None:
+        """Reads on to where the topic ends now, unless another worker of this machine has done so."""
+        ends = self._consumer.end_offsets(self._parts) if self._parts else {}
+        places = self._file.places()
+        if _behind(places, ends):
+            with _alone(self._file.path):
+                places = self._file.places()
+                if _behind(places, ends):
+                    values = self._read(places, ends)
+                    places = {part.partition: end for part, end in ends.items()}
+                    self._file.add(values, places)
+        if places != self._places:
+            self._places = places
+            self._answers.clear()
+
+    def _read(self, places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> Iterator[bytes | None]:
+        for part, end in ends.items():
+            place = places.get(part.partition, 0)
+            self._consumer.seek(part, place if place <= end else 0)  # a topic that was made anew begins again
+        while any(self._consumer.position(part) < end for part, end in ends.items()):
+            for records in self._consumer.poll(timeout_ms=_POLL_MS).values():
+                for record in records:
+                    yield record.value
+
+
+def _behind(places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
+    return any(places.get(part.partition, 0) != end for part, end in ends.items())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While this lasts, no other process of this machine reads the topic into the file."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+_NOT_THERE: Final = SeparatorRecord("-", "-")
+
+
+@lru_cache(maxsize=2)
+def known_streams(where: StreamsTopic) -> KnownStreams:
+    """The one `KnownStreams` of this process: a worker serves many tasks.
+
+    The file is in the folder that Spark has for an application on each machine, and goes with the application.
+    kafka.errors.KafkaError: no broker answers.
+    """
+    consumer = open_client(
+        KafkaConsumer,
+        bootstrap_servers=list(where.servers),
+        **dict(where.options),
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        bootstrap_timeout_ms=_PATIENCE_MS,
+        max_poll_records=10_000,
+    )
+    with ExitStack() as opened:  # a task that fails is tried again, in the same process
+        opened.callback(consumer.close)
+        partitions = consumer.partitions_for_topic(where.topic) or set()
+        consumer.assign([TopicPartition(where.topic, partition) for partition in sorted(partitions)])
+        opened.pop_all()
+    name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
+    path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
+    with _alone(path):  # SQLite lets nobody else in while the file is made
+        return KnownStreams(consumer, StreamsFile(path))

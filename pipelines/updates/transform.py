@@ -1,0 +1,326 @@
+"""`kiln.frames` to records of `kiln.updates`: the first good copy of each UPDATE, with its separator.
+
+Where blocks can be fetched, what asks for one goes to `kiln.wanted`: an update whose separator only its genesis can
+tell, which waits there; each batch that somebody else announced; and a copy of each update that goes on under a
+separator which is only claimed (decision 20).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, author, failed, identities, own_identity
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.delta.arrow_rows import RowBuffer
+from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.epoch import epoch_of_task
+from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
+from kiln.pipelines.updates.known_streams import StreamsTopic, known_streams
+from kiln.schemas.kafka.records import (
+    Coordinates,
+    Epoch,
+    QuarantineRecord,
+    SeparatorRecord,
+    SeparatorSource,
+    UpdateRecord,
+    WaitedTip,
+    WantedRecord,
+    encode,
+    quarantine_key,
+    quarantine_records,
+    update_key,
+)
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.claims import CONTRADICTS, Claims, contradiction
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, parse_separator_text, separator_text
+
+_Batches = Iterator[pa.RecordBatch]
+
+
+class Known(Protocol):
+    """What the verified genesis says, by (network, StreamID); None: no separator. A dict will do."""
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
+
+
+class Waited(Protocol):
+    """Whether an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
+
+    def __call__(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool: ...
+
+
+_UNKNOWN: Final = SeparatorRecord("-", "-")
+
+_NEW = pa.schema([("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("heard_at", pa.int64())])
+_NEW_COLUMNS = "topic string, key binary, value binary, heard_at bigint"
+_COPIES = pa.schema([("identity", pa.binary()), *_NEW, ("seen_at", pa.timestamp("us", tz="UTC"))])
+_COPIES_COLUMNS = f"identity binary, {_NEW_COLUMNS}, seen_at timestamp"
+
+
+@dataclass(frozen=True)
+class Separating:
+    """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
+    `believe`: whether a claim counts before it is verified, where it can be."""
+
+    streams: StreamsTopic | None = None
+    fetch: bool = False
+    believe: bool = True
+
+
+class Row(NamedTuple):
+    """What is new once. `identity`: the same for all that say the same; `place`: of this copy; `topic` of Kafka,
+    without prefix; `heard_at`: µs."""
+
+    identity: bytes
+    place: str
+    topic: str
+    key: bytes
+    value: bytes
+    heard_at: int
+
+    @property
+    def identities(self) -> tuple[bytes, ...]:
+        return (self.identity,)
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+
+def first_updates(
+    records: DataFrame, how: Decoding, separating: Separating, remembered: Remembered, first: Epoch | None = None
+) -> DataFrame:
+    """Columns partition, offset, stamp, value in; topic, key, value, heard_at out, once for each identity: what the
+    good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
+
+    def rows(batches: _Batches) -> _Batches:
+        said = rows_of(batches, how, separating, _epoch(first), every_copy=True)
+        buffer = RowBuffer(_NEW)
+        for row in new_copies(said, remembered, seen_at(), epoch_of_task()):
+            if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
+                yield from buffer.drain()
+        yield from buffer.drain()
+
+    return _source(records).mapInArrow(rows, _NEW_COLUMNS)
+
+
+def updates(records: DataFrame, how: Decoding, separating: Separating, first: Epoch | None = None) -> DataFrame:
+    """As `first_updates`, for each copy, with identity and seen_at."""
+
+    def rows(batches: _Batches) -> _Batches:
+        return copies(rows_of(batches, how, separating, _epoch(first)), seen_at())
+
+    return _source(records).mapInArrow(rows, _COPIES_COLUMNS)
+
+
+def new_updates(rows: DataFrame, remembered: int) -> DataFrame:
+    """What `updates` gave in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
+
+    As in `archive`, no row is ever late.
+    """
+    new = remembering(rows, remembered).dropDuplicatesWithinWatermark(["identity"])
+    return new.select("topic", "key", "value", "heard_at")
+
+
+def _source(records: DataFrame) -> DataFrame:
+    return records.select("partition", "offset", "stamp", "value")
+
+
+def in_order_of_hearing(rows: DataFrame) -> DataFrame:
+    """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, in the order in which they were
+    heard: a window takes its times from the records as they stand in the log (decision 1).
+
+    One task writes them: what is new in a micro-batch is little, and a shuffle by key costs more than it spreads.
+    """
+    return rows.coalesce(1).sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
+
+
+class Separated(NamedTuple):
+    """The separator of an update; where it is known from, None: nowhere; and the claim that the genesis contradicts."""
+
+    separator: Separator | None
+    source: SeparatorSource | None
+    contradicted: Separator | None = None
+
+
+def separate(claims: Claims, stream: tuple[str, str], known: Known, how: Separating) -> Separated:
+    """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
+
+    `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
+    Where the genesis can be asked for, claims that disagree count for nothing.
+    """
+    verified = known.get(stream, _UNKNOWN)
+    if verified is None:
+        return Separated(None, "genesis")
+    if verified is not _UNKNOWN:
+        separator = Separator(verified.key, verified.value)
+        return Separated(separator, "genesis", claims.contradicted(separator))
+    if claims.first is None or (how.fetch and (claims.disagree or not how.believe)):
+        return Separated(None, None)
+    return Separated(claims.first, "topic" if claims.topic is not None else "model")
+
+
+def claims_of(topic: Separator | None, model: str | None) -> Claims:
+    """What an UPDATE claims: the separator of its topic, and its field `model`."""
+    return Claims(topic, None if model is None else Separator("model", model))
+
+
+def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
+    """What quarantine says of an UPDATE whose claim the genesis contradicts; `data`: of the message."""
+    return QuarantineRecord(
+        stage="separator",
+        reason=CONTRADICTS,
+        detail=contradiction(claimed, separator),
+        data=data,
+        observed_at=observed_at,
+    )
+
+
+def copies(rows: Iterable[Row], seen_at: int) -> _Batches:
+    """What `updates` gives, as Arrow. `seen_at`: the time of the micro-batch, µs."""
+    buffer = RowBuffer(_COPIES)
+    for row in rows:
+        if buffer.add((row.identity, row.topic, row.key, row.value, row.heard_at, seen_at), row.size):
+            yield from buffer.drain()
+    yield from buffer.drain()
+
+
+def rows_of(
+    batches: _Batches, how: Decoding, separating: Separating, epoch: Epoch, *, every_copy: bool = False
+) -> Iterator[Row]:
+    """Records of a task in; what their good copies have to say out, each identity once. `every_copy`: once for each
+    copy, as in `archive`."""
+    passing: set[tuple[bytes, str]] = set()  # what this task let through: the rest would be dropped anyway
+    decoder = Decoder(how)
+    known: Known = {}
+    waited: Waited = _nothing_waited
+    if separating.streams is not None:
+        known = streams = known_streams(separating.streams)
+        waited = streams.waited
+        streams.refresh()
+    for batch in batches:
+        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for item in decoder.decode(value, partition, offset, stamp):
+                if isinstance(item, Faulty):
+                    continue
+                for row in _of_message(item, epoch, how, known, waited, separating):
+                    key = (row.identity, row.place if every_copy else "")
+                    if key not in passing:
+                        passing.add(key)
+                        yield row
+
+
+def _of_message(
+    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
+) -> list[Row]:
+    """What a message has to say. Where this fails, the message is a fault."""
+    try:
+        if item.content.type == "UPDATE":
+            return list(_of_update(item, epoch, how, known, waited, separating))
+        if item.content.type == "BATCH_UPDATE" and separating.fetch:
+            return list(_of_batch(item))
+    except PROCESSING_ERRORS as error:  # `known` and `waited` raise sqlite3.Error alone; all else is pure
+        data = item.envelope.SerializeToString()
+        fault = failed("updates", error, item.place, data, item.observed_at)
+        key, identity = quarantine_key(*item.place), own_identity(fault)
+        records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+        return [
+            Row(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
+            for part, record in enumerate(records)
+        ]
+    return []
+
+
+def _epoch(first: Epoch | None) -> Epoch:
+    """Of the micro-batch that this task is of (decision 7)."""
+    own = epoch_of_task()
+    return own if first is None else Epoch(first.query, first.batch + own.batch)
+
+
+def _new_once(item: Decoded, separator: Separator | None) -> bytes:
+    """The identity of an update: whoever announces it, however often and on whichever topic (decision 4).
+
+    The separator is part of it: an announcement under a false separator must not mask the true one.
+    """
+    content = item.content
+    where = separator_text(separator) if separator else ""
+    parts = (item.origin, item.network, where, content.stream or "", content.tip or "")
+    return blake2b("\n".join(parts).encode(), digest_size=16).digest()
+
+
+def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+    return False
+
+
+def _of_update(
+    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
+) -> Iterator[Row]:
+    content = item.content
+    stream, tip = content.stream or "", content.tip or ""
+    claims = claims_of(item.separator, content.model)
+    found = separate(claims, (item.network, stream), known, separating)
+    named = _record_of(found.separator)
+    record = UpdateRecord(
+        network=item.network,
+        origin=item.origin,
+        separator=named,
+        separator_source=found.source,
+        stream=stream,
+        tip=tip,
+        from_=author(item),
+        message=item.message,
+        epoch=epoch,
+        frame=Coordinates(item.place.partition, item.place.offset, item.place.position or 0),
+        observed_at=item.observed_at,
+    )
+    identity, place = _new_once(item, found.separator), item.place.text
+    waits = found.source is None and separating.fetch
+    again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
+    if not waits and not again:
+        key = update_key(item.network, named, stream)
+        yield Row(identity, place, "updates", key, encode(record), item.observed_at)
+    if found.source != "genesis" and separating.fetch:
+        genesis = cid_text(StreamID.parse(stream).genesis)
+        wanted = WantedRecord(
+            item.network,
+            genesis,
+            "genesis" if waits else "claim",
+            item.observed_at,
+            message=item.message,
+            update=record,
+            topic=_record_of(claims.topic),
+            model=_record_of(claims.model),
+        )
+        asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
+        yield Row(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
+    if found.contradicted is not None and found.separator is not None:
+        fault = false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
+        message, _ = identities(item, item.origin, how.unsigned_horizon)
+        yield Row(message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
+
+
+def _record_of(separator: Separator | None) -> SeparatorRecord | None:
+    return None if separator is None else SeparatorRecord(*separator)
+
+
+def _of_batch(item: Decoded) -> Iterator[Row]:
+    """The batches that a BATCH_UPDATE of somebody else names. The batch that a message announces is wanted at each
+    announcement: the fetcher may have given the batch up, or followed another interest then. Those before it are wanted
+    once, whoever names them."""
+    content = item.content
+    if item.own or content.sep is None or content.batch is None:
+        return
+    separator = SeparatorRecord(*parse_separator_text(content.sep))
+    for cid in (content.batch, *item.previous):
+        announced = item.message if cid == content.batch else ""
+        named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
+        wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
+        identity = blake2b(named, digest_size=16).digest()
+        yield Row(identity, item.place.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

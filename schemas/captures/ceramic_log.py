@@ -1,0 +1,179 @@
+"""Service logs of js-ceramic: a line of logfmt for each message that the node received or published.
+
+`[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`, the same on
+the console and in the log file of the service. The node writes the fields of the message that it has read, so the data
+is made anew from the fields, in their order, as compact JSON: the same message, not always the same bytes. Before
+2021-04 the fields stood under `message.data.`.
+
+A `received` line is of somebody else's message: the node leaves its own out. A `published` line is of the node's own,
+and has no seqno. Both are heard from the log, so both become Frames that came IN; of a published message the node is
+author and sender. Other events and other services hold no message.
+
+Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
+lib/stringify.js.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import BinaryIO, Final
+
+from kiln.schemas.captures.items import LINE_MALFORMED, MAX_PEER, NO_MESSAGE, Item, Logged, Source
+from kiln.schemas.captures.lines import WHOLE, Part, read_log
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import PeerIdError, peer_bytes
+
+NAME: Final = "ceramic-log"
+
+_LINE: Final = re.compile(r"\[([^\]]{1,40})\] service=(\S+)(?: (.*))?", re.DOTALL)
+_PAIR: Final = re.compile(r'([^\s=]+)=(?:"((?:[^"\\]|\\.)*)"|([^ "]*))(?: +|$)', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+# Date.toUTCString of ECMAScript
+_DATE: Final = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d) GMT", re.ASCII)
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,15})", re.ASCII)
+_DECIMALS: Final = re.compile(r"\d{1,3}(,\d{1,3})*", re.ASCII)
+_EMPTY_OBJECT: Final = "[object Object]"
+_NUMBERS: Final = frozenset({"typ", "ts"})
+_ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
+"""Fields of the gossipsub message, which stand beside the fields of Ceramic's message."""
+
+_Pairs = dict[str, str | None]
+
+
+def sniff(line: bytes) -> bool:
+    """Whether a line is one of a js-ceramic service."""
+    found = _LINE.fullmatch(line[:4096].decode(errors="replace"))
+    return found is not None and _time(found[1]) is not None
+
+
+def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+    return read_log(NAME, read_line, file, source, part)
+
+
+def read_line(line: bytes) -> Logged | Rejected:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return Rejected(LINE_MALFORMED, f"not UTF-8: {error.reason} at byte {error.start}")
+    found = _LINE.fullmatch(text.rstrip(" "))  # the log file has a space before the line's end
+    if found is None:
+        return Rejected(LINE_MALFORMED, "no line of a service: it does not begin with [date] service=…")
+    date, service, rest = found.groups()
+    if service != "pubsub":
+        return Rejected(NO_MESSAGE, f"a line of the service {service[:40]!r}, not pubsub")
+    at = _time(date)
+    if at is None:
+        return Rejected(LINE_MALFORMED, f"{date!r} is no date")
+    pairs = _read_pairs(rest or "")
+    if pairs is None:
+        return Rejected(LINE_MALFORMED, "not in the form key=value key=value …")
+    event = pairs.get("event")
+    if event not in ("received", "published"):
+        return Rejected(NO_MESSAGE, f"event {str(event)[:40]!r} carries no message")
+    try:
+        return _logged(pairs, event == "published", at)
+    except ValueError as error:
+        return Rejected(LINE_MALFORMED, str(error))
+
+
+def _logged(pairs: _Pairs, published: bool, at: int) -> Logged:
+    """ValueError: the line lacks a field that it must have, or one cannot be read."""
+    topic = pairs.get("topic")
+    if not topic:
+        raise ValueError("the line has no topic")
+    node = _peer(pairs, "peer")
+    data = _data(pairs)
+    if published:
+        return Logged(topic, data, node, b"", node, node, at)
+    author = _peer(pairs, "message.from")
+    return Logged(topic, data, author, _seqno(pairs), node, _peer(pairs, "message.receivedFrom"), at)
+
+
+def _data(pairs: _Pairs) -> bytes:
+    whole = pairs.get("message.data")
+    if whole is not None and _DECIMALS.fullmatch(whole):
+        return _bytes_of(whole)  # a Uint8Array as JavaScript prints it: the very bytes
+    before_2021_04 = "message.data.typ" in pairs
+    start = "message.data." if before_2021_04 else "message."
+    content: dict[str, object] = {}
+    for key, value in pairs.items():
+        name = key.removeprefix(start)
+        head, _, rest = name.partition(".")
+        if name == key or value is None or (not before_2021_04 and head in _ENVELOPE):
+            continue  # null was undefined in JavaScript, which JSON leaves out
+        if head == "tips" and rest:
+            tips = content.setdefault("tips", {})
+            if isinstance(tips, dict):
+                tips[rest] = value
+        elif name == "tips" and value == _EMPTY_OBJECT:
+            content["tips"] = {}
+        elif name in _NUMBERS and _NUMBER.fullmatch(value):
+            content[name] = int(value)
+        else:
+            content[name] = value
+    if "typ" not in content:
+        raise ValueError("the line has no message.typ")
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _seqno(pairs: _Pairs) -> bytes:
+    """Hex. A Uint8Array that JavaScript printed is decimals; a Buffer that it printed has lost its bytes."""
+    text = pairs.get("message.seqno") or ""
+    if "," in text and _DECIMALS.fullmatch(text):
+        return _bytes_of(text)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
+
+
+def _bytes_of(decimals: str) -> bytes:
+    """ValueError: a number is over 255."""
+    return bytes(map(int, decimals.split(",")))
+
+
+def _peer(pairs: _Pairs, key: str) -> bytes:
+    """The peer id at a key, b"" if there is none; ValueError: what is there is no peer id."""
+    text = pairs.get(key)
+    if not text:
+        return b""
+    if len(text) > 2 * MAX_PEER:
+        raise ValueError(f"{key} has {len(text)} characters, which no peer id has")
+    try:
+        return peer_bytes(text)
+    except PeerIdError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _read_pairs(text: str) -> _Pairs | None:
+    """The pairs of a logfmt line, the last of equal keys; a value of None is null. None: the text is no logfmt."""
+    pairs: _Pairs = {}
+    position = 0
+    while position < len(text):
+        found = _PAIR.match(text, position)
+        if found is None:
+            return None
+        key, quoted, bare = found.groups()
+        pairs[key] = _ESCAPE.sub(r"\1", quoted) if quoted is not None else bare or None
+        position = found.end()
+    return pairs
+
+
+@lru_cache(maxsize=1024)
+def _time(date: str) -> int | None:
+    """Unix ns of a date such as "Thu, 15 Jul 2021 13:24:33 GMT"; None: the text is none, or before 1970."""
+    found = _DATE.fullmatch(date)
+    if found is None or found[2] not in _MONTHS:
+        return None
+    day, year, hour, minute, second = (int(found[group]) for group in (1, 3, 4, 5, 6))
+    try:
+        moment = datetime(year, _MONTHS.index(found[2]) + 1, day, hour, minute, second, tzinfo=UTC)
+    except ValueError:
+        return None
+    at = int(moment.timestamp()) * 1_000_000_000
+    return at if 0 <= at < 2**63 else None

@@ -1,0 +1,128 @@
+"""What a reader yields of a file: Frames, and what is none; and how a message that a log tells of becomes a Frame."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple, TypeAlias
+
+from kiln.schemas.kafka.frames import CONNECTION_BYTES, MAX_NETWORK, MAX_RPC, METADATA_ONLY
+from kiln.schemas.kafka.frames import MAX_PEER as MAX_FRAME_PEER
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import MAX_SEQNO, Verdict
+from kiln.schemas.wire.topics import parse_topic
+
+LINE_MALFORMED: Final = "line_malformed"
+LINE_TOO_LONG: Final = "line_too_long"
+NO_MESSAGE: Final = "no_message"
+FILE_ENDS_EARLY: Final = "file_ends_early"
+FILE_DAMAGED: Final = "file_damaged"
+REASONS: Final = (LINE_MALFORMED, LINE_TOO_LONG, NO_MESSAGE, METADATA_ONLY, FILE_ENDS_EARLY, FILE_DAMAGED)
+
+MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.identity takes
+_MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
+
+
+class Unread(NamedTuple):
+    """A piece of a file that gives no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
+    with the file's name and the line."""
+
+    line: int
+    """from 1; in a binary file the record"""
+    data: bytes
+    """the line without its end; of a line over 16 MiB, and of what is damaged, the beginning alone"""
+    reason: str
+    """one of REASONS"""
+    detail: str
+
+
+Item: TypeAlias = Frame | Unread
+
+
+class Source(NamedTuple):
+    """What a reader must know of a file beside the bytes."""
+
+    digest: bytes
+    """sha256 of the file as stored: the same file gives the same keys of `frames` each time"""
+    network: str
+    """of messages whose topic names no Ceramic network; 1 to 256 characters"""
+    heard_at: int
+    """unix ns; when messages were heard of which the file tells no time"""
+
+
+class Logged(NamedTuple):
+    """A message as a log of another node tells of it. Peers are multihash bytes, empty where the log is silent."""
+
+    topic: str
+    data: bytes | None
+    """None: the log has no data of messages"""
+    author: bytes
+    seqno: bytes
+    """empty: the log has none"""
+    node: bytes
+    """the node that wrote the log"""
+    heard_from: bytes
+    at: int | None
+    """unix ns; None: the log has no times"""
+
+
+class LogFrames:
+    """Makes the Frames of one log: one for each message, with the line as its sequence."""
+
+    def __init__(self, format_name: str, source: Source) -> None:
+        self._format = format_name
+        self._source = source
+        digest = hashlib.sha256(format_name.encode() + b"\0" + source.digest).digest()
+        self._connection = digest[:CONNECTION_BYTES]
+
+    def frame(self, line: int, raw: bytes, logged: Logged) -> Item:
+        """The Frame of a line, or why the line gives none. `raw`: the line, for quarantine.
+
+        The payload is an RPC with one message, which has no signature: so the verdict is UNVERIFIABLE.
+        """
+        at = self._source.heard_at if logged.at is None else logged.at
+        fault = _fault_of(logged, at)
+        if fault is not None:
+            return Unread(line, raw, fault.reason, fault.detail)
+        message = Message(topic=logged.topic)
+        if logged.data is not None:
+            message.data = logged.data
+        if logged.author:
+            setattr(message, "from", logged.author)  # a keyword in Python
+        if logged.seqno:
+            message.seqno = logged.seqno
+        payload = RPC(publish=[message]).SerializeToString()
+        if len(payload) > MAX_RPC:
+            return Unread(line, raw, LINE_TOO_LONG, f"a message of {len(payload)} bytes; at most {MAX_RPC} are read")
+        topic = parse_topic(logged.topic)
+        return Frame(
+            # a name that is too long for a Frame stands in no network's topic
+            network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
+            connection=self._connection,
+            direction=Frame.IN,
+            local_peer=logged.node,
+            remote_peer=logged.heard_from,
+            protocol=self._format,
+            observed_at=at,
+            payload=payload,
+            sequence=line,
+            verdicts=bytes([Verdict.UNVERIFIABLE]),
+            origin=Frame.REPLAY,
+        )
+
+
+def _fault_of(logged: Logged, at: int) -> Rejected | None:
+    if not 0 <= at <= _MAX_TIME:
+        return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
+    if len(logged.author) > MAX_PEER:
+        return Rejected(LINE_MALFORMED, f"the author's peer id has {len(logged.author)} bytes; at most {MAX_PEER}")
+    if (longest := max(len(logged.node), len(logged.heard_from))) > MAX_FRAME_PEER:
+        return Rejected(LINE_MALFORMED, f"a peer id of {longest} bytes; a node has one of at most {MAX_FRAME_PEER}")
+    if len(logged.seqno) > MAX_SEQNO:
+        return Rejected(LINE_MALFORMED, f"a seqno of {len(logged.seqno)} bytes; at most {MAX_SEQNO} are read")
+    try:
+        logged.topic.encode()
+    except UnicodeEncodeError:
+        return Rejected(LINE_MALFORMED, "the topic holds half of a surrogate pair")
+    return None

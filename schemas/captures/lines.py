@@ -1,0 +1,166 @@
+"""Files of lines: cut into parts at line ends, unzipped, and read line by line within bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Final, NamedTuple, TypeAlias, cast
+
+from kiln.schemas.captures.items import (
+    FILE_DAMAGED,
+    FILE_ENDS_EARLY,
+    LINE_MALFORMED,
+    LINE_TOO_LONG,
+    Item,
+    LogFrames,
+    Logged,
+    Source,
+    Unread,
+)
+from kiln.schemas.reject import Rejected
+
+MAX_LINE: Final = 16 * 1024 * 1024
+"""Bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
+KEPT: Final = 64 * 1024
+"""Bytes of a longer line that go to quarantine."""
+
+_BLOCK: Final = 1024 * 1024
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+class Part(NamedTuple):
+    """A stretch of a file that begins at the start of a line and ends behind a line's end, or with the file."""
+
+    start: int
+    stop: int | None
+    """None: the end of the file"""
+    first: int
+    """number of the first line, from 1"""
+
+
+WHOLE: Final = Part(0, None, 1)
+
+
+class Damaged(NamedTuple):
+    """Why the rest of a file cannot be read."""
+
+    reason: str
+    detail: str
+
+
+class Line(NamedTuple):
+    number: int
+    data: bytes
+    """without LF or CRLF; of a line over MAX_LINE the first KEPT bytes"""
+    length: int
+    """bytes of the whole line"""
+    ended: bool
+    """False: the file ends before the line's end"""
+
+
+ParseLine: TypeAlias = Callable[[bytes], Logged | Rejected]
+
+
+def is_gzip(file: BinaryIO) -> bool:
+    """Whether a file is compressed, by its first bytes; the file is left at its beginning."""
+    file.seek(0)
+    magic = file.read(2)
+    file.seek(0)
+    return magic == _GZIP_MAGIC
+
+
+def unzipped(file: BinaryIO) -> BinaryIO:
+    """The file from its beginning, unzipped if it is compressed."""
+    # GzipFile is a BinaryIO in all but its declared type
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip(file) else file
+
+
+def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | Damaged]:
+    """The bytes of a file, or of a stretch of an uncompressed one; `Damaged` last, where the compressed file is."""
+    opened = unzipped(file)
+    if start:
+        opened.seek(start)
+    left = stop - start if stop is not None else None
+    # one read of the file below at a time, so that what came before the damage is there
+    read = getattr(opened, "read1", opened.read)
+    while left is None or left > 0:
+        try:
+            block: bytes = read(_BLOCK if left is None else min(_BLOCK, left))
+        except EOFError:
+            yield Damaged(FILE_ENDS_EARLY, "the compressed file is cut off")
+            return
+        except (gzip.BadGzipFile, zlib.error) as error:
+            yield Damaged(FILE_DAMAGED, f"the compressed file is damaged: {error}")
+            return
+        if not block:
+            return
+        if left is not None:
+            left -= len(block)
+        yield block
+
+
+def cut_lines(file: BinaryIO, size: int) -> Iterator[Part]:
+    """The parts of a file, each of `size` bytes and what is left of the last line. A compressed file is one part."""
+    if is_gzip(file):
+        yield WHOLE
+        return
+    start, first, position, passed = 0, 1, 0, 0
+    for block in read_blocks(file):
+        if isinstance(block, Damaged):  # only of compressed files
+            return
+        at = 0
+        while (end := block.find(b"\n", max(at, start + size - 1 - position))) >= 0:
+            passed += block.count(b"\n", at, end + 1)
+            at = end + 1
+            yield Part(start, position + at, first)
+            start, first = position + at, passed + 1
+        passed += block.count(b"\n", at)
+        position += len(block)
+    if position > start:
+        yield Part(start, position, first)
+
+
+def read_lines(file: BinaryIO, part: Part = WHOLE) -> Iterator[Line | Unread]:
+    """The lines of a part. `Unread` comes last, where the file cannot be read on."""
+    number, held, length = part.first, bytearray(), 0
+    for block in read_blocks(file, part.start, part.stop):
+        if isinstance(block, Damaged):
+            yield Unread(number, bytes(held[:KEPT]), block.reason, block.detail)
+            return
+        *ends, rest = block.split(b"\n")
+        for end in ends:
+            yield _line(number, held + end if held else end, length + len(end), ended=True)
+            number += 1
+            held, length = bytearray(), 0
+        length += len(rest)
+        held += rest
+        if length > MAX_LINE:
+            del held[KEPT:]
+    if length:
+        yield _line(number, held, length, ended=False)
+
+
+def _line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> Line:
+    if length > MAX_LINE:
+        return Line(number, bytes(data[:KEPT]), length, ended)
+    return Line(number, bytes(data).removesuffix(b"\r"), length, ended)
+
+
+def read_log(name: str, parse: ParseLine, file: BinaryIO, source: Source, part: Part) -> Iterator[Item]:
+    """The items of a file in which each line tells of one message, or of none. An empty line gives nothing."""
+    frames = LogFrames(name, source)
+    for line in read_lines(file, part):
+        if isinstance(line, Unread):
+            yield line
+        elif line.length > MAX_LINE:
+            detail = f"a line of {line.length} bytes, of which data has the first {KEPT}; at most {MAX_LINE} are read"
+            yield Unread(line.number, line.data, LINE_TOO_LONG, detail)
+        elif line.data:
+            logged = parse(line.data)
+            if isinstance(logged, Logged):
+                yield frames.frame(line.number, line.data, logged)
+            elif logged.reason == LINE_MALFORMED and not line.ended:
+                yield Unread(line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}")
+            else:
+                yield Unread(line.number, line.data, logged.reason, logged.detail)

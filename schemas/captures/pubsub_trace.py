@@ -1,0 +1,207 @@
+"""Traces of go-libp2p-pubsub, as JSONTracer (one JSON object a line) and PBTracer (delimited protobufs) write them.
+
+A trace has no data of messages. A DELIVER_MESSAGE and a DUPLICATE_MESSAGE tell of one copy each: which message, from
+which peer, when. They become Frames whose message has author, seqno and topic, and no data, so that the tables get the
+copy and quarantine says what is missing. This needs the message ids that go-libp2p-pubsub makes by default: the
+author's peer id, then the seqno. All other events are Unread, with the reason metadata_only.
+
+Source: go-libp2p-pubsub v0.12.0, pb/trace.proto, tracer.go, pubsub.go (DefaultMsgIdFn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kiln.schemas.captures.items import (
+    FILE_DAMAGED,
+    FILE_ENDS_EARLY,
+    LINE_MALFORMED,
+    Item,
+    LogFrames,
+    Logged,
+    Source,
+    Unread,
+)
+from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, Damaged, Part, read_blocks, read_log
+from kiln.schemas.kafka.frames import METADATA_ONLY
+from kiln.schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import split_peer
+
+JSON_NAME: Final = "pubsub-trace-json"
+PB_NAME: Final = "pubsub-trace-pb"
+
+_TYPES: Final = (
+    "PUBLISH_MESSAGE",
+    "REJECT_MESSAGE",
+    "DUPLICATE_MESSAGE",
+    "DELIVER_MESSAGE",
+    "ADD_PEER",
+    "REMOVE_PEER",
+    "RECV_RPC",
+    "SEND_RPC",
+    "DROP_RPC",
+    "JOIN",
+    "LEAVE",
+    "GRAFT",
+    "PRUNE",
+)
+_DUPLICATE: Final = _TYPES.index("DUPLICATE_MESSAGE")
+_DELIVER: Final = _TYPES.index("DELIVER_MESSAGE")
+_MAX_UVARINT: Final = 5  # bytes of a length that a record may have
+
+
+class _Copy(msgspec.Struct):
+    messageID: bytes = b""  # noqa: N815 - go's name for the field
+    receivedFrom: bytes = b""  # noqa: N815 - as above
+    topic: str = ""
+
+
+class _Event(msgspec.Struct):
+    type: int
+    peerID: bytes  # noqa: N815 - go's name for the field
+    timestamp: int
+    duplicateMessage: _Copy | None = None  # noqa: N815 - as above
+    deliverMessage: _Copy | None = None  # noqa: N815 - as above
+
+
+_EVENTS: Final = msgspec.json.Decoder(_Event)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def sniff_json(line: bytes) -> bool:
+    """Whether a line is an event of a JSON trace."""
+    try:
+        _EVENTS.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def read_json(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+    return read_log(JSON_NAME, read_line, file, source, part)
+
+
+def read_line(line: bytes) -> Logged | Rejected:
+    try:
+        event = _EVENTS.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Rejected(LINE_MALFORMED, f"no event of a trace: {error}")
+    copy = {_DUPLICATE: event.duplicateMessage, _DELIVER: event.deliverMessage}.get(event.type)
+    return _logged(event.type, event.peerID, event.timestamp, copy)
+
+
+# ---------------------------------------------------------------- protobuf
+
+
+def sniff_pb(first: bytes) -> bool:
+    """Whether the first bytes of a file are those of a protobuf trace."""
+    head = _uvarint(first)
+    if head is None:
+        return False
+    length, start = head
+    # a shorter record holds no event; a longer one is no first event, which is of a peer or a topic
+    if not 30 <= length <= min(4096, len(first) - start):
+        return False
+    event = _event(first[start : start + length])
+    return event is not None and event.timestamp > 0 and split_peer(event.peerID) is not None
+
+
+def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+    """The items of a trace; a damaged length ends the reading, since nothing says where the next event begins.
+
+    `part` is always WHOLE: a trace is not cut.
+    """
+    frames = LogFrames(PB_NAME, source)
+    held = bytearray()
+    number, position = part.first, 0
+    for block in read_blocks(file):
+        if isinstance(block, Damaged):
+            yield Unread(number, bytes(held[position : position + KEPT]), block.reason, block.detail)
+            return
+        del held[:position]
+        held += block
+        position = 0
+        while (head := _uvarint(memoryview(held)[position : position + _MAX_UVARINT].tobytes())) is not None:
+            length, size = head
+            if not 0 < length <= MAX_LINE:
+                detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
+                yield Unread(number, bytes(held[position : position + KEPT]), FILE_DAMAGED, detail)
+                return
+            start = position + size
+            if len(held) < start + length:
+                break
+            position = start + length
+            yield _item(frames, number, bytes(held[start:position]))
+            number += 1
+        else:
+            if len(held) - position >= _MAX_UVARINT:
+                rest = bytes(held[position : position + KEPT])
+                yield Unread(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
+                return
+    if position < len(held):
+        yield Unread(number, bytes(held[position : position + KEPT]), FILE_ENDS_EARLY, "the file ends inside an event")
+
+
+def _item(frames: LogFrames, number: int, raw: bytes) -> Item:
+    event = _event(raw)
+    if event is None:
+        return Unread(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
+    copy = None
+    if event.type == _DUPLICATE and event.HasField("duplicateMessage"):
+        told = event.duplicateMessage
+        copy = _copy(told.messageID, told.receivedFrom, told.topic)
+    elif event.type == _DELIVER and event.HasField("deliverMessage"):
+        delivered = event.deliverMessage
+        copy = _copy(delivered.messageID, delivered.receivedFrom, delivered.topic)
+    logged = _logged(event.type, event.peerID, event.timestamp, copy)
+    if isinstance(logged, Rejected):
+        return Unread(number, raw, logged.reason, logged.detail)
+    return frames.frame(number, raw, logged)
+
+
+def _event(raw: bytes) -> TraceEvent | None:
+    try:
+        event = TraceEvent.FromString(raw)
+    except DecodeError:
+        return None
+    return event if event.HasField("type") and event.HasField("peerID") and event.HasField("timestamp") else None
+
+
+def _copy(message_id: bytes, received_from: bytes, topic: str | bytes) -> _Copy:
+    # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
+    return _Copy(message_id, received_from, topic if isinstance(topic, str) else topic.decode(errors="replace"))
+
+
+def _uvarint(data: bytes) -> tuple[int, int] | None:
+    """A uvarint of up to 5 bytes and its length; None: the bytes hold no whole one."""
+    value = 0
+    for index, byte in enumerate(data[:_MAX_UVARINT]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, index + 1
+    return None
+
+
+# ---------------------------------------------------------------- either
+
+
+def _logged(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logged | Rejected:
+    name = _TYPES[kind] if 0 <= kind < len(_TYPES) else f"of type {kind}"
+    if copy is None:
+        return Rejected(METADATA_ONLY, f"an event {name}: a trace has no data of messages, and this is no copy of one")
+    if copy.receivedFrom == node:
+        return Rejected(METADATA_ONLY, f"an event {name} of a message that the node published, without the data")
+    found = split_peer(copy.messageID)
+    if found is None or not found[1]:
+        known_as = copy.messageID[:64].hex()
+        detail = f"an event {name} without the data, and the message id 0x{known_as} is not author and seqno"
+        return Rejected(METADATA_ONLY, detail)
+    author, seqno = found
+    return Logged(copy.topic, None, author, seqno, node, copy.receivedFrom, at)

@@ -1,0 +1,594 @@
+"""The Delta tables in the lake folder, as plain data (docs/design/contracts.md, Delta tables).
+
+One folder a table. Peer ids, StreamIDs and CIDs are text in their usual form. Separator values are base36 text as in
+the topic name. Times are timestamps in UTC. The tables use only types of Delta's base protocol, so that any reader
+opens them. A table keeps the comments that the table was made with.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kiln.schemas.queries import QUERIES
+
+
+class Column(NamedTuple):
+    """A column: its type as Spark DDL, and the comment a user sees in SQL."""
+
+    name: str
+    type: str
+    comment: str
+    nullable: bool = True
+    example: str = ""
+    """a value for people: binary as 0x and hex, of which "…" may stand for the rest, arrays and maps as JSON"""
+
+
+class Table(NamedTuple):
+    """A table; `key` names the columns that tell the table's rows apart.
+
+    A table without a key is append only and may hold repeats.
+    """
+
+    name: str
+    comment: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark DDL, with NOT NULL and comments: for CREATE TABLE and StructType.fromDDL."""
+        return ", ".join(
+            f"`{column.name}` {column.type}{'' if column.nullable else ' NOT NULL'} COMMENT '{_quote(column.comment)}'"
+            for column in self.columns
+        )
+
+
+def _quote(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _must(name: str, ddl: str, comment: str, example: str = "") -> Column:
+    return Column(name, ddl, comment, nullable=False, example=example)
+
+
+def _may(name: str, ddl: str, comment: str, example: str = "") -> Column:
+    return Column(name, ddl, comment, example=example)
+
+
+# for the examples
+_A_STREAM: Final = "kjzl6kcym7w8y5d65f9okn4riydat92h3s6vvzpwwu7544i92fjygc567lzhrvc"
+_A_TIP: Final = "bafyreigtsyqmmvgtal3y2ahcs277xjk5prvb673lb3li2i2egz2nhp6u4y"
+_A_MODEL: Final = "kjzl6hvfrbw6c8x4r08h39j30tl3a19x0r80i15hubw8afv4fu2w9m9owz4cbol"
+_A_BATCH: Final = "bafyreiddjfzlqbl2njq6sb57ndobby7s6ymmx5x2ewkcdfshdgfplnh2b4"
+_A_TOPIC: Final = f"/ceramic/testnet-clay/sep/model/{_A_MODEL}"
+_AN_AUTHOR: Final = "12D3KooWMc2ZTTt8tiVUbzy9qhS34YNAnWzRegkonQ6bfjhJbUP3"
+_A_PEER: Final = "12D3KooWEEVhG8wbgnJWs7FT7VA9PhXrJTqeo8pQT12jEYfaUufv"
+_OUR_NODE: Final = "12D3KooWCbx9hUuRmx5cHyHFyUcVQdwjUTqLjQFqXg29HABj6Ppi"
+
+_NETWORK: Final = _must("network", "string", "Ceramic network, e.g. testnet-clay", "testnet-clay")
+_ORIGIN: Final = _must(
+    "origin",
+    "string",
+    "LIVE: the bridge heard the frame. REPLAY: the frame came from a capture file or from kiln quarantine replay. "
+    "Batches never mix the two",
+    "LIVE",
+)
+_MESSAGE: Final = _must(
+    "message",
+    "string",
+    "Message id. Signed: author/seqno in hex. Unsigned: sha256/hash of the data in hex. "
+    "Over BEP 50: bep50/target/sequence in hex. Told by the log of another node: unverified/author/seqno in hex",
+    f"{_AN_AUTHOR}/18ea84e3da4699c6",
+)
+_OBSERVED: Final = _must(
+    "observed_at",
+    "timestamp",
+    "When the frame was on the wire, by the clock of the node that captured the frame (UTC)",
+    "2026-11-01 12:00:00.123456",
+)
+_SEPARATOR_KEY: Final = _may("separator_key", "string", "Separator key, e.g. model; null: no separator", "model")
+_SEPARATOR_VALUE: Final = _may(
+    "separator_value", "string", "Separator value, base36 text as in the topic name", _A_MODEL
+)
+_PARTITION: Final = _must("kafka_partition", "int", "Partition of the frame in kiln.frames", "5")
+_OFFSET: Final = _must("kafka_offset", "bigint", "Offset of the frame in kiln.frames", "481516")
+_INDEX: Final = _must("message_index", "int", "Position of the message in the RPC of the frame, from 0", "0")
+_VERDICT: Final = (
+    "0 not checked, 1 good signature, 2 bad signature, 3 unsigned and allowed, 4 against the policy of the network, "
+    "5 told by the log of another node, without a signature that could be checked"
+)
+
+_ALL: Final = (
+    Table(
+        "frames",
+        "Every frame exactly as the frame was on the wire, in both directions",
+        (
+            _must(
+                "network",
+                "string",
+                "Ceramic network on which the frame was captured, e.g. testnet-clay",
+                "testnet-clay",
+            ),
+            _must(
+                "connection", "binary", "16 bytes, new for each peer connection", "0x8d0c2b7fa1e94e35b6f0d2c47a19e853"
+            ),
+            _must("direction", "string", "IN: our node received the frame. OUT: our node sent the frame", "IN"),
+            _must("local_peer", "string", "Peer id of our node (bep50: node id in hex)", _OUR_NODE),
+            _must("remote_peer", "string", "Peer id of the other side (bep50: node id in hex)", _A_PEER),
+            _must("protocol", "string", "The negotiated protocol, e.g. /meshsub/1.3.0, or bep50", "/meshsub/1.3.0"),
+            _OBSERVED,
+            _must(
+                "sequence",
+                "bigint",
+                "1, 2, 3 … on this connection in this direction. A gap is a lost frame",
+                "17",
+            ),
+            _must(
+                "payload",
+                "binary",
+                "The RPC (bep50: the datagram) exactly as on the wire. Empty: the direction ended here",
+                "0x1a191a170a152f636572616d69632f746573746e65742d636c6179",
+            ),
+            _must(
+                "hello_in",
+                "binary",
+                "ExtTopicTable bytes of the hello of the remote peer. Empty: there was no hello, or our node refused "
+                "the hello",
+                "0x0a042cfd3499",
+            ),
+            _must("hello_out", "binary", "ExtTopicTable bytes of the hello of our node", "0x0a042cfd3499"),
+            _must(
+                "verdicts",
+                "binary",
+                f"What our node found when the frame came, one byte for each message in the payload: {_VERDICT}. "
+                "Empty: nobody checked",
+                "0x01",
+            ),
+            _ORIGIN,
+            _must(
+                "remote_address",
+                "binary",
+                "Address of the other side: multiaddr or compact socket. Empty: not known",
+                "0x04cb007107060fa1",
+            ),
+            _must(
+                "declared_length",
+                "bigint",
+                "Length in bytes of an RPC that was too long, of which the payload has only the beginning. "
+                "0: the payload is whole",
+                "0",
+            ),
+            _PARTITION,
+            _OFFSET,
+            _must("kafka_timestamp", "timestamp", "When the broker took the frame (UTC)", "2026-11-01 12:00:00.125"),
+        ),
+        ("connection", "direction", "sequence"),
+    ),
+    Table(
+        "copies",
+        "Every received copy of every gossip message: which peer sent the copy, and when. Also copies of "
+        "what turned out to be no good message",
+        (
+            _NETWORK,
+            _MESSAGE,
+            _must("remote_peer", "string", "Peer id of the peer that sent this copy", _A_PEER),
+            _OBSERVED,
+            _must("verdict", "int", f"What our node found of this copy: {_VERDICT}", "1"),
+            _PARTITION,
+            _OFFSET,
+            _INDEX,
+        ),
+        ("kafka_partition", "kafka_offset", "message_index"),
+    ),
+    Table(
+        "messages",
+        "One row for each message, from one good copy of the message. Which good copy is not defined",
+        (
+            _MESSAGE,
+            _NETWORK,
+            _ORIGIN,
+            _may("topic", "string", "Topic on which the message was published", _A_TOPIC),
+            _may(
+                "topic_source",
+                "string",
+                "name: the topic was on the wire. index: Kiln resolved an index through the topic table",
+                "name",
+            ),
+            _must("type", "string", "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE", "UPDATE"),
+            _may("from_peer", "string", "Peer id of the author; null: unsigned", _AN_AUTHOR),
+            _may(
+                "seqno",
+                "binary",
+                "Sequence number that the author gave the message; null: unsigned",
+                "0x18ea84e3da4699c6",
+            ),
+            _may("stream", "string", "StreamID, base36 (UPDATE, QUERY)", _A_STREAM),
+            _may("tip", "string", "CID of the new tip (UPDATE)", _A_TIP),
+            _may("model", "string", "StreamID of the stream's model, as the author claims (UPDATE)", _A_MODEL),
+            _may("sep", "string", "Separator as key/value, as announced (BATCH_UPDATE)", f"model/{_A_MODEL}"),
+            _may("batch", "string", "CID of the batch block (BATCH_UPDATE)", _A_BATCH),
+            _may(
+                "query_id",
+                "string",
+                "Id that joins a QUERY and its RESPONSEs",
+                "EiDJzhPfx5LNWKc2G49O42NvgfXb76bhKwTTdXapSujoGg",
+            ),
+            _may("tips", "map<string,string>", "Tip CID by StreamID (RESPONSE)", f'{{"{_A_STREAM}": "{_A_TIP}"}}'),
+            _may("ts", "bigint", "Time of the sender, ms since the epoch (KEEPALIVE)", "1793534400123"),
+            _may("ver", "string", "Version of the sender's node (KEEPALIVE)", "2.35.0"),
+            _may("ipfs_ver", "string", "Version of the sender's IPFS node (KEEPALIVE)", "0.22.0"),
+            _must(
+                "data",
+                "binary",
+                "The bytes of the message as published. Out of a log of js-ceramic: made anew from the fields in "
+                "the log",
+                "0x7b22747970223a332c227473223a313634363932353936383037377d",
+            ),
+            _must("verdict", "int", f"Verdict on the copy that was kept: {_VERDICT}", "1"),
+            _must(
+                "remote_peer",
+                "string",
+                "Peer id of the peer that sent the copy that was kept (bep50: node id in hex)",
+                _A_PEER,
+            ),
+            _OBSERVED,
+            _PARTITION,
+            _OFFSET,
+            _INDEX,
+        ),
+        ("network", "message"),
+    ),
+    Table(
+        "updates",
+        "Every new update of a stream that Kiln heard, with the separator of the update and its place in the log that "
+        "decides the batches. An update announced again is in messages and copies, and not here",
+        (
+            _NETWORK,
+            _ORIGIN,
+            _MESSAGE,
+            _may("from_peer", "string", "Peer id of the author; null: unsigned", _AN_AUTHOR),
+            _SEPARATOR_KEY,
+            _SEPARATOR_VALUE,
+            _may(
+                "separator_source",
+                "string",
+                "Where Kiln knows the separator from: genesis (which may name no separator), topic or model. "
+                "Null: nothing told Kiln",
+                "genesis",
+            ),
+            _must("stream", "string", "StreamID, base36", _A_STREAM),
+            _must("tip", "string", "CID of the new tip", _A_TIP),
+            _OBSERVED,
+            _must(
+                "updated_at",
+                "timestamp",
+                "Clock of the log at this record: the greatest stamp of the broker in the partition so far (UTC). The "
+                "update was heard at observed_at, or at updated_at where that is earlier",
+                "2026-11-01 12:00:00.141",
+            ),
+            _must("log_partition", "int", "Partition in kiln.updates", "3"),
+            _must("log_offset", "bigint", "Offset in kiln.updates", "90214"),
+        ),
+        ("network", "origin", "message"),
+    ),
+    Table(
+        "batches",
+        "Every CIP-123 block that Kiln made: the tips of one window of one separator",
+        (
+            _must("cid", "string", "CID of the block", _A_BATCH),
+            _NETWORK,
+            _ORIGIN,
+            _must("separator_key", "string", "Separator key, e.g. model", "model"),
+            _must("separator_value", "string", "Separator value, base36 text as in the topic name", _A_MODEL),
+            _must(
+                "opened_at",
+                "timestamp",
+                "t0, in hearing time: when the first update of the window was heard (UTC)",
+                "2026-11-01 12:00:00.123456",
+            ),
+            _must("closed_at", "timestamp", "t0 + T, in hearing time (UTC)", "2026-11-01 12:00:01.123456"),
+            _must(
+                "emitted_at",
+                "timestamp",
+                "When the broker took the batch into kiln.batches (UTC)",
+                "2026-11-01 12:00:01.530",
+            ),
+            _must("streams", "int", "How many streams the block has tips of", "1"),
+            _must("tips", "int", "How many tips the block has", "1"),
+            _must("bytes", "int", "Length of the block in bytes", "114"),
+            _must("block", "binary", "The block, DAG-CBOR", "0xa16474697073a1783f6b6a7a6c366b63796d3777…"),
+        ),
+        ("network", "origin", "separator_key", "separator_value", "opened_at", "cid"),
+    ),
+    Table(
+        "batch_tips",
+        "The tips in each batch, one row for each tip. When Kiln makes a batch of the same tips again, longer after "
+        "than dedupe.signed, its rows are there again",
+        (
+            _must("cid", "string", "CID of the batch block", _A_BATCH),
+            _must("stream", "string", "StreamID, base36", _A_STREAM),
+            _must("tip", "string", "CID of the tip", _A_TIP),
+        ),
+        ("cid", "stream", "tip"),
+    ),
+    Table(
+        "tips",
+        "Every tip of a stream that Kiln learned of, and how Kiln learned of the tip",
+        (
+            _NETWORK,
+            _must("stream", "string", "StreamID, base36", _A_STREAM),
+            _must("tip", "string", "CID of the tip", _A_TIP),
+            _must(
+                "source",
+                "string",
+                "update: Kiln heard the tip in an UPDATE. batch: Kiln read the tip out of the batch of another node",
+                "update",
+            ),
+            _may("cid", "string", "CID of the batch that the tip came out of; null for an update", _A_BATCH),
+            _must(
+                "observed_at",
+                "timestamp",
+                "update: when the frame was on the wire, by the clock of the node that captured the frame. "
+                "batch: when the bridge had the block (UTC)",
+                "2026-11-01 12:00:00.123456",
+            ),
+        ),
+        ("network", "stream", "tip", "source"),
+    ),
+    Table(
+        "streams",
+        "Every stream whose genesis the bridge fetched and verified, with the separator that the genesis names",
+        (
+            _NETWORK,
+            _must("stream", "string", "StreamID, base36", _A_STREAM),
+            _SEPARATOR_KEY,
+            _SEPARATOR_VALUE,
+            _must(
+                "source",
+                "string",
+                "How Kiln knows the separator: genesis (verified). A claim has no row here",
+                "genesis",
+            ),
+        ),
+        ("network", "stream"),
+    ),
+    Table(
+        "publications",
+        "Every attempt to publish a batch: a receipt or an error",
+        (
+            _must("cid", "string", "CID of the batch block", _A_BATCH),
+            _must("transport", "string", "How the bridge published the batch: gossipsub or bep50", "gossipsub"),
+            _may("topic", "string", "Pubsub topic on which the batch was published", _A_TOPIC),
+            _may(
+                "target",
+                "string",
+                "Target in the BitTorrent DHT, hex (bep50)",
+                "4a533d47ec9c7d95b1ad75f576cffc641853b750",
+            ),
+            _may(
+                "peers",
+                "bigint",
+                "How many peers the batch went to (bep50: how many contacts are known to have the batch)",
+                "8",
+            ),
+            _must("published_at", "timestamp", "When the bridge tried (UTC)", "2026-11-01 12:00:01.561"),
+            _may("error", "string", "Why the attempt failed; null: the attempt did not fail", "no peer on the topic"),
+        ),
+        ("cid", "transport", "topic", "published_at"),
+    ),
+    Table(
+        "bundles",
+        "Topic bundles: which topics the hashes in the hellos of peers stand for. Kiln never forgets a known bundle",
+        (
+            _must("hash", "string", "Last 4 bytes of the sha256 of the sorted and joined topics, hex", "2cfd3499"),
+            _may("name", "string", "Name for people, where the settings gave a name", "clay"),
+            _must(
+                "topics",
+                "array<string>",
+                "Topics of the bundle, in bytewise order",
+                f'["/ceramic/testnet-clay", "{_A_TOPIC}"]',
+            ),
+            _must("first_seen", "timestamp", "When Kiln first knew the bundle (UTC)", "2026-11-01 11:58:20.004"),
+        ),
+        ("hash",),
+    ),
+    Table(
+        "quarantine",
+        "Everything that Kiln could not use: the bytes, where the bytes came from, and why. Kiln drops nothing "
+        "silently",
+        (
+            _may(
+                "kafka_partition",
+                "int",
+                "Partition of the frame in kiln.frames; null: the bytes came from no frame",
+                "5",
+            ),
+            _may(
+                "kafka_offset",
+                "bigint",
+                "Offset of the frame in kiln.frames; null: the bytes came from no frame",
+                "481516",
+            ),
+            _may(
+                "message_index",
+                "int",
+                "Position of the message in the RPC of the frame; null: the row is of a whole frame",
+                "0",
+            ),
+            _may(
+                "cid", "string", "CID of the block that the row is about, where the bytes came from no frame", _A_BATCH
+            ),
+            _must(
+                "stage",
+                "string",
+                "Step that refused the bytes; docs/RUNBOOK.md explains every stage and reason",
+                "message",
+            ),
+            _must(
+                "reason",
+                "string",
+                "Why, in snake_case. Rows of earlier Kilns have three reasons with spaces: compare "
+                "replace(reason, ' ', '_')",
+                "bad_tip",
+            ),
+            _may(
+                "detail",
+                "string",
+                "The reason in words, for people. Where data holds a part, which part",
+                "the tip is no CID",
+            ),
+            _must(
+                "data",
+                "binary",
+                "The refused bytes. More than 5 MiB are split over several rows",
+                "0x7b22747970223a332c227473223a313634363932353936383037377d",
+            ),
+            _must(
+                "observed_at",
+                "timestamp",
+                "When the frame was on the wire, by the clock of the node that captured the frame. Without a frame: "
+                "when the broker took the record, or when the bridge found the fault (UTC)",
+                "2026-11-01 12:00:00.123456",
+            ),
+        ),
+        (),
+    ),
+    Table(
+        "dropped",
+        "Rows that kiln quarantine drop took out of the table quarantine: all but their bytes, and when and why",
+        (
+            _must("drop_id", "string", "Id of the drop: the rows that one command took out", "1f0c9a7e5b3d4c21"),
+            _must("dropped_at", "timestamp", "When the command ran (UTC)", "2026-11-03 09:00:00"),
+            _must("why", "string", "The words that the user gave", "garbage of one client, looked at on 2 November"),
+            _may("kafka_partition", "int", "As in the table quarantine", "5"),
+            _may("kafka_offset", "bigint", "As in the table quarantine", "481516"),
+            _may("message_index", "int", "As in the table quarantine", "0"),
+            _may("cid", "string", "As in the table quarantine", _A_BATCH),
+            _must("stage", "string", "As in the table quarantine", "message"),
+            _must("reason", "string", "As in the table quarantine, in snake_case", "bad_tip"),
+            _may("detail", "string", "As in the table quarantine", "the tip is no CID"),
+            _must("bytes", "bigint", "How many bytes the row held", "28"),
+            _must(
+                "sha256",
+                "string",
+                "SHA-256 of these bytes in hex. Where the row came from a frame, the table frames still has the bytes",
+                "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            ),
+            _must("observed_at", "timestamp", "As in the table quarantine", "2026-11-01 12:00:00.123456"),
+        ),
+        (),
+    ),
+    Table(
+        "quality_results",
+        "Results of the quality expectations on the other tables, one row for each expectation and run",
+        (
+            _must("run_id", "string", "Id of the quality run", "2026-11-01T12:00"),
+            _must("run_at", "timestamp", "When the run began (UTC)", "2026-11-01 12:00:00"),
+            _must("table_name", "string", "Table that the run looked at", "messages"),
+            _must("expectation", "string", "Type of the expectation", "expect_column_values_to_not_be_null"),
+            _may(
+                "column_name",
+                "string",
+                "Columns, tables or rule that the expectation is about; null: the whole table",
+                "observed_at",
+            ),
+            _must("success", "boolean", "Whether the table met the expectation", "true"),
+            _may("observed_value", "string", "What the run found", "0"),
+            _may("unexpected_count", "bigint", "How many rows did not meet the expectation", "0"),
+            _may("details", "string", "The full result as JSON", '{"success": true}'),
+        ),
+        ("run_id", "table_name", "expectation", "column_name"),
+    ),
+    Table(
+        "runs",
+        "What became of each backfill run: one row for each event. Nothing is ever changed or removed here, also where "
+        "a run is",
+        (
+            _must(
+                "run",
+                "string",
+                "Name of the run. The run's tables are in the folder backfill/NAME of the lake",
+                "november",
+            ),
+            _must(
+                "event",
+                "string",
+                "begun, chunk (a part of the run is in the run's tables), done, published (the bridge is to publish "
+                "its batches), swapping, swapped, dropping or dropped",
+                "chunk",
+            ),
+            _must(
+                "happened_at",
+                "timestamp",
+                "When, by the clock of the machine that the run ran on (UTC)",
+                "2026-11-05 09:30:00.5",
+            ),
+            _may(
+                "range_from",
+                "timestamp",
+                "Beginning of the range of the run, or of the chunk (UTC)",
+                "2026-11-01 00:00:00",
+            ),
+            _may(
+                "range_to",
+                "timestamp",
+                "End of the range of the run, or of the chunk; not in the range (UTC)",
+                "2026-11-03 00:00:00",
+            ),
+            _may("rows", "bigint", "Rows that the chunk wrote, all tables together", "2318000"),
+            _must(
+                "details",
+                "string",
+                "JSON. begun: where the run reads, and all settings that its results depend on. chunk: rows by table. "
+                "swapping and swapped: tables and their versions",
+                '{"step": "decoding", "number": 0, "rows": {"updates": 190000}}',
+            ),
+        ),
+        ("run", "event", "happened_at"),
+    ),
+)
+
+TABLES_VERSION: Final = 1
+"""To be raised with a change of tables after which an earlier Kiln would do harm in them. Tables of 0.1.0 name none."""
+
+TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
+
+
+def markdown() -> str:
+    """The tables as a page for people, docs/TABLES.md. Write it anew: `python -m kiln.schemas.delta.tables >
+    docs/TABLES.md`."""
+    lines = [
+        "# Tables",
+        "",
+        "<!-- Made from schemas/delta/tables.py by `python -m kiln.schemas.delta.tables > docs/TABLES.md`: do not edit it here. -->",
+        "",
+        "Kiln keeps these Delta tables in the lake folder, one folder for each table. The comments below are also in",
+        "the tables themselves.",
+        "",
+        "- Peer ids, StreamIDs and CIDs are text in their usual form.",
+        "- Separator values are base36 text as in the topic name.",
+        "- Times are UTC.",
+        "- The key of a table is the columns that tell the table's rows apart.",
+        "- Each example stands for itself: the examples of a table are not one row. Binary is 0x and hex, where … is",
+        "  the rest. Arrays and maps are JSON.",
+        "",
+        "[The contracts](design/contracts.md#delta-tables) say what each query reads and writes. [SQL.md](SQL.md) has",
+        "questions to ask the tables.",
+        "",
+        " · ".join(f"[{name}](#{name})" for name in TABLES),
+    ]
+    for table in TABLES.values():
+        key = ", ".join(f"`{name}`" for name in table.key) or "none. The table is append only, and may hold repeats"
+        writer = next((query.name for query in QUERIES.values() if table.name in query.tables), None)
+        filled = f"Filled by the query `{writer}`." if writer else "No streaming query fills the table."
+        lines += ["", f"## {table.name}", "", f"{table.comment}.", "", f"Key: {key}.", "", filled, ""]
+        lines += ["| column | type | null | what it is | for example |", "| --- | --- | --- | --- | --- |"]
+        for column in table.columns:
+            null = "may be" if column.nullable else "never"
+            comment, example = (text.replace("|", "\\|") for text in (column.comment, column.example))
+            lines.append(f"| `{column.name}` | {column.type} | {null} | {comment} | `{example}` |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,171 @@
+"""Frames and the gossipsub RPCs in them: bytes to protobuf objects, with a reason where they are not (docs/design,
+Contracts).
+
+Nothing here raises on any bytes: a failure is a returned Rejected with one of REASONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.proto.kiln import frame_pb2
+from kiln.schemas.reject import Rejected
+
+FRAME_MALFORMED: Final = "frame_malformed"
+FRAME_INVALID: Final = "frame_invalid"
+RPC_MALFORMED: Final = "rpc_malformed"
+RPC_OVERSIZED: Final = "rpc_oversized"
+RPC_TOO_MANY: Final = "rpc_too_many_messages"
+RPC_TOO_COSTLY: Final = "rpc_too_costly"
+TOO_MANY_VERDICTS: Final = "rpc_too_many_verdicts"
+TOPIC_NOT_UTF8: Final = "topic_not_utf8"
+TOPIC_TOO_LONG: Final = "topic_too_long"
+METADATA_ONLY: Final = "metadata_only"
+HISTORY: Final = "history"
+"""The stage in quarantine of what is wrong with a file of history, or is missing from the file."""
+REASONS: Final = (
+    FRAME_MALFORMED,
+    FRAME_INVALID,
+    RPC_MALFORMED,
+    RPC_OVERSIZED,
+    RPC_TOO_MANY,
+    RPC_TOO_COSTLY,
+    TOO_MANY_VERDICTS,
+    TOPIC_NOT_UTF8,
+    TOPIC_TOO_LONG,
+    METADATA_ONLY,
+)
+
+CONNECTION_BYTES: Final = 16
+# The longest RPC that a frame holds whole; the bridge's settings may say less. Of a longer one the frame holds the
+# first CUT_PAYLOAD bytes and the declared_length.
+MAX_RPC: Final = 4 * 1024 * 1024
+CUT_PAYLOAD: Final = 64 * 1024
+# Messages of one RPC that are read. An empty message takes two bytes of an RPC, and hundreds of everything after it.
+MAX_MESSAGES: Final = 5000
+# Names are written into records and rows many times over; a Ceramic topic has about a hundred characters.
+MAX_TOPIC: Final = 4096
+MAX_NETWORK: Final = 256
+# A peer id is in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
+MAX_PEER: Final = 64
+MAX_PROTOCOL: Final = 256
+MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
+MAX_ADDRESS: Final = 1024  # a multiaddr through a relay has some 150 bytes
+BEP50: Final = "bep50"
+
+DIRECTIONS: Final = ("IN", "OUT")
+ORIGINS: Final = ("LIVE", "REPLAY")
+
+# No field of a frame breaks its bound whose fields have so few bytes together, peer ids and payload apart.
+_SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_MESSAGES)
+_MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
+_OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than is taken, and was cut when it was captured")
+
+
+def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
+    """The Frame in a record value of `kiln.frames`.
+
+    frame_malformed: not a Frame protobuf, or no value at all. frame_invalid: `frame_fault` says why.
+    """
+    if value is None:
+        return Rejected(FRAME_MALFORMED, "the record has no value")
+    try:
+        frame = frame_pb2.Frame.FromString(value)
+    except DecodeError:
+        return Rejected(FRAME_MALFORMED, f"{len(value)} bytes are not a Frame protobuf")
+    wrong = _wrong_field(frame, len(value))
+    return frame if wrong is None else Rejected(FRAME_INVALID, wrong)
+
+
+def frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
+    """Check every field of a Frame against its bound; `None` if the Frame keeps the contract, else frame_invalid.
+
+    What repeats in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
+    (docs/design/contracts.md, Frame).
+    """
+    wrong = _wrong_field(frame, frame.ByteSize())
+    return None if wrong is None else Rejected(FRAME_INVALID, wrong)
+
+
+def _wrong_field(frame: frame_pb2.Frame, size: int) -> str | None:
+    """`size`: bytes of the frame as protobuf. Each access to a field makes a copy of its bytes, so that what the size
+    alone says is not looked at."""
+    if len(frame.connection) != CONNECTION_BYTES:
+        return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
+    # proto3 enums are open: an unknown number survives parsing
+    if not 0 <= frame.direction <= 1:
+        return f"direction {frame.direction} is unknown"
+    if not 0 <= frame.origin <= 1:
+        return f"origin {frame.origin} is unknown"
+    if not 0 < frame.sequence <= _MAX_BIGINT:
+        return f"sequence {frame.sequence} is not in 1…2^63-1"
+    if frame.declared_length > _MAX_BIGINT:
+        return f"declared_length {frame.declared_length} is beyond 2^63-1"
+    if not 0 < len(frame.network) <= MAX_NETWORK:
+        return f"network has {len(frame.network)} characters, not 1 to {MAX_NETWORK}"
+    if frame.observed_at < 0:
+        return f"observed_at is {frame.observed_at} ns, before 1970"
+    if (length := len(frame.remote_peer)) > MAX_PEER:
+        return f"remote_peer has {length} bytes; a peer id has at most {MAX_PEER}"
+    if (length := len(frame.local_peer)) > MAX_PEER:
+        return f"local_peer has {length} bytes; a peer id has at most {MAX_PEER}"
+    if (length := len(frame.payload)) > MAX_RPC:
+        return f"payload has {length} bytes; an RPC over {MAX_RPC} is to be cut, with its length in declared_length"
+    return None if size - length <= _SHORT else _wrong_long_field(frame)
+
+
+def _wrong_long_field(frame: frame_pb2.Frame) -> str | None:
+    if (size := len(frame.protocol)) > MAX_PROTOCOL:
+        return f"protocol has {size} characters; at most {MAX_PROTOCOL} are read"
+    if (size := len(frame.hello_in)) > MAX_HELLO:
+        return f"hello_in has {size} bytes; at most {MAX_HELLO} are read"
+    if (size := len(frame.hello_out)) > MAX_HELLO:
+        return f"hello_out has {size} bytes; at most {MAX_HELLO} are read"
+    if (size := len(frame.remote_address)) > MAX_ADDRESS:
+        return f"remote_address has {size} bytes; at most {MAX_ADDRESS} are read"
+    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict is none: readers check the message
+        return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
+    return None
+
+
+def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
+    """The gossipsub RPC in a frame's payload; rpc_malformed if the bytes are not one."""
+    try:
+        return rpc_pb2.RPC.FromString(payload)
+    except DecodeError:
+        return Rejected(RPC_MALFORMED, f"{len(payload)} bytes are not an RPC protobuf")
+
+
+def gossip_messages(frame: frame_pb2.Frame) -> Sequence[rpc_pb2.Message] | Rejected:
+    """The messages published in one frame; a message's index is its position.
+
+    Empty for a closing frame and for bep50 datagrams. rpc_oversized where the RPC was cut, else as read_rpc.
+    """
+    if frame.declared_length:
+        return _OVERSIZED
+    if not frame.payload or frame.protocol == BEP50:
+        return ()
+    rpc = read_rpc(frame.payload)
+    if isinstance(rpc, Rejected):
+        return rpc
+    return rpc.publish
+
+
+def named_topic(message: rpc_pb2.Message) -> str | Rejected | None:
+    """The topic name on the wire; None where there is none (the index may then count); topic_not_utf8, topic_too_long.
+
+    A name always wins over an index. An empty name is a name: it was on the wire.
+    """
+    if not message.HasField("topic"):
+        return None
+    topic: str | bytes = message.topic
+    # proto2 strings are not validated on parsing; upb hands out bytes where they are not UTF-8
+    if isinstance(topic, bytes):
+        return Rejected(TOPIC_NOT_UTF8, f"topic 0x{topic[:64].hex()} is not UTF-8")
+    if len(topic) > MAX_TOPIC:
+        return Rejected(TOPIC_TOO_LONG, f"a topic of {len(topic)} characters; at most {MAX_TOPIC} are read")
+    return topic

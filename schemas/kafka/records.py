@@ -1,0 +1,290 @@
+"""Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
+
+The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
+since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes holds every key.
+
+The decode_* functions are strict: they refuse an unknown field at any depth and fields that contradict each other, so
+that a misspelt optional field is never taken for an absent one. They raise msgspec.ValidationError (valid JSON, but not
+such a record; the message names the place) and msgspec.DecodeError (not JSON). The first is a subclass of the second.
+The readers of a topic see to it that a value they cannot decode is in quarantine. A program that makes a record with
+contradictory fields gets a ValueError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kiln.schemas.kafka.frames import MAX_TOPIC
+from kiln.schemas.wire import cid, streamid
+
+Origin = Literal["LIVE", "REPLAY"]
+SeparatorSource = Literal["genesis", "topic", "model"]
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+MIN_MICROS: Final = -62_135_596_800_000_000
+MAX_MICROS: Final = 253_402_300_799_999_999
+Micros = Annotated[int, Meta(ge=MIN_MICROS, le=MAX_MICROS)]
+"""A time in the years 1 to 9999, which every reader of the tables can show."""
+
+# Some of these stand in a row of each tip of a block, so each has its bound.
+Code = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC)]
+Part = Annotated[str, Meta(min_length=1, max_length=1024)]
+"""A key or a value of a separator (kiln.schemas.wire.topics)."""
+CidText = Annotated[str, Meta(min_length=1, max_length=cid.MAX_TEXT)]
+StreamText = Annotated[str, Meta(min_length=1, max_length=streamid.MAX_TEXT)]
+MessageId = Annotated[str, Meta(min_length=1, max_length=8192)]
+Author = Annotated[str, Meta(max_length=8192)]
+TopicText = Annotated[str, Meta(max_length=MAX_TOPIC)]
+Words = Annotated[str, Meta(max_length=64 * 1024)]
+
+# A tick of the log's clock on kiln.updates: no key, an empty value (decision 1).
+TICK: Final = b""
+
+
+class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """Where a message came from: the record of `kiln.frames` and the message's position in the frame's RPC."""
+
+    partition: Natural
+    offset: Natural
+    index: Natural
+
+
+class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The micro-batch of the `updates` query that wrote the record.
+
+    Repeats after a crash carry the same one (decision 7).
+    """
+
+    query: Code
+    batch: Natural
+
+
+class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
+
+    key: Part
+    value: Part
+
+
+class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """`kiln.updates`: a stream has a new tip."""
+
+    network: Name
+    origin: Origin
+    separator: SeparatorRecord | None
+    separator_source: SeparatorSource | None
+    """Where the separator is known from; None: not known yet. "genesis" with no separator: it has none (decision 4)."""
+    stream: StreamText
+    tip: CidText
+    from_: Author | None = msgspec.field(name="from")
+    """Peer id of the author; None where the message is unsigned."""
+    message: MessageId
+    epoch: Epoch
+    frame: Coordinates
+    observed_at: Micros
+
+
+class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """`kiln.batches`: a CIP-123 block of one separator's window, to be published and stored."""
+
+    network: Name
+    origin: Origin
+    separator: SeparatorRecord
+    cid: CidText
+    block: bytes
+    opened_at: Micros
+    closed_at: Micros
+
+
+class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.publications`: one attempt to publish a batch: a receipt with one peer or more, or the error."""
+
+    cid: CidText
+    transport: Code
+    published_at: Micros
+    topic: TopicText | None = None
+    target: TopicText | None = None
+    peers: Natural | None = None
+    error: Words | None = None
+
+    def __post_init__(self) -> None:
+        if (self.error is None) != bool(self.peers):
+            raise ValueError("a publication has either peers or an error")
+
+
+class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The tip of an update that waited for the genesis, and is in `kiln.updates` since."""
+
+    origin: Origin
+    tip: CidText
+
+
+class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.streams`: the separator that a verified genesis names, or in `without` why the genesis names none.
+
+    `waited`: who announces these tips again announces nothing new (decision 20).
+    """
+
+    network: Name
+    stream: StreamText
+    separator: SeparatorRecord | None
+    observed_at: Micros
+    source: Code = "genesis"
+    without: Code | None = None
+    waited: tuple[WaitedTip, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.separator is None) == (self.without is None):
+            raise ValueError("a stream has either a separator or, in `without`, the reason why it has none")
+
+
+class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.quarantine`: bytes that could not be used, and why; the key says where they came from."""
+
+    stage: Code
+    reason: Code
+    detail: Words
+    data: bytes
+    observed_at: Micros
+
+
+MAX_QUARANTINED: Final = 5 * 1024 * 1024
+"""Bytes in one record of quarantine: base64 makes four thirds of them, and a topic takes records of 8 MiB."""
+MAX_DETAIL: Final = 1024
+"""Characters of `detail` that Kiln writes: JSON may make six bytes of each."""
+
+
+def quarantine_records(
+    stage: str, reason: str, detail: str, data: bytes, observed_at: int
+) -> Iterator[QuarantineRecord]:
+    """The records that hold all of `data`: each fits a topic, and `detail` says which part of many it is."""
+    size, observed_at = len(data), min(max(observed_at, MIN_MICROS), MAX_MICROS)
+    for start in range(0, size or 1, MAX_QUARANTINED):
+        part = data[start : start + MAX_QUARANTINED]
+        which = "" if size <= MAX_QUARANTINED else f"bytes {start} to {start + len(part)} of {size}: "
+        yield QuarantineRecord(stage, reason, (which + detail)[:MAX_DETAIL], part, observed_at)
+
+
+class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.wanted`: a CID to fetch and why: `batch` (announced in a BATCH_UPDATE), `genesis` (of a stream), or `claim`
+    (a genesis against which a claim is to be held).
+
+    A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
+    separator: the update waits in this record, and goes on to `kiln.updates` with the answer. A `claim` comes with the
+    update that has gone on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
+    update's topic and its field `model` claim.
+    """
+
+    network: Name
+    cid: CidText
+    reason: Literal["batch", "genesis", "claim"]
+    observed_at: Micros
+    separator: SeparatorRecord | None = None
+    message: Author | None = None
+    update: UpdateRecord | None = None
+    topic: SeparatorRecord | None = None
+    model: SeparatorRecord | None = None
+
+    def __post_init__(self) -> None:
+        if self.reason == "batch":
+            if self.separator is None or any((self.update, self.topic, self.model)):
+                raise ValueError("a batch is wanted with its separator, and with no update and no claim")
+        elif self.separator is not None or self.update is None:
+            raise ValueError("a genesis is wanted with an update, and with no separator of a batch")
+        elif (self.update.separator is None) != (self.reason == "genesis"):
+            raise ValueError("an update waits for its genesis if it has no separator; a claim comes with one that has")
+
+
+class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """`kiln.blocks`: the block of a batch of another node, verified against its CID, or why the block cannot be had.
+
+    `separator`: the separator that the batch was announced under.
+    """
+
+    network: Name
+    cid: CidText
+    observed_at: Micros
+    separator: SeparatorRecord
+    block: bytes | None = None
+    reason: Code | None = None
+
+    def __post_init__(self) -> None:
+        if (self.block is None) == (self.reason is None):
+            raise ValueError("either the block or the reason why it cannot be had is to be there")
+
+
+Record = UpdateRecord | BatchRecord | PublicationRecord | StreamRecord | QuarantineRecord | WantedRecord | BlockRecord
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """The record as a Kafka value: UTF-8 JSON."""
+    return _ENCODER.encode(record)
+
+
+# What the decoders raise on bytes that are no such record. Text that is not UTF-8 is reported by Python's own error.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+
+decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
+decode_batch: Final = msgspec.json.Decoder(BatchRecord).decode
+decode_publication: Final = msgspec.json.Decoder(PublicationRecord).decode
+decode_stream: Final = msgspec.json.Decoder(StreamRecord).decode
+decode_quarantine: Final = msgspec.json.Decoder(QuarantineRecord).decode
+decode_wanted: Final = msgspec.json.Decoder(WantedRecord).decode
+decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
+
+
+def update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
+    """Key on kiln.updates: "network/key/value", or the stream where it has no separator."""
+    return stream.encode() if separator is None else batch_key(network, separator)
+
+
+def batch_key(network: str, separator: SeparatorRecord) -> bytes:
+    """Key on kiln.batches: "network/key/value", the same as of the updates in the batch."""
+    return f"{network}/{separator.key}/{separator.value}".encode()
+
+
+_COORDINATES = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
+
+
+class QuarantineKey(NamedTuple):
+    """What a quarantined record is about: a message or a frame of kiln.frames, or a CID."""
+
+    partition: int | None
+    offset: int | None
+    message_index: int | None
+    cid: str | None
+
+
+def quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
+    """Key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
+
+    What is about a CID has the CID's text as its key.
+    """
+    return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
+
+
+def quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
+    """Key on kiln.quarantine of a record of another topic than kiln.frames: "topic/partition/offset", no prefix."""
+    return f"{topic}/{partition}/{offset}".encode()
+
+
+def parse_quarantine_key(key: bytes) -> QuarantineKey:
+    """The reverse of quarantine_key. A key with a slash that is no coordinates of a frame (as a record of another topic
+    has) is nothing, as is one that is longer than a CID; any other is taken as a CID. ValueError if the key is not
+    UTF-8."""
+    if len(key) > cid.MAX_TEXT:
+        return QuarantineKey(None, None, None, None)
+    text = key.decode()
+    match = _COORDINATES.fullmatch(text)
+    if match:
+        partition, offset, index = (None if part is None else int(part) for part in match.groups())
+        if (partition or 0) < 2**31 and (offset or 0) < 2**63 and (index or 0) < 2**31:
+            return QuarantineKey(partition, offset, index, None)
+    return QuarantineKey(None, None, None, None if "/" in text else text)

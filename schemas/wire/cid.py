@@ -1,0 +1,208 @@
+"""CIDs as bytes and as text, cut by their lengths alone.
+
+Layout (multiformats CID specification)::
+
+    CIDv0 = 12 20 <32-byte digest>                                          text: base58btc with no prefix, "Qm…"
+    CIDv1 = 01 varint(codec) varint(hash code) varint(digest length) <digest>   text: multibase
+
+No codec and no hash code is looked up. Ceramic's metamodel is named by a CID whose hash code, 0x71, is no hash at all
+(an encoding slip that is kept for ever), and proofs hold CIDs of codec 0x00: a parser that checks codes against the
+multicodec table refuses both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, NamedTuple
+
+from libipld import decode_multibase, encode_multibase
+
+from kiln.schemas.reject import Rejected
+
+DAG_CBOR = 0x71
+DAG_JOSE = 0x85
+CBOR = 0x51
+RAW = 0x55
+DAG_PB = 0x70
+SHA2_256 = 0x12
+
+REASONS: Final = (
+    "cid_malformed",  # bytes that are not one CID
+    "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes: nobody can tell whether a block is the one named
+    "block_hash_mismatch",  # other bytes than those that the CID names
+)
+"""Every reason that ``verify`` rejects with."""
+
+MAX_DIGEST = 128
+"""Longest digest taken, in bytes: what Kubo allows an identity hash; no real hash is longer than 64. It bounds the work
+that one hostile CID can cause, base 36 and base 58 being quadratic."""
+
+MAX_TEXT = 1280
+"""Longest CID text taken, in characters: a CID with a digest of MAX_DIGEST bytes, written in base 2."""
+
+# The two CIDs that nearly all Ceramic traffic consists of: sha2-256 of DAG-CBOR and of DAG-JOSE.
+_DAG_CBOR_SHA256 = b"\x01\x71\x12\x20"
+_DAG_JOSE_SHA256 = b"\x01\x85\x01\x12\x20"
+
+USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq]"
+"""A regular expression, for all of a text, of these two in their usual text: 36 and 37 bytes in base32, in which the
+bits over are 0."""
+
+# libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written so.
+_MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")
+
+
+class CidError(ValueError):
+    """Bytes or text that are not one CID."""
+
+
+def read_varint(buf: bytes, at: int) -> tuple[int, int]:
+    """Read an unsigned varint at ``at``; return its value and the index after it.
+
+    At most 9 bytes, and the shortest form only (multiformats unsigned-varint specification): two spellings of one CID
+    would be two keys. Raises CidError.
+    """
+    value = shift = 0
+    for index in range(at, min(at + 9, len(buf))):
+        byte = buf[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if not byte and shift:
+                raise CidError(f"varint at byte {at} is not in its shortest form")
+            return value, index + 1
+        shift += 7
+    raise CidError(f"varint at byte {at} has no end")
+
+
+def write_varint(value: int) -> bytes:
+    """Write an unsigned varint in its shortest form."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def cid_end(buf: bytes, start: int = 0) -> int:
+    """Return the index just after the CID that starts at ``start``.
+
+    Raises CidError if no CID starts there, if it is cut short, or if its digest is longer than MAX_DIGEST.
+    """
+    if buf[start : start + 2] == b"\x12\x20":
+        end = start + 34
+    else:
+        version, at = read_varint(buf, start)
+        if version != 1:
+            raise CidError(f"CID version {version} at byte {start}; only 0 and 1 exist")
+        _, at = read_varint(buf, at)
+        _, at = read_varint(buf, at)
+        length, at = read_varint(buf, at)
+        if length > MAX_DIGEST:
+            raise CidError(f"CID at byte {start} has a digest of {length} bytes; at most {MAX_DIGEST} are taken")
+        end = at + length
+    if end > len(buf):
+        raise CidError(f"CID at byte {start} is cut short: {end - len(buf)} bytes are missing")
+    return end
+
+
+def is_cid(raw: bytes) -> bool:
+    """Tell whether ``raw`` is one CID and nothing more."""
+    size = len(raw)
+    if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
+        return True
+    try:
+        return cid_end(raw) == size
+    except CidError:
+        return False
+
+
+def cid_bytes(text: str) -> bytes:
+    """Return the bytes of a CID from its text: v0 ``Qm…``, or v1 in any usual multibase.
+
+    Case follows the multibase table: bases of one case are read in either, as base32 and base36 are in hosts' names. A
+    v0 CID with a multibase prefix is refused (CID specification, decoding algorithm). Raises CidError.
+    """
+    if len(text) > MAX_TEXT:
+        raise CidError(f"text of {len(text)} characters is no CID; at most {MAX_TEXT} are taken")
+    plain = text.startswith("Q")
+    if not plain and text[:1] not in _MULTIBASES:
+        raise CidError(f"{text[:80]!r} starts with no multibase prefix of a CID")
+    try:
+        raw: bytes = decode_multibase("z" + text if plain else text)[1]
+    except ValueError as error:
+        raise CidError(f"{text[:80]!r} is not valid in its multibase") from error
+    size = len(raw)
+    # Repeated from is_cid so that the usual CID costs no further call.
+    if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
+        return raw
+    if cid_end(raw) != size:
+        raise CidError(f"{text[:80]!r} has bytes after its CID")
+    if plain != raw.startswith(b"\x12\x20"):
+        raise CidError(f"{text[:80]!r}: a version 0 CID is written without a multibase prefix, and only that one")
+    return raw
+
+
+def cid_text(raw: bytes) -> str:
+    """Return the usual text of a CID: v1 in lower-case base32 (``b…``), v0 in base58btc (``Qm…``).
+
+    Raises CidError if ``raw`` is not exactly one CID.
+    """
+    if not is_cid(raw):
+        raise CidError(f"{len(raw) - cid_end(raw)} bytes follow the CID")
+    if raw.startswith(b"\x12\x20"):
+        base58: str = encode_multibase("z", raw)
+        return base58[1:]
+    base32: str = encode_multibase("b", raw)
+    return base32
+
+
+class CidParts(NamedTuple):
+    """What a CID says: version, codec of the block (v0: DAG_PB), code of the hash, and the digest."""
+
+    version: int
+    codec: int
+    hash: int
+    digest: bytes
+
+
+def cid_parts(raw: bytes) -> CidParts:
+    """Take a CID apart. Raises CidError if ``raw`` is not exactly one CID."""
+    if not is_cid(raw):
+        raise CidError(f"{len(raw) - cid_end(raw)} bytes follow the CID")
+    if raw.startswith(b"\x12\x20"):
+        return CidParts(0, DAG_PB, SHA2_256, raw[2:])
+    codec, at = read_varint(raw, 1)
+    code, at = read_varint(raw, at)
+    _, at = read_varint(raw, at)
+    return CidParts(1, codec, code, raw[at:])
+
+
+def sha2_256_digest(cid: bytes) -> bytes | Rejected:
+    """The digest that a block of this CID must have, or why no block can be checked against it (REASONS).
+
+    sha2-256 alone is checked, as nothing in Ceramic is named by another hash but the metamodel, which has no block. A
+    shortened digest is no proof, and an identity CID holds its bytes itself: both are ``cid_hash_unsupported``.
+    """
+    try:
+        _, _, code, digest = cid_parts(cid)
+    except CidError as error:
+        return Rejected("cid_malformed", str(error))
+    if code != SHA2_256 or len(digest) != 32:
+        return Rejected("cid_hash_unsupported", f"hash 0x{code:x} of {len(digest)} bytes; only sha2-256 is checked")
+    return digest
+
+
+def verify(block: bytes, cid: bytes) -> Rejected | None:
+    """Check a block against its CID; None if it is the one named, else why not (REASONS)."""
+    digest = sha2_256_digest(cid)
+    if isinstance(digest, Rejected):
+        return digest
+    if hashlib.sha256(block).digest() != digest:
+        return Rejected("block_hash_mismatch", f"{len(block)} bytes that are not those of {cid_text(cid)}")
+    return None
+
+
+def block_cid(block: bytes, codec: int = DAG_CBOR) -> bytes:
+    """Return the CIDv1 of a block: ``codec``, sha2-256."""
+    return b"\x01" + write_varint(codec) + b"\x12\x20" + hashlib.sha256(block).digest()

@@ -1,0 +1,433 @@
+"""Who wrote a gossipsub message: peer ids, message ids, signatures.
+
+Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
+Peer Ids); docs/design, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
+
+Nothing that reads a message raises on any bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+import base58
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from google.protobuf.message import DecodeError
+from nacl.bindings import crypto_sign_open
+from nacl.exceptions import BadSignatureError
+
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import CidError, cid_bytes
+from kiln.schemas.wire.public_key import (
+    BAD_KEY,
+    KEY_ALGORITHM,
+    PublicKey,
+    read_public_key,
+    signature_cost,
+    signature_fits,
+)
+
+Policy = Literal["strict", "none", "either"]
+PrivateKey = Ed25519PrivateKey | rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+
+SIGN_PREFIX: Final = b"libp2p-pubsub:"
+
+BAD_SIGNATURE: Final = "bad_signature"
+MISSING_SIGNATURE: Final = "missing_signature"
+MISSING_FROM: Final = "missing_from"
+MISSING_SEQNO: Final = "missing_seqno"
+INVALID_SEQNO: Final = "invalid_seqno"
+UNEXPECTED_AUTH: Final = "unexpected_auth"
+REASONS: Final = (
+    BAD_SIGNATURE,  # BAD: the signature is not the author's over this message
+    BAD_KEY,  # BAD: `from` is no peer id, holds no usable key, or is not the peer id of `key`
+    KEY_ALGORITHM,  # BAD: the key is of another algorithm than its type, which no honest program makes
+    MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
+    MISSING_FROM,  # AGAINST_POLICY: signed, but by nobody
+    MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
+    INVALID_SEQNO,  # AGAINST_POLICY: signed, with a seqno longer than MAX_SEQNO (8 bytes in practice)
+    UNEXPECTED_AUTH,  # AGAINST_POLICY: none, and from, seqno, signature or key is there
+)
+
+MAX_SEQNO: Final = 64  # bytes
+_MAX_PEER_ID: Final = 2048  # bytes; an identity multihash of an RSA-8192 key has 1,100
+_BASE58_LIMIT: Final = 1024  # bytes; base58 takes time with the square of the length
+_USUAL_PEER: Final = 64  # bytes; other peer ids are not cached
+_USUAL_TEXT: Final = 90  # characters
+_USUAL_KEY: Final = 1024  # bytes of peer id and key
+_NIST_CURVES: Final = (ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256
+_IDENTITY: Final = 0x00
+_SHA2_256: Final = 0x12
+_ED25519_PEER: Final = bytes.fromhex("002408011220")
+_LIBP2P_KEY: Final = b"\x01\x72"  # CIDv1, codec libp2p-key
+_NO_KEY: Final = Rejected(BAD_KEY, "no key of the author")
+_MESSAGE_COST: Final = 12
+
+MAX_RPC_COST: Final = 200_000
+"""Nominal µs of CPU that the messages of one RPC may cost. 1 MiB of ordinary messages signed by ed25519 costs less."""
+
+
+class Verdict(IntEnum):
+    """One byte per message in Frame.verdicts (docs/design/contracts.md)."""
+
+    NOT_CHECKED = 0
+    GOOD = 1
+    BAD = 2
+    UNSIGNED = 3
+    AGAINST_POLICY = 4
+    UNVERIFIABLE = 5
+
+
+UNVERIFIED: Final = "unverified/"
+"""How the id of a message begins that the log of another node tells of, without a signature that could be checked."""
+
+
+OVERSIZED: Final = "oversized/"
+"""How the id of a signed message begins whose author or seqno is longer than any that is accepted."""
+
+
+class PeerIdError(ValueError):
+    """A text that is not a peer id."""
+
+
+def peer_text(raw: bytes) -> str:
+    """A peer id as people write it: base58btc of its multihash ("12D3Koo…", "Qm…").
+
+    Any bytes have a text. Over 1,024 bytes, which no peer id has, it is "f" and the hex digits.
+    """
+    if len(raw) <= _USUAL_PEER:
+        return _usual_text(raw)
+    return base58.b58encode(raw).decode("ascii") if len(raw) <= _BASE58_LIMIT else "f" + raw.hex()
+
+
+def raw_peer(text: str) -> bytes:
+    """The bytes of which `peer_text` made a text. ValueError: it made none such."""
+    if len(text) <= _USUAL_TEXT:
+        return _usual_raw(text)
+    if len(text) > 2 * _BASE58_LIMIT:  # base58 of the longest bytes that it is used for is shorter
+        return bytes.fromhex(text[1:])
+    return bytes(base58.b58decode(text))
+
+
+def peer_bytes(text: str) -> bytes:
+    """The multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…"). PeerIdError if it is neither."""
+    if len(text) <= _USUAL_TEXT:
+        return _usual_peer(text)
+    if len(text) > 2 * _MAX_PEER_ID:  # no encoding doubles the longest, and base58 takes time with the square
+        raise PeerIdError(f"not a peer id: {len(text)} characters")
+    return _read_peer(text)
+
+
+def _read_peer(text: str) -> bytes:
+    try:
+        if text.startswith(("1", "Qm")):
+            raw: bytes = base58.b58decode(text)
+        else:
+            cid = cid_bytes(text)
+            if not cid.startswith(_LIBP2P_KEY):
+                raise PeerIdError(f"not a peer id: {text!r} is a CID, but not of a libp2p key")
+            raw = cid[2:]
+    except PeerIdError:
+        raise
+    except (CidError, ValueError) as error:
+        raise PeerIdError(f"not a peer id: {text!r}: {error}") from error
+    if _multihash(raw) is None:
+        raise PeerIdError(f"not a peer id: {text!r} does not hold an identity or sha2-256 multihash")
+    return raw
+
+
+def peer_of_ed25519(key: bytes) -> bytes:
+    """The peer id of an ed25519 public key (32 bytes): its PublicKey protobuf as an identity multihash."""
+    return _ED25519_PEER + key
+
+
+def message_id(message: rpc_pb2.Message) -> str:
+    """What makes a message one message within its network.
+
+    Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
+    sha256(data)>". Signed with an author or a seqno that is too long for `judge`: "oversized/<hex of a sha256>".
+    """
+    if message.HasField("signature"):
+        return _id_of(_author(message), message.seqno)
+    return "sha256/" + hashlib.sha256(message.data).hexdigest()
+
+
+def unverified_id(message: rpc_pb2.Message) -> str:
+    """The id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as message_id.
+
+    Never the id of a verified message: a line that anybody could write must not stand for what Kiln has checked.
+    """
+    author = _author(message)
+    return UNVERIFIED + _id_of(author, message.seqno) if author and message.seqno else message_id(message)
+
+
+def _id_of(author: bytes, seqno: bytes) -> str:
+    """Ids stand in rows, so what a stranger made long does not get into them."""
+    if len(author) > _MAX_PEER_ID or len(seqno) > MAX_SEQNO:
+        return OVERSIZED + hashlib.sha256(len(author).to_bytes(8) + author + seqno).hexdigest()
+    return f"{peer_text(author)}/{seqno.hex()}"
+
+
+def author_of(message: str) -> str | None:
+    """The author's peer id in a `message_id`; None: the message is unsigned, or the id is of another kind."""
+    peer = message.partition("/")[0]
+    try:
+        peer_bytes(peer)
+    except PeerIdError:
+        return None
+    return peer
+
+
+class Judgement(NamedTuple):
+    """The verdict on a message, why, and what it cost to find out."""
+
+    verdict: Verdict
+    reason: str = ""
+    """one of REASONS, or empty"""
+    cost: int = 0
+    """of checking the signature: `kiln.schemas.wire.public_key.signature_cost`"""
+
+
+def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
+    """Verdict and reason of `check`."""
+    judgement = check(message, policy, topic)
+    return judgement.verdict, judgement.reason
+
+
+def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> Judgement:
+    """Judge a message under a network's policy.
+
+    strict: it must be signed, and well. none: it must carry no from, seqno, signature or key. either: what is signed
+    must be signed well, the rest is UNSIGNED. A signed message needs from and seqno under every policy: they are its
+    id.
+
+    Args:
+        topic: The name that the message's topic index stands for; signatures are over the name.
+    """
+    signed = message.HasField("signature")
+    if policy == "none":
+        if signed or message.HasField("from") or message.HasField("seqno") or message.HasField("key"):
+            return Judgement(Verdict.AGAINST_POLICY, UNEXPECTED_AUTH)
+        return Judgement(Verdict.UNSIGNED)
+    if not signed:
+        if policy == "strict":
+            return Judgement(Verdict.AGAINST_POLICY, MISSING_SIGNATURE)
+        return Judgement(Verdict.UNSIGNED)
+    author = _author(message)
+    if not author:
+        return Judgement(Verdict.AGAINST_POLICY, MISSING_FROM)
+    seqno = message.seqno
+    if not seqno:
+        return Judgement(Verdict.AGAINST_POLICY, MISSING_SEQNO)
+    if len(seqno) > MAX_SEQNO:
+        return Judgement(Verdict.AGAINST_POLICY, INVALID_SEQNO)
+    attached = message.key if message.HasField("key") else None
+    if len(author) > _MAX_PEER_ID or (attached is not None and len(attached) > _MAX_PEER_ID):
+        return Judgement(Verdict.BAD, BAD_KEY)
+    usual = len(author) + len(attached or b"") <= _USUAL_KEY
+    key = (_usual_key if usual else _public_key)(author, attached)
+    if isinstance(key, Rejected):
+        return Judgement(Verdict.BAD, key.reason)
+    signature = message.signature
+    if not signature_fits(key, signature):
+        return Judgement(Verdict.BAD, BAD_SIGNATURE)
+    good = _verifies(key, signature, signed_bytes(message, topic))
+    cost = signature_cost(key, good)
+    return Judgement(Verdict.GOOD, "", cost) if good else Judgement(Verdict.BAD, BAD_SIGNATURE, cost)
+
+
+def id_cost(message: rpc_pb2.Message) -> int:
+    """Nominal CPU of reading a message and making its id, in µs: the part of a message's cost that no key explains."""
+    size = len(_author(message))
+    return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
+
+
+def signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
+    """What a signature is over: "libp2p-pubsub:" and the message without signature and key, its unknown fields kept
+    at the end.
+
+    With `topic`, that name stands in place of the message's topic index. Source: libp2p specs, pubsub/README.md,
+    Message signing; topic table draft: the index is a wire form only.
+    """
+    bare = rpc_pb2.Message()
+    bare.CopyFrom(message)
+    bare.ClearField("signature")
+    bare.ClearField("key")
+    if topic is not None:
+        bare.ClearField("topicIndex")
+        bare.topic = topic
+    return SIGN_PREFIX + bare.SerializeToString()
+
+
+def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = None) -> None:
+    """Sign a message in place: sets `from`, `signature`, and `key` where the peer id does not hold it (RSA, ECDSA).
+
+    The caller sets seqno, data and topic before. ed25519, secp256k1, RSA and NIST-curve ECDSA keys; PeerIdError for
+    others.
+    """
+    encoded = _encode_public_key(private_key.public_key())
+    author = _peer_id(encoded)
+    setattr(message, "from", author)  # a keyword in Python
+    message.ClearField("signature")
+    message.ClearField("key")
+    if author[0] != _IDENTITY:
+        message.key = encoded
+    data = signed_bytes(message, topic)
+    if isinstance(private_key, Ed25519PrivateKey):
+        message.signature = private_key.sign(data)
+    elif isinstance(private_key, rsa.RSAPrivateKey):
+        message.signature = private_key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+    else:
+        message.signature = private_key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def peer_of(private_key: PrivateKey) -> bytes:
+    """The peer id (multihash bytes) of a private key's owner.
+
+    PeerIdError for a kind of key that libp2p does not have.
+    """
+    return _peer_id(_encode_public_key(private_key.public_key()))
+
+
+def _author(message: rpc_pb2.Message) -> bytes:
+    author: bytes = getattr(message, "from")  # a keyword in Python
+    return author
+
+
+# Caches of what strangers name: of texts and bytes of a usual length alone, so that they are bounded in bytes.
+@lru_cache(maxsize=65536)
+def _usual_text(raw: bytes) -> str:
+    text: str = base58.b58encode(raw).decode("ascii")
+    return text
+
+
+@lru_cache(maxsize=65536)
+def _usual_raw(text: str) -> bytes:
+    return bytes(base58.b58decode(text))
+
+
+_usual_peer = lru_cache(maxsize=65536)(_read_peer)
+
+
+def _varint(raw: bytes, start: int) -> tuple[int, int] | None:
+    """An unsigned varint (multiformats: at most 9 bytes, minimal) and the position after it."""
+    value = 0
+    for i in range(start, min(start + 9, len(raw))):
+        byte = raw[i]
+        value |= (byte & 0x7F) << (7 * (i - start))
+        if byte < 0x80:
+            return None if byte == 0 and i > start else (value, i + 1)
+    return None
+
+
+def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
+    """A peer id at the beginning of bytes, and the bytes after it; None: no peer id is there."""
+    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+        return None
+    end = size[1] + size[0]
+    return (raw[:end], raw[end:]) if _multihash(raw[:end]) is not None else None
+
+
+def _multihash(raw: bytes) -> tuple[int, bytes] | None:
+    """(code, digest) of an identity or sha2-256 multihash, the two that peer ids are made of."""
+    if (head := _varint(raw, 0)) is None or (size := _varint(raw, head[1])) is None:
+        return None
+    code, digest = head[0], raw[size[1] :]
+    if len(digest) != size[0] or code not in (_IDENTITY, _SHA2_256) or (code == _SHA2_256 and len(digest) != 32):
+        return None
+    return code, digest
+
+
+def _peer_id(encoded_key: bytes) -> bytes:
+    """The peer id of a PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
+    if len(encoded_key) <= _IDENTITY_LIMIT:
+        return bytes((_IDENTITY, len(encoded_key))) + encoded_key
+    return bytes((_SHA2_256, 32)) + hashlib.sha256(encoded_key).digest()
+
+
+def _encode_public_key(key: object) -> bytes:
+    kind = rpc_pb2.PublicKey
+    if isinstance(key, Ed25519PublicKey):
+        return kind(Type=kind.Ed25519, Data=key.public_bytes_raw()).SerializeToString()
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256K1):
+        point = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        return kind(Type=kind.Secp256k1, Data=point).SerializeToString()
+    if isinstance(key, rsa.RSAPublicKey):
+        return kind(Type=kind.RSA, Data=_pkix(key)).SerializeToString()
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _NIST_CURVES):
+        return kind(Type=kind.ECDSA, Data=_pkix(key)).SerializeToString()
+    raise PeerIdError(f"libp2p has no peer ids for {type(key).__name__}")
+
+
+def _pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _public_key(author: bytes, attached: bytes | None) -> PublicKey | Rejected:
+    """The author's public key, out of the peer id or, if it matches the peer id, out of the message's key field."""
+    peer = _multihash(author)
+    if peer is None:
+        return _NO_KEY
+    code, digest = peer
+    if attached is None:
+        return _parse_public_key(digest)[0] if code == _IDENTITY else _NO_KEY
+    key, encoded = _parse_public_key(attached)
+    if isinstance(key, Rejected):
+        return key
+    # compared in the canonical encoding, as go does; a short key under its sha2-256 is the peer id of an old node
+    matches = digest == encoded if code == _IDENTITY else digest == hashlib.sha256(encoded).digest()
+    return key if matches else _NO_KEY
+
+
+_usual_key = lru_cache(maxsize=4096)(_public_key)
+
+
+def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
+    """The key in a PublicKey protobuf, and its canonical encoding."""
+    try:
+        public = rpc_pb2.PublicKey.FromString(encoded)
+    except DecodeError:
+        return _NO_KEY, b""
+    # a number that is no KeyType stays in the unknown fields
+    if not public.HasField("Type") or not public.HasField("Data"):
+        return _NO_KEY, b""
+    kind, data = public.Type, public.Data
+    return read_public_key(kind, data), rpc_pb2.PublicKey(Type=kind, Data=data).SerializeToString()
+
+
+def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether libsodium accepts an ed25519 signature, which takes it half of OpenSSL's time.
+
+    What it accepts, go and OpenSSL do. Not the other way round: it refuses points of small order and unusual encodings
+    of a point, which RFC 8032 leaves open, so its no must be asked again of OpenSSL: a peer that passes on what all
+    others accept has done nothing wrong.
+    """
+    try:
+        crypto_sign_open(signature + data, key)
+    except BadSignatureError:
+        return False
+    return True
+
+
+def _verifies(key: PublicKey, signature: bytes, data: bytes) -> bool:
+    try:
+        if isinstance(key, Ed25519PublicKey):
+            if _sodium_verifies(key.public_bytes_raw(), signature, data):
+                return True
+            key.verify(signature, data)
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm, InternalError):
+        return False
+    return True

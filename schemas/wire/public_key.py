@@ -1,0 +1,187 @@
+"""Public keys of libp2p peers: bytes of strangers to keys, at a cost that is bounded whatever the bytes are.
+
+OpenSSL's loader of DER reads and checks whatever kind of key the bytes name. A Diffie-Hellman key of 8,192 bits costs a
+minute, before a caller can look at its type. Here the algorithm, the structure and all sizes are read first, in one
+canonical encoding, and the key is made of its numbers.
+
+Sources: libp2p specs, peer-ids/peer-ids.md (Keys); RFC 5280, 4.1.2.7, and RFC 3279, 2.3.1 (RSA); RFC 5480, 2.1.1 and
+2.2 (named curves, uncompressed points); the bounds of RSA keys as in go-libp2p and Go's crypto/rsa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from kiln.schemas.proto.gossipsub import rpc_pb2
+from kiln.schemas.reject import Rejected
+
+PublicKey = Ed25519PublicKey | rsa.RSAPublicKey | ec.EllipticCurvePublicKey
+
+BAD_KEY: Final = "bad_key"
+KEY_ALGORITHM: Final = "key_algorithm"
+
+MIN_RSA_BITS: Final = 2048
+MAX_RSA_BITS: Final = 8192
+MAX_RSA_EXPONENT: Final = 2**31 - 1
+
+_SEQUENCE: Final = 0x30
+_INTEGER: Final = 0x02
+_RSA_ALGORITHM: Final = bytes.fromhex("300d06092a864886f70d0101010500")
+_ED25519_BYTES: Final = 32
+_SECP256K1_BYTES: Final = (33, 65)
+_LARGEST_ECDSA_SIGNATURE: Final = 141  # bytes; DER of two numbers below the order of P-521
+
+
+_CURVES: Final[tuple[tuple[bytes, ec.EllipticCurve, int], ...]] = (
+    (bytes.fromhex("301006072a8648ce3d020106052b81040021"), ec.SECP224R1(), 28),
+    (bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107"), ec.SECP256R1(), 32),
+    (bytes.fromhex("301006072a8648ce3d020106052b81040022"), ec.SECP384R1(), 48),
+    (bytes.fromhex("301006072a8648ce3d020106052b81040023"), ec.SECP521R1(), 66),
+)
+"""AlgorithmIdentifier, curve, bytes of a coordinate."""
+
+_CURVE_COST: Final[Mapping[str, int]] = {
+    "secp256k1": 750,
+    "secp224r1": 180,
+    "secp256r1": 150,
+    "secp384r1": 1100,
+    "secp521r1": 1000,
+}
+
+
+def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
+    """Read the Data of a PublicKey protobuf whose Type is `kind`.
+
+    Each RSA and ECDSA key has one encoding only, that of go-libp2p: else one author could have many peer ids.
+
+    Returns:
+        The key, or why it is refused. key_algorithm: the bytes name another algorithm than the type, or a curve that
+        libp2p does not have. No honest program makes such a key. bad_key: all else.
+    """
+    try:
+        if kind == rpc_pb2.PublicKey.Ed25519:
+            if len(data) == _ED25519_BYTES:
+                return Ed25519PublicKey.from_public_bytes(data)
+        elif kind == rpc_pb2.PublicKey.Secp256k1:
+            if len(data) in _SECP256K1_BYTES:
+                return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), data)
+        elif kind == rpc_pb2.PublicKey.RSA:
+            numbers = read_rsa(data)
+            return numbers.public_key() if isinstance(numbers, rsa.RSAPublicNumbers) else numbers
+        elif kind == rpc_pb2.PublicKey.ECDSA:
+            return _read_ecdsa(data)
+    except (ValueError, UnsupportedAlgorithm, InternalError) as error:
+        return Rejected(BAD_KEY, f"not a key: {error}")
+    return Rejected(BAD_KEY, f"no key of type {kind} has {len(data)} bytes")
+
+
+def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
+    """Read an RSA key in DER (SubjectPublicKeyInfo): key_algorithm or bad_key if it is not one within the bounds."""
+    start = _algorithm_start(data)
+    if start is None:
+        return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")
+    if not data.startswith(_RSA_ALGORITHM, start):
+        return Rejected(KEY_ALGORITHM, "the type of the key is RSA, and the algorithm in its bytes is not")
+    at = start + len(_RSA_ALGORITHM)
+    bits = _element(data, at, 0x03)
+    if bits is None or bits[1] != len(data) or data[bits[0] : bits[0] + 1] != b"\x00":
+        return Rejected(BAD_KEY, "the bytes of an RSA key are not a SubjectPublicKeyInfo in DER")
+    body = _element(data, bits[0] + 1, _SEQUENCE)
+    modulus = None if body is None or body[1] != len(data) else _number(data, body[0])
+    exponent = None if modulus is None else _number(data, modulus[1])
+    if modulus is None or exponent is None or exponent[1] != len(data):
+        return Rejected(BAD_KEY, "the bytes of an RSA key are not modulus and exponent in DER")
+    n, e = modulus[0], exponent[0]
+    if not MIN_RSA_BITS <= n.bit_length() <= MAX_RSA_BITS:
+        return Rejected(BAD_KEY, f"an RSA key of {n.bit_length()} bits, not {MIN_RSA_BITS} to {MAX_RSA_BITS}")
+    if not n & 1:
+        return Rejected(BAD_KEY, "the modulus of an RSA key is even")
+    if not 3 <= e <= MAX_RSA_EXPONENT or not e & 1:
+        return Rejected(BAD_KEY, f"the exponent of an RSA key is even, or not 3 to {MAX_RSA_EXPONENT}")
+    return rsa.RSAPublicNumbers(e, n)
+
+
+def signature_fits(key: PublicKey, signature: bytes) -> bool:
+    """Return whether a signature has a length that one of this key can have."""
+    if isinstance(key, Ed25519PublicKey):
+        return len(signature) == 64
+    if isinstance(key, rsa.RSAPublicKey):
+        return len(signature) == (key.key_size + 7) // 8
+    return len(signature) <= _LARGEST_ECDSA_SIGNATURE
+
+
+def signature_cost(key: PublicKey, good: bool) -> int:
+    """Nominal CPU of checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
+
+    A table and not a clock, so that the same bytes cost the same wherever and however often they are read. The keys
+    that nearly all peers have are favoured: a good ed25519 signature costs a fifth less than was measured, all others a
+    third more. A bad ed25519 signature costs more, since libsodium and OpenSSL both look at it.
+    """
+    if isinstance(key, Ed25519PublicKey):
+        return 50 if good else 300
+    if isinstance(key, rsa.RSAPublicKey):
+        return 40 + (key.key_size >> 10) ** 2 * key.public_numbers().e.bit_length() // 2
+    return _CURVE_COST[key.curve.name]
+
+
+def _read_ecdsa(data: bytes) -> ec.EllipticCurvePublicKey | Rejected:
+    start = _algorithm_start(data)
+    if start is None:
+        return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")
+    for algorithm, curve, size in _CURVES:
+        if not data.startswith(algorithm, start):
+            continue
+        bits = _element(data, start + len(algorithm), 0x03)
+        if bits is None or bits[1] != len(data) or data[bits[0] : bits[0] + 2] != b"\x00\x04":
+            break
+        point = data[bits[0] + 1 :]
+        if len(point) != 1 + 2 * size:
+            break
+        return ec.EllipticCurvePublicKey.from_encoded_point(curve, point)
+    else:
+        return Rejected(KEY_ALGORITHM, "the type of the key is ECDSA, and its bytes name no curve of libp2p")
+    return Rejected(BAD_KEY, "the bytes of an ECDSA key do not hold an uncompressed point of the curve that they name")
+
+
+def _algorithm_start(data: bytes) -> int | None:
+    """Where the AlgorithmIdentifier of a SubjectPublicKeyInfo begins; None if the bytes do not begin as one does."""
+    outer = _element(data, 0, _SEQUENCE)
+    if outer is None or outer[1] != len(data):
+        return None
+    return outer[0] if _element(data, outer[0], _SEQUENCE) is not None else None
+
+
+def _element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
+    """Start and end of the content of a DER element; None if none with this tag is there, whole and well written.
+
+    Only definite lengths of the shortest form are DER (X.690, 10.1).
+    """
+    if len(data) < at + 2 or data[at] != tag:
+        return None
+    size, start = data[at + 1], at + 2
+    if size >= 0x80:
+        digits = size & 0x7F
+        start += digits
+        if not 1 <= digits <= 2 or start > len(data):
+            return None
+        size = int.from_bytes(data[at + 2 : start], "big")
+        if size < 0x80 or (digits == 2 and size < 0x100):
+            return None
+    return (start, start + size) if start + size <= len(data) else None
+
+
+def _number(data: bytes, at: int) -> tuple[int, int] | None:
+    """A positive INTEGER of the shortest form, and where it ends."""
+    place = _element(data, at, _INTEGER)
+    if place is None or place[0] == place[1]:
+        return None
+    start, end = place
+    first = data[start]
+    if first >= 0x80 or (first == 0 and end - start > 1 and data[start + 1] < 0x80):
+        return None  # negative, or a zero byte too many
+    return int.from_bytes(data[start:end], "big"), end

@@ -1,0 +1,412 @@
+"""Ceramic pubsub messages of every era, read into one form.
+
+A message is one JSON object, UTF-8, in the ``data`` field of a gossipsub message. Forms by era, as js-ceramic wrote
+them; in brackets the first version that has the form::
+
+    2020         {"typ":0,"id":"/ceramic/<CID>","cid":"<CID>","doctype":"tile"}       REQUEST: typ 1, without cid
+                 {"typ":2,"id":"/ceramic/<CID>","cid":"<CID>","doctype":"tile"}       also "ceramic://<CID>"
+    doc          {"typ":0,"doc":…,"tip":…}                   [0.14.1, CIP-71]
+                 {"typ":1,"doc":…,"id":…}
+                 {"typ":2,"id":…,"tips":{"<StreamID>":"<CID>"}}                       from here on
+    doc+stream   {"typ":0,"doc":…,"stream":…,"tip":…}        [1.0.0]; + "model" [2.3.0]
+                 {"typ":1,"stream":…,"id":…,"doc":…}
+    stream       {"typ":0,"stream":…,"tip":…,"model":…}      [2.31.0]; "model" is optional
+                 {"typ":1,"stream":…,"id":…}
+    keepalive    {"typ":3,"ts":…}                            [1.3.0]; + "ver" [2.0.4]; + "ipfsVer" [2.35.0]
+    batch        {"typ":3,"sep":"<key>/<value>","batch":"<CID>"}    CIP-123
+
+The era is told by shape, never by key order: other clients write keys in other orders, and any client may add some.
+
+How JSON is read follows js-ceramic (``TextDecoder``, ``JSON.parse``): bytes that are not UTF-8 become U+FFFD, a leading
+byte order mark is dropped, the last of several equal keys wins, 1, 1.0 and 1e0 are one number and ``true`` is none,
+unknown keys are tolerated, an optional field that is ``null`` is an error. Three things that JSON.parse takes are
+refused as ``invalid_json``, since no message needs them and nothing behind us could hold them: escapes of lone
+surrogates, numbers beyond a double, nesting over 1,024 levels.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, TypeGuard
+
+import cbor2
+import msgspec
+import orjson
+
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.batch_block import is_block_cid
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text
+from kiln.schemas.wire.streamid import CAIP10_LINK, TILE, StreamID, StreamIdError, stream_text
+from kiln.schemas.wire.topics import Separator, TopicError, parse_separator_text, separator_text
+
+MessageType = Literal["UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE"]
+Era = Literal["2020", "doc", "doc+stream", "stream"]
+
+UPDATE: Final = 0
+QUERY: Final = 1
+RESPONSE: Final = 2
+KEEPALIVE: Final = 3
+BATCH_UPDATE: Final = 3
+"""CIP-123's number, which KEEPALIVE had taken before (decision 3)."""
+BATCH_UPDATE_OTHER: Final = 4
+"""The next free number, for a network that avoids the clash."""
+
+MAX_TIMESTAMP = 8_640_000_000_000_000
+"""Largest ``ts`` taken, in ms on either side of the epoch: the range of a JavaScript Date."""
+
+REASONS = (
+    "invalid_json",  # not JSON, or one of the three things named above; NaN and Infinity are not JSON
+    "not_an_object",  # JSON, but no object at its top
+    "unknown_typ",  # `typ` absent, not a number, or of no message type
+    "missing_stream",  # none of `stream`, `doc`, or `id` with `doctype`
+    "bad_stream",  # the stream's id is not a string that is a StreamID; a CommitID is none
+    "unknown_doctype",  # 2020: a `doctype` other than tile and caip10-link; what StreamID it would have is not known
+    "missing_tip",  # UPDATE without `tip`; 2020: UPDATE or RESPONSE without `cid`
+    "bad_tip",  # a tip that is not a string that is a CID
+    "bad_model",  # `model` present and not a StreamID; also null
+    "missing_id",  # QUERY or RESPONSE without `id`
+    "bad_id",  # `id` of a QUERY or RESPONSE that is not a string
+    "missing_tips",  # RESPONSE with neither `tips` nor the 2020 fields
+    "bad_tips",  # `tips` is not an object, or a key of it is not a StreamID
+    "conflicting_tips",  # two spellings of one StreamID in `tips` with different tips
+    "ambiguous_shape",  # KEEPALIVE and BATCH_UPDATE at once: string `sep` and `batch`, and numeric `ts`
+    "unknown_shape",  # a typ of KEEPALIVE or BATCH_UPDATE with the fields of neither
+    "bad_ts",  # KEEPALIVE: `ts` outside the range of a date
+    "bad_version",  # KEEPALIVE: `ver` or `ipfsVer` present and not a string
+    "bad_separator",  # BATCH_UPDATE: `sep` is not "<key>/<value in base36>"
+    "bad_batch",  # BATCH_UPDATE: `batch` is not a CID
+    "unusable_batch",  # BATCH_UPDATE: a CID that names no batch block (kiln.schemas.wire.batch_block, is_block_cid)
+)
+"""Every reason that ``read_message`` rejects with."""
+
+_JSON: TypeAlias = "dict[str, _JSON] | list[_JSON] | str | int | float | bool | None"
+
+_DOCTYPES = {"tile": TILE, "caip10-link": CAIP10_LINK}
+_DETAIL = 160  # characters
+
+
+class PubsubMessage(msgspec.Struct, frozen=True):
+    """A message of any era. IDs are canonical: StreamIDs in base36, CIDs in base32 (v0: base58), whatever was sent.
+
+    ====================  =====================================================================================
+    UPDATE                stream, tip, model if it was sent
+    QUERY                 stream, query_id (None in the 2020 form, whose ``id`` is the stream)
+    RESPONSE              tips: StreamID -> CID, possibly empty; query_id (None in the 2020 form)
+    KEEPALIVE             ts (ms since the epoch), ver, ipfs_ver
+    BATCH_UPDATE          sep ("<key>/<value>", see kiln.schemas.wire.topics), batch
+    ====================  =====================================================================================
+
+    ``query_id`` is the text as sent, base64url or the decimal list of 2020-21: it is opaque, and clients exist that
+    compute it differently.
+    """
+
+    type: MessageType
+    stream: str | None = None
+    tip: str | None = None
+    model: str | None = None
+    sep: str | None = None
+    batch: str | None = None
+    query_id: str | None = None
+    tips: dict[str, str] | None = None
+    ts: int | None = None
+    ver: str | None = None
+    ipfs_ver: str | None = None
+
+
+def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | Rejected:
+    """Read one message. Any bytes give a message or a Rejected, whose reason is one of REASONS; nothing is raised.
+
+    ``batch_typ`` is the number the network writes BATCH_UPDATE with; 3 and 4 are read beside it. All three are told
+    from KEEPALIVE by shape (decision 3).
+    """
+    try:
+        message: _JSON = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            # What TextDecoder does; not the usual way, as hardly any message needs it.
+            message = orjson.loads(data.decode("utf-8", "replace").removeprefix("\ufeff"))
+        except orjson.JSONDecodeError as error:
+            return Rejected("invalid_json", str(error)[:_DETAIL])
+    if not isinstance(message, dict):
+        return Rejected("not_an_object", f"the message is JSON of type {type(message).__name__}")
+    typ = message.get("typ")
+    if not _is_number(typ):
+        return Rejected("unknown_typ", f"typ is {_show(typ)}" if "typ" in message else "there is no typ")
+    if typ == UPDATE:
+        return _read_update(message)
+    if typ == QUERY:
+        return _read_query(message)
+    if typ == RESPONSE:
+        return _read_response(message)
+    if typ in (KEEPALIVE, BATCH_UPDATE_OTHER, batch_typ):
+        return _read_keepalive_or_batch(message)
+    return Rejected("unknown_typ", f"typ is {_show(typ)}")
+
+
+def _read_update(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
+    stream = _read_stream(message)
+    if isinstance(stream, Rejected):
+        return stream
+    tip = _read_tip(message, "cid" if _is_2020(message) else "tip")
+    if isinstance(tip, Rejected):
+        return tip
+    model = message.get("model")
+    if model is None and "model" not in message:
+        return PubsubMessage("UPDATE", stream, tip)
+    if not isinstance(model, str):
+        return Rejected("bad_model", f"model is {_show(model)}")
+    try:
+        return PubsubMessage("UPDATE", stream, tip, stream_text(model))
+    except StreamIdError as error:
+        return Rejected("bad_model", str(error))
+
+
+def _read_query(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
+    stream = _read_stream(message)
+    if isinstance(stream, Rejected):
+        return stream
+    if _is_2020(message):
+        return PubsubMessage("QUERY", stream)
+    query_id = _read_query_id(message)
+    if isinstance(query_id, Rejected):
+        return query_id
+    return PubsubMessage("QUERY", stream, query_id=query_id)
+
+
+def _read_response(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
+    tips = message.get("tips")
+    if tips is None and "tips" not in message:
+        return _read_response_2020(message)
+    query_id = _read_query_id(message)
+    if isinstance(query_id, Rejected):
+        return query_id
+    if not isinstance(tips, dict):
+        return Rejected("bad_tips", f"tips is {_show(tips)}")
+    # js-ceramic checks no key, but then looks the queried stream up among them: one that is no StreamID answers nobody.
+    # An empty `tips` is well-formed there and here.
+    canonical: dict[str, str] = {}
+    for key in tips:
+        try:
+            stream = stream_text(key)
+        except StreamIdError as error:
+            return Rejected("bad_tips", str(error))
+        tip = _read_tip(tips, key)
+        if isinstance(tip, Rejected):
+            return tip
+        if canonical.setdefault(stream, tip) != tip:
+            return Rejected("conflicting_tips", f"two spellings of {stream} with different tips")
+    return PubsubMessage("RESPONSE", query_id=query_id, tips=canonical)
+
+
+def _read_response_2020(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
+    if not _is_2020(message):
+        return Rejected("missing_tips", "RESPONSE without tips")
+    stream = _read_stream(message)
+    if isinstance(stream, Rejected):
+        return stream
+    tip = _read_tip(message, "cid")
+    if isinstance(tip, Rejected):
+        return tip
+    return PubsubMessage("RESPONSE", tips={stream: tip})
+
+
+def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
+    sep, batch, ts = message.get("sep"), message.get("batch"), message.get("ts")
+    if isinstance(sep, str) and isinstance(batch, str):
+        if _is_number(ts):
+            return Rejected("ambiguous_shape", "sep and batch of a BATCH_UPDATE, and ts of a KEEPALIVE")
+        try:
+            sep = separator_text(parse_separator_text(sep))
+        except TopicError as error:
+            return Rejected("bad_separator", str(error))
+        try:
+            cid = cid_bytes(batch)
+            if not is_block_cid(cid):
+                return Rejected("unusable_batch", f"{batch[:80]}: no CIDv1 of a CBOR block by sha2-256")
+            return PubsubMessage("BATCH_UPDATE", sep=sep, batch=cid_text(cid))
+        except CidError as error:
+            return Rejected("bad_batch", str(error))
+    if message["typ"] != KEEPALIVE:
+        return Rejected("unknown_shape", "no string sep and batch")
+    if not _is_number(ts):
+        return Rejected("unknown_shape", "neither string sep and batch nor numeric ts")
+    if abs(ts) > MAX_TIMESTAMP:
+        return Rejected("bad_ts", f"ts is {_show(ts)}; a date is within ±{MAX_TIMESTAMP} ms")
+    ver, ipfs_ver = message.get("ver"), message.get("ipfsVer")
+    if not isinstance(ver, str) and (ver is not None or "ver" in message):
+        return Rejected("bad_version", f"ver is {_show(ver)}")
+    if not isinstance(ipfs_ver, str) and (ipfs_ver is not None or "ipfsVer" in message):
+        return Rejected("bad_version", f"ipfsVer is {_show(ipfs_ver)}")
+    return PubsubMessage("KEEPALIVE", ts=int(ts), ver=ver, ipfs_ver=ipfs_ver)
+
+
+def _is_number(value: _JSON) -> TypeGuard[int | float]:
+    return type(value) is int or type(value) is float  # isinstance would let `true` pass for 1
+
+
+def _is_2020(message: dict[str, _JSON]) -> bool:
+    return "doctype" in message and "stream" not in message and "doc" not in message
+
+
+def _read_stream(message: dict[str, _JSON]) -> str | Rejected:
+    stream = message.get("stream")
+    if stream is None or stream == "":
+        # `stream || doc`, js-ceramic 1.0 to 2.30
+        stream = message.get("doc")
+    if isinstance(stream, str):
+        try:
+            return stream_text(stream)
+        except StreamIdError as error:
+            return Rejected("bad_stream", str(error))
+    if _is_2020(message):
+        return _read_stream_2020(message)
+    if stream is None:
+        return Rejected("missing_stream", "neither stream nor doc")
+    return Rejected("bad_stream", f"the stream is {_show(stream)}")
+
+
+def _read_stream_2020(message: dict[str, _JSON]) -> str | Rejected:
+    doctype, document = message["doctype"], message.get("id")
+    stream_type = _DOCTYPES.get(doctype) if isinstance(doctype, str) else None
+    if stream_type is None:
+        return Rejected("unknown_doctype", f"doctype is {_show(doctype)}")
+    if document is None:
+        return Rejected("missing_stream", "a doctype, but no id")
+    if not isinstance(document, str):
+        return Rejected("bad_stream", f"id is {_show(document)}")
+    if document.startswith("/ceramic/"):
+        cid = document[9:]
+    elif document.startswith("ceramic://"):
+        cid = document[10:]
+    else:
+        return Rejected("bad_stream", f"id is {_show(document)}, not /ceramic/<CID> or ceramic://<CID>")
+    try:
+        return StreamID(stream_type, cid_bytes(cid)).text
+    except CidError as error:
+        return Rejected("bad_stream", str(error))
+
+
+def _read_tip(fields: dict[str, _JSON], key: str) -> str | Rejected:
+    tip = fields.get(key)
+    if isinstance(tip, str):
+        try:
+            return cid_text(cid_bytes(tip))
+        except CidError as error:
+            return Rejected("bad_tip", str(error))
+    if tip is None and key not in fields:
+        return Rejected("missing_tip", f"there is no {key}")
+    return Rejected("bad_tip", f"the tip is {_show(tip)}")
+
+
+def _read_query_id(message: dict[str, _JSON]) -> str | Rejected:
+    query_id = message.get("id")
+    if isinstance(query_id, str):
+        return query_id
+    if query_id is None and "id" not in message:
+        return Rejected("missing_id", "there is no id")
+    return Rejected("bad_id", f"id is {_show(query_id)}")
+
+
+def _show(value: _JSON) -> str:
+    """Show a value in a detail; a large or deep one by its type alone, since repr would walk all of it."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an array"
+    return repr(value)
+
+
+def query_id_bytes(stream: str, era: Era = "stream") -> bytes:
+    """Compute a QUERY's id as js-ceramic does: the sha2-256 multihash of DAG-CBOR ``{"typ": 1, "stream": …}``.
+
+    ``doc`` stands for ``stream`` in the era that knew only that. A function of the stream alone: it joins a RESPONSE to
+    a QUERY and tells no query from the next.
+    """
+    hashed = cbor2.dumps({"typ": QUERY, ("doc" if era == "doc" else "stream"): stream}, canonical=True)
+    return b"\x12\x20" + hashlib.sha256(hashed).digest()
+
+
+def query_id_text(raw: bytes, *, decimal: bool = False) -> str:
+    """Write a query id: base64url with no padding, or the decimal list (``"18,32,…"``) of before 2021-02-25."""
+    return ",".join(map(str, raw)) if decimal else base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def write_update(stream: str, tip: str, model: str | None = None, era: Era = "stream") -> bytes:
+    """Write an UPDATE. ``model`` came within the era "doc+stream" (2.3.0): ValueError before."""
+    if model is not None and era in ("2020", "doc"):
+        raise ValueError(f"an UPDATE of era {era!r} has no model")
+    if era == "2020":
+        fields = {"typ": UPDATE, "id": _document_2020(stream), "cid": tip, "doctype": _doctype(stream)}
+    elif era == "doc":
+        fields = {"typ": UPDATE, "doc": stream, "tip": tip}
+    elif era == "doc+stream":
+        fields = {"typ": UPDATE, "doc": stream, "stream": stream, "tip": tip}
+    else:
+        fields = {"typ": UPDATE, "stream": stream, "tip": tip}
+    if model is not None:
+        fields["model"] = model
+    return orjson.dumps(fields)
+
+
+def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -> bytes:
+    """Write a QUERY; ``query_id`` is computed if not given. The 2020 form has none (ValueError if one is given)."""
+    if era == "2020":
+        if query_id is not None:
+            raise ValueError("a QUERY of era '2020' has no query id")
+        return orjson.dumps({"typ": QUERY, "id": _document_2020(stream), "doctype": _doctype(stream)})
+    if query_id is None:
+        query_id = query_id_text(query_id_bytes(stream, era))
+    if era == "doc":
+        return orjson.dumps({"typ": QUERY, "doc": stream, "id": query_id})
+    if era == "doc+stream":
+        return orjson.dumps({"typ": QUERY, "stream": stream, "id": query_id, "doc": stream})
+    return orjson.dumps({"typ": QUERY, "stream": stream, "id": query_id})
+
+
+def write_response(query_id: str, tips: Mapping[str, str]) -> bytes:
+    """Write a RESPONSE, one form since CIP-71."""
+    return orjson.dumps({"typ": RESPONSE, "id": query_id, "tips": dict(tips)})
+
+
+def write_response_2020(stream: str, tip: str) -> bytes:
+    """Write a RESPONSE of 2020, which names its stream and no query."""
+    fields = {"typ": RESPONSE, "id": _document_2020(stream), "cid": tip, "doctype": _doctype(stream)}
+    return orjson.dumps(fields)
+
+
+def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None) -> bytes:
+    """Write a KEEPALIVE; ``ts`` in ms since the epoch. Without ``ver``: 1.3.0; without ``ipfs_ver``: 2.0.4."""
+    fields: dict[str, int | str] = {"typ": KEEPALIVE, "ts": ts}
+    if ver is not None:
+        fields["ver"] = ver
+    if ipfs_ver is not None:
+        fields["ipfsVer"] = ipfs_ver
+    return orjson.dumps(fields)
+
+
+def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UPDATE) -> bytes:
+    """Write a BATCH_UPDATE (CIP-123, "Pubsub message type").
+
+    Raises TopicError for a separator that no message can hold, CidError for a ``cid`` that names no batch block, and
+    ValueError for a ``batch_typ`` that is another message's.
+    """
+    if batch_typ in (UPDATE, QUERY, RESPONSE):
+        raise ValueError(f"typ {batch_typ} is another message's; BATCH_UPDATE is {BATCH_UPDATE} in CIP-123")
+    raw = cid_bytes(cid)
+    if not is_block_cid(raw):
+        raise CidError(f"{cid[:80]} names no batch block: that is a CIDv1, dag-cbor, sha2-256")
+    return orjson.dumps({"typ": batch_typ, "sep": separator_text(separator), "batch": cid_text(raw)})
+
+
+def _document_2020(stream: str) -> str:
+    return f"/ceramic/{cid_text(StreamID.parse(stream).genesis)}"
+
+
+def _doctype(stream: str) -> str:
+    kind = StreamID.parse(stream).type
+    for doctype, stream_type in _DOCTYPES.items():
+        if stream_type == kind:
+            return doctype
+    raise ValueError(f"streams of type {kind} did not exist in 2020: {stream}")

@@ -1,0 +1,218 @@
+"""StreamIDs and CommitIDs (CIP-59).
+
+Layout::
+
+    StreamID = varint(0xce) varint(type) <genesis CID>
+    CommitID = varint(0xce) varint(type) <genesis CID> ( 00 | <commit CID> )        00: the commit is the genesis
+
+Text is multibase base36, "k…". A CommitID can have the very length and prefix of a StreamID: only the bytes tell them
+apart. Types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 the metamodel's; 5 is an EventID (CIP-124),
+which is something else. Other types are taken: a new one is no reason to lose traffic.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from libipld import encode_multibase
+
+from kiln.schemas.wire.cid import CidError, cid_bytes, cid_end, cid_text, read_varint, write_varint
+
+TILE = 0
+CAIP10_LINK = 1
+MODEL = 2
+MODEL_INSTANCE = 3
+UNLOADABLE = 4
+EVENT_ID = 5
+
+METAMODEL = "kh4q0ozorrgaq2mezktnrmdwleo1d"
+"""The StreamID that every model names as its own model."""
+
+MAX_TEXT = 640
+"""Longest text taken, in characters, prefix included: two CIDs with the longest digest of kiln.schemas.wire.cid, in
+base 36."""
+
+_CODEC = b"\xce\x01"
+_Bytes: TypeAlias = bytes  # inside the two classes, `bytes` is their property
+
+
+class StreamIdError(ValueError):
+    """Bytes or text that are not a StreamID (or not a CommitID, where one is asked for)."""
+
+
+class StreamID(NamedTuple):
+    """A stream: its type and the bytes of its genesis CID."""
+
+    type: int
+    genesis: bytes
+
+    @property
+    def bytes(self) -> bytes:
+        """The binary form."""
+        return _CODEC + write_varint(self.type) + self.genesis
+
+    @property
+    def text(self) -> str:
+        """The usual text: base36, ``k…``."""
+        return _base36(self.bytes)
+
+    @classmethod
+    def from_bytes(cls, raw: _Bytes) -> StreamID:
+        """Read the binary form. Raises StreamIdError, also for a CommitID."""
+        kind, genesis, end = _read_head(raw)
+        if end != len(raw):
+            raise StreamIdError(_what_follows(raw, end))
+        return cls(kind, genesis)
+
+    @classmethod
+    def parse(cls, text: str) -> StreamID:
+        """Read text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``. Raises StreamIdError, also for a CommitID."""
+        return cls.from_bytes(_text_bytes(_strip_scheme(text)))
+
+
+class CommitID(NamedTuple):
+    """A commit of a stream: the stream's type and genesis CID, and the commit's CID; None where it is the genesis."""
+
+    type: int
+    genesis: bytes
+    commit: bytes | None
+
+    @property
+    def stream(self) -> StreamID:
+        """The stream that the commit belongs to."""
+        return StreamID(self.type, self.genesis)
+
+    @property
+    def bytes(self) -> bytes:
+        """The binary form."""
+        return self.stream.bytes + (b"\x00" if self.commit is None else self.commit)
+
+    @property
+    def text(self) -> str:
+        """The usual text: base36, ``k…``."""
+        return _base36(self.bytes)
+
+    @classmethod
+    def from_bytes(cls, raw: _Bytes) -> CommitID:
+        """Read the binary form. Raises StreamIdError, also for a StreamID."""
+        kind, genesis, end = _read_head(raw)
+        rest = raw[end:]
+        if not rest:
+            raise StreamIdError("this is a StreamID: no commit follows the genesis CID")
+        if rest == b"\x00":
+            return cls(kind, genesis, None)
+        try:
+            if cid_end(rest) != len(rest):
+                raise StreamIdError(_what_follows(raw, end))
+        except CidError as error:
+            raise StreamIdError(_what_follows(raw, end)) from error
+        return cls(kind, genesis, rest)
+
+    @classmethod
+    def parse(cls, text: str) -> CommitID:
+        """Read text: base36, or the URL form ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>`` (``0``: the genesis).
+
+        A commit that names the genesis CID itself is the genesis, as in js-ceramic. Raises StreamIdError.
+        """
+        body = _strip_scheme(text)
+        stream_part, question, commit_part = body.partition("?commit=")
+        if not question:
+            return cls.from_bytes(_text_bytes(body))
+        stream = StreamID.from_bytes(_text_bytes(stream_part))
+        if commit_part == "0":
+            return cls(stream.type, stream.genesis, None)
+        try:
+            commit = cid_bytes(commit_part)
+        except CidError as error:
+            raise StreamIdError(f"the commit in {text[:80]!r} is no CID: {error}") from error
+        return cls(stream.type, stream.genesis, None if commit == stream.genesis else commit)
+
+
+def stream_text(text: str) -> str:
+    """Return the canonical base36 text of any accepted spelling of a StreamID.
+
+    Cached: a network speaks of the same streams and models again and again. Raises StreamIdError; a CommitID is
+    refused.
+    """
+    if len(text) > MAX_TEXT:  # before the cache, so that no large text is kept in it
+        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are taken")
+    return _stream_text(text)
+
+
+@lru_cache(maxsize=65536)
+def _stream_text(text: str) -> str:
+    body = _strip_scheme(text)
+    usual = _USUAL.get(body[:_TOLD])
+    # Bytes of one length stand in one order with their texts, so a text between two StreamIDs of a kind is another.
+    if usual and len(body) == len(usual[0]) and usual[0] <= body <= usual[1] and _is_base36(body):
+        return body
+    StreamID.from_bytes(_text_bytes(body))
+    return body  # base36 text has one spelling: _text_bytes takes lower case only
+
+
+def _base36(raw: bytes) -> str:
+    text: str = encode_multibase("k", raw)
+    return text
+
+
+def _strip_scheme(text: str) -> str:
+    if text.startswith("ceramic://"):
+        return text[10:]
+    return text.removeprefix("/ceramic/")
+
+
+def _text_bytes(text: str) -> bytes:
+    # int() also takes signs, blanks, underscores and any script's digits; js-ceramic takes lower case only.
+    if len(text) > MAX_TEXT:
+        raise StreamIdError(f"text of {len(text)} characters is no StreamID; at most {MAX_TEXT} are taken")
+    if not _is_base36(text) or text[1:2] in ("", "0"):
+        # A leading 0 would be a leading zero byte, and an ID starts with 0xce.
+        raise StreamIdError(f"{text[:80]!r} is not the base36 text (k…) of a StreamID")
+    number = int(text[1:], 36)
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+def _is_base36(text: str) -> bool:
+    return text.startswith("k") and text.isascii() and text.isalnum() and text.islower()
+
+
+def _read_head(raw: bytes) -> tuple[int, bytes, int]:
+    """Return type, genesis CID and the index after it."""
+    if not raw.startswith(_CODEC):
+        raise StreamIdError(f"bytes {raw[:4].hex()}… do not start with the StreamID codec, ce01")
+    try:
+        kind, at = read_varint(raw, 2)
+        if kind == EVENT_ID:
+            raise StreamIdError("this is an EventID (type 5), not a StreamID")
+        end = cid_end(raw, at)
+    except CidError as error:
+        raise StreamIdError(f"bytes {raw[:8].hex()}… hold no genesis CID: {error}") from error
+    return kind, raw[at:end], end
+
+
+def _what_follows(raw: bytes, end: int) -> str:
+    rest = raw[end:]
+    if rest == b"\x00":
+        return "this is a CommitID (of the genesis), not a StreamID"
+    try:
+        if cid_end(rest) == len(rest):
+            return f"this is a CommitID (of {cid_text(rest)}), not a StreamID"
+    except CidError:
+        pass
+    return f"{len(rest)} bytes that are no CID follow the genesis CID"
+
+
+def _usual() -> dict[str, tuple[str, str]]:
+    """The least and the greatest text of each kind of StreamID but the metamodel's, by how these begin: one-byte type,
+    genesis DAG-CBOR or DAG-JOSE with sha2-256."""
+    found: dict[str, tuple[str, str]] = {}
+    for kind in range(EVENT_ID):
+        for genesis in (b"\x01\x71\x12\x20", b"\x01\x85\x01\x12\x20"):
+            least, greatest = (_base36(_CODEC + bytes((kind,)) + genesis + digit * 32) for digit in (b"\x00", b"\xff"))
+            found[least[:_TOLD]] = least, greatest
+    return found
+
+
+_TOLD = 8
+_USUAL = _usual()

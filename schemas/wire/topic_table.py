@@ -1,0 +1,352 @@
+"""Topic tables of gossipsub (Topic Table Extension, working draft r0, 2025-11-11; cited below as "the draft").
+
+Each peer's hello lists the hashes of its topic bundles. Both peers compute the same table from the two lists, and from
+then on may write a topic's index in place of its name. Rule by rule, in the order of the draft's section "Protocol":
+
+* "a bundle hash [is] the last 4 bytes of the sha256 digest of the concatenation of all its topic strings, ordered
+  lexicographically": ``bundle_hash``.
+* "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
+  first": ``Bundles`` keep the order of the settings; ``hello_bytes`` writes it, ``parse_hello`` reads it.
+* "we use the Intersect function … This function is symmetric": ``intersect``. Neither side's order decides: the common
+  prefix is the same list seen from both, and what follows is sorted by bytes.
+* "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
+  expanded topics into a single sequence, and assigning 1-based indices": ``TopicTable``. The first topic is 1.
+* "If we receive a message with a topic name instead of a topic index, we leave it as it is": ``message_topic``.
+
+What the draft leaves open, and what is done here: a bundle expands in the order its hash is made in (bytewise UTF-8, as
+the one existing implementation does); a topic that is in two agreed bundles has two indices, of which the lowest is
+written and both are read; a hello that repeats a hash is refused, since Intersect is then not symmetric; so is one with
+a hash that is not 4 bytes long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from kiln.schemas.kafka.frames import MAX_TOPIC, named_topic
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
+from kiln.schemas.reject import Rejected
+
+HASH_LENGTH: Final = 4
+MAX_BUNDLES: Final = 256
+
+INDEX_OUT_OF_RANGE: Final = "index_out_of_range"
+NO_TABLE: Final = "no_table_agreed"
+UNKNOWN_BUNDLE: Final = "unknown_bundle_hash"
+TOPIC_MISSING: Final = "topic_missing"
+
+REASONS = (
+    "hello_malformed",  # not a protobuf message
+    "hello_too_many_bundles",  # more than MAX_BUNDLES hashes
+    "hello_hash_length",  # a hash that is not 4 bytes long
+    "hello_repeats",  # a hash twice: Intersect is then not symmetric, and the two peers would build different tables
+)
+"""Every reason that ``parse_hello`` rejects with (docs/design/contracts.md, Frame.hello_in)."""
+
+INDEX_REASONS = (
+    INDEX_OUT_OF_RANGE,  # 0, or more than the table has
+    NO_TABLE,  # the hellos share no bundle, or one was refused, or not there
+    UNKNOWN_BUNDLE,  # in or after an agreed bundle whose topics nobody has told us
+)
+"""Every reason that ``TopicTable.resolve`` rejects with."""
+
+TopicSource = Literal["name", "index"]
+"""What the wire had: the topic's name, or an index in its place."""
+
+_MAX_AGREEMENTS: Final = 1024  # pairs of hellos kept
+_MAX_CACHED: Final = 4096  # bytes of a hello; MAX_BUNDLES hashes take 1,536
+_SHOWN: Final = 8  # hashes in a detail
+_MISSING: Final = Rejected(TOPIC_MISSING, "neither a topic nor an index")
+
+
+class BundleError(ValueError):
+    """Bundles that cannot be used. The text names the bundle and says what to do."""
+
+
+# ---------------------------------------------------------------- bundles
+
+
+def bundle_hash(topics: Iterable[str]) -> bytes:
+    """Hash a bundle: the last 4 bytes of sha256 of its topics, in order and with nothing between (section "Protocol").
+
+    A bundle is a set, so a topic given twice counts once; the lexicographic order is that of the UTF-8 bytes.
+    """
+    names = sorted({topic.encode() for topic in topics})
+    return hashlib.sha256(b"".join(names)).digest()[-HASH_LENGTH:]
+
+
+class Bundles(Mapping[bytes, tuple[str, ...]]):
+    """Known bundles by hash, each with its topics in the order of the table. Iterates in order of preference.
+
+    Immutable, hashable and cheap to compare (both by content), so that it can be part of a cache's key after it was
+    pickled into another process.
+    """
+
+    __slots__ = ("_names", "_topics", "digest")
+
+    def __init__(self, named: Mapping[str, Iterable[str]] | None = None) -> None:
+        """``named``: name (for people) -> topics, most preferred first. BundleError for a bundle without topics, a
+        topic that is empty, longer than MAX_TOPIC or has no UTF-8 form, and two bundles of the same hash."""
+        names: dict[bytes, str] = {}
+        topics: dict[bytes, tuple[str, ...]] = {}
+        for name, given in (named or {}).items():
+            ordered = _expanded(name, given)
+            known = bundle_hash(ordered)
+            if known in names:
+                same = "the same topics" if topics[known] == ordered else f"the same hash, {known.hex()},"
+                raise BundleError(f"bundles {names[known]!r} and {name!r} have {same} and a table can hold one of them")
+            names[known], topics[known] = name, ordered
+        self._names, self._topics = names, topics
+        self.digest: Final = hashlib.sha256(repr(topics).encode()).digest()
+        """What makes two of them equal: the hashes, in order, and their topics."""
+
+    def __getitem__(self, known: bytes) -> tuple[str, ...]:
+        return self._topics[known]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._topics)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Bundles) and self.digest == other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Bundles({', '.join(f'{name!r} {known.hex()}' for known, name in self._names.items())})"
+
+    def name(self, known: bytes) -> str:
+        """What people call a bundle. KeyError if it is not known."""
+        return self._names[known]
+
+    def named(self) -> dict[str, tuple[str, ...]]:
+        """Name -> topics, as it was made from."""
+        return {self._names[known]: topics for known, topics in self._topics.items()}
+
+    def joined(self, others: Bundles) -> Bundles:
+        """These and, after them, those of ``others`` whose hash is new: what was once known stays known.
+
+        BundleError where one hash has other topics there. A name that both use goes to the bundle that is here; the
+        other one is then called by its hash.
+        """
+        joined = self.named()
+        for known, topics in others._topics.items():
+            if known not in self._topics:
+                name = others._names[known]
+                joined[known.hex() if name in joined else name] = topics
+            elif self._topics[known] != topics:
+                other = others._names[known]
+                raise BundleError(
+                    f"bundle {self._names[known]!r} has the hash {known.hex()}, which is that of {other!r} with other "
+                    "topics: add or remove a topic"
+                )
+        return Bundles(joined)
+
+
+def _expanded(name: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """The topics of a bundle, each once, in bytewise UTF-8 order."""
+    distinct = set(topics)
+    if not distinct or "" in distinct:
+        raise BundleError(f"bundle {name!r} must have at least one topic, and no empty one")
+    if (longest := max(map(len, distinct))) > MAX_TOPIC:
+        raise BundleError(f"bundle {name!r} has a topic of {longest} characters; at most {MAX_TOPIC} are read")
+    try:
+        return tuple(sorted(distinct, key=str.encode))
+    except UnicodeEncodeError as error:
+        raise BundleError(f"bundle {name!r} has a topic with a lone surrogate, which has no UTF-8 form") from error
+
+
+# ---------------------------------------------------------------- hellos
+
+
+def intersect(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[bytes]:
+    """Give the bundles both sides have: the common prefix, then the other common ones in bytewise order (section
+    "Bundle intersection", the Go function).
+
+    Symmetric, as long as neither list repeats a hash; ``parse_hello`` refuses those that do.
+    """
+    prefix = 0
+    for first, second in zip(ours, theirs, strict=False):
+        if first != second:
+            break
+        prefix += 1
+    rest = set(ours[prefix:])
+    return [*ours[:prefix], *sorted(known for known in theirs[prefix:] if known in rest)]
+
+
+def parse_hello(ext: bytes) -> list[bytes] | Rejected:
+    """Read ExtTopicTable bytes, the topic table part of a peer's hello, into its bundle hashes in the peer's order.
+
+    Unknown fields are tolerated; empty bytes are a hello with no bundle. For the reasons see REASONS.
+    """
+    try:
+        return _checked(ExtTopicTable.FromString(ext))
+    except DecodeError as error:
+        return Rejected("hello_malformed", str(error))
+
+
+def read_hello(extensions: ControlExtensions) -> list[bytes] | Rejected | None:
+    """As ``parse_hello``, from the extensions of a peer's first RPC (field 4820938); None if no table is there."""
+    if not extensions.HasField("topicTableExtension"):
+        return None
+    return _checked(extensions.topicTableExtension)
+
+
+def hello_of(rpc: RPC) -> bytes:
+    """The hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
+
+    Empty where the RPC has no topic table, or one that is refused. Unknown fields are left out: they say nothing about
+    the table, and every later frame of the connection carries these bytes. Whoever makes Frames, live or from capture
+    files, must agree on these bytes for ever.
+    """
+    if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
+        return b""
+    hashes = read_hello(rpc.control.extensions)
+    return hello_bytes(hashes) if isinstance(hashes, list) else b""
+
+
+def _checked(table: ExtTopicTable) -> list[bytes] | Rejected:
+    count = len(table.topicBundleHashes)
+    if count > MAX_BUNDLES:
+        return Rejected("hello_too_many_bundles", f"{count} bundle hashes; at most {MAX_BUNDLES} are taken")
+    hashes = list(table.topicBundleHashes)
+    for index, known in enumerate(hashes):
+        if len(known) != HASH_LENGTH:
+            return Rejected("hello_hash_length", f"bundle hash {index} has {len(known)} bytes, not {HASH_LENGTH}")
+    if len(set(hashes)) != len(hashes):
+        repeated = next(known for index, known in enumerate(hashes) if known in hashes[:index])
+        return Rejected("hello_repeats", f"bundle hash {repeated.hex()} occurs more than once")
+    return hashes
+
+
+def hello_bytes(hashes: Iterable[bytes]) -> bytes:
+    """Write ExtTopicTable bytes, as Frame.hello_in and Frame.hello_out hold them; no hash gives no bytes.
+
+    BundleError for what ``parse_hello`` would refuse.
+    """
+    table = ExtTopicTable(topicBundleHashes=hashes)
+    checked = _checked(table)
+    if isinstance(checked, Rejected):
+        raise BundleError(f"no peer would take this hello: {checked.detail}")
+    return table.SerializeToString()
+
+
+def hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
+    """The same as the extensions of our first RPC, field 4820938. BundleError as ``hello_bytes``."""
+    return ControlExtensions(topicTableExtension=ExtTopicTable.FromString(hello_bytes(hashes)))
+
+
+# ---------------------------------------------------------------- tables
+
+
+class TopicTable:
+    """The table that two peers share: index <-> name. Indices begin at 1 (the draft, section "Protocol": "assigning
+    1-based indices").
+
+    An agreed bundle whose topics are not known ends what can be told: how many indices it takes is not known either, so
+    neither its own nor those of any bundle after it resolve.
+    """
+
+    __slots__ = ("_indices", "_names", "_why", "agreed")
+
+    def __init__(self, agreed: Sequence[bytes], bundles: Bundles, why: str = "the hellos share no bundle") -> None:
+        """``agreed``: what ``intersect`` gave. ``why``: in words, should there be no table."""
+        self.agreed = tuple(agreed)
+        self._why = why
+        names: list[str] = []
+        for known in self.agreed:
+            topics = bundles.get(known)
+            if topics is None:
+                unknown = [each.hex() for each in self.agreed if each not in bundles]
+                more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+                self._why = f"the topics of agreed bundles {', '.join(unknown[:_SHOWN])}{more} are not known"
+                break
+            names += topics
+        else:
+            if self.agreed:
+                self._why = ""
+        self._names = tuple(names)
+        self._indices: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        """How many indices resolve."""
+        return len(self._names)
+
+    def resolve(self, index: int) -> str | Rejected:
+        """The topic at an index; Rejected for one of INDEX_REASONS."""
+        if 0 < index <= len(self._names):
+            return self._names[index - 1]
+        if not self.agreed:
+            return Rejected(NO_TABLE, f"topic index {index}, and {self._why}")
+        if self._why and index > 0:
+            return Rejected(UNKNOWN_BUNDLE, f"topic index {index}: {self._why}")
+        return Rejected(INDEX_OUT_OF_RANGE, f"topic index {index} in a table of 1 to {len(self._names)}")
+
+    def index_of(self, topic: str) -> int | None:
+        """The lowest index of a topic, for writing; None: it has none, and goes by name."""
+        indices = self._indices
+        if indices is None:  # a reader never needs it
+            names = self._names
+            indices = self._indices = {names[at]: at + 1 for at in range(len(names) - 1, -1, -1)}
+        return indices.get(topic)
+
+
+class Agreement(NamedTuple):
+    """What two hellos come to. Without a table agreed, `table` is one in which no index resolves."""
+
+    table: TopicTable
+    refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]
+
+
+def agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement:
+    """What the ExtTopicTable bytes of both hellos (as in a Frame) come to. Computed once per distinct pair."""
+    key = hello_in, hello_out, bundles.digest
+    found = _agreements.get(key)
+    if found is None:
+        found = _agreement(hello_in, hello_out, bundles)
+        if len(hello_in) <= _MAX_CACHED and len(hello_out) <= _MAX_CACHED:  # what a stranger made large is not kept
+            if len(_agreements) >= _MAX_AGREEMENTS:
+                _agreements.clear()
+            _agreements[key] = found
+    return found
+
+
+# Not an lru_cache: this is looked into for every frame, and hashing the bundles would cost more than all the rest.
+_agreements: dict[tuple[bytes, bytes, bytes], Agreement] = {}
+
+
+def _agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement:
+    theirs, ours = parse_hello(hello_in), parse_hello(hello_out)
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return Agreement(_table_of(tuple(intersect(ours, theirs)), bundles), ())
+    sides: tuple[tuple[Literal["hello_in", "hello_out"], list[bytes] | Rejected], ...]
+    sides = (("hello_in", theirs), ("hello_out", ours))
+    refused = tuple((side, answer) for side, answer in sides if isinstance(answer, Rejected))
+    return Agreement(TopicTable((), bundles, "a hello was refused"), refused)
+
+
+@lru_cache(maxsize=256)
+def _table_of(agreed: tuple[bytes, ...], bundles: Bundles) -> TopicTable:
+    """Many pairs of hellos agree on the same bundles: they share one table."""
+    return TopicTable(agreed, bundles)
+
+
+def message_topic(message: Message, table: TopicTable) -> str | Rejected:
+    """The topic of a message. A name on the wire wins over an index (docs/design, The bridge).
+
+    topic_missing, one of INDEX_REASONS, or as ``named_topic``.
+    """
+    name = named_topic(message)
+    if name is None:
+        if not message.HasField("topicIndex"):
+            return _MISSING
+        return table.resolve(message.topicIndex)
+    return name

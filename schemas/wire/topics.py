@@ -1,0 +1,195 @@
+"""Topic names of a Ceramic network (CIP-120, Specification) and the separators in them.
+
+Names::
+
+    /ceramic/<network>                              the network topic; CIP-120 writes it with a slash at its end, which
+                                                    no real topic has: both are read, the one without is written
+    /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…". CIP-120
+                                                    says base36: a value without the multibase prefix is read, and
+                                                    never written
+
+A key is any text, so it may hold slashes; a value cannot: the last slash parts them, in a topic name as in the ``sep``
+of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from libipld import encode_multibase
+
+MAX_VALUE = 1024
+"""Longest separator value taken, in characters of its text: some 660 bytes, where a model's StreamID has 40. base36 is
+quadratic, so this bounds what a peer can cost."""
+
+MAX_KEY = 1024
+"""Longest separator key taken, in characters: so that a topic name has room for it beside the longest value
+(kiln.schemas.kafka.frames, MAX_TOPIC)."""
+
+_MAX_CACHED = 1024  # characters
+
+_BASE32_CIDS = ("bae", "baf", "bag")
+
+
+class TopicError(ValueError):
+    """A network, key or value that no topic name can hold."""
+
+
+class Separator(NamedTuple):
+    """What a stream is grouped by (CIP-120): ``key`` as in the genesis header's ``sep``; ``value`` as base36 multibase
+    text, ``k…``, as in the topic name."""
+
+    key: str
+    value: str
+
+
+class Topic(NamedTuple):
+    """A Ceramic topic: its network, and its separator if it is the topic of one."""
+
+    network: str
+    separator: Separator | None
+
+
+def parse_topic(name: str) -> Topic | None:
+    """Read a topic name; None if it is not one of Ceramic's.
+
+    Any name below ``/ceramic/<network>`` belongs to that network. One that is neither the network topic nor a
+    well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
+    a value that is no lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
+    network topic, so that none is lost to a bad name, and nobody's separator is guessed. The bare ``/ceramic`` of 2020
+    names no network and gives None: the network is then the frame's (docs/design/contracts.md).
+    """
+    if len(name) > _MAX_CACHED:  # before the cache, so that no large name is kept in it
+        return _parse_topic(name)
+    return _parse_cached(name)
+
+
+def _parse_topic(name: str) -> Topic | None:
+    if not name.startswith("/ceramic/"):
+        return None
+    network, _, rest = name[9:].partition("/")
+    if not network:
+        return None
+    if rest.startswith("sep/"):
+        key, _, text = rest[4:].rpartition("/")
+        value = _read_value(text)
+        if 0 < len(key) <= MAX_KEY and value is not None:
+            return Topic(network, Separator(key, value))
+    return Topic(network, None)
+
+
+_parse_cached = lru_cache(maxsize=16384)(_parse_topic)
+
+
+def topic_name(network: str, separator: Separator | None) -> str:
+    """Write a topic name. Raises TopicError if ``parse_topic`` could not give the same network and separator back."""
+    if not network or "/" in network:
+        raise TopicError(f"network {network[:80]!r} must be non-empty and without a slash")
+    name = f"/ceramic/{network}" if separator is None else f"/ceramic/{network}/sep/{separator_text(separator)}"
+    _require_utf8(name, "topic name")
+    return name
+
+
+def separator_value(raw: bytes) -> str:
+    """Write a separator value as base36 multibase text. Raises TopicError if it is empty or longer than MAX_VALUE."""
+    if not raw:
+        raise TopicError("a separator value must not be empty")
+    # A byte is never less than one digit.
+    text: str = encode_multibase("k", raw) if len(raw) < MAX_VALUE else ""
+    if not text or len(text) > MAX_VALUE:
+        raise TopicError(f"separator value of {len(raw)} bytes; as base36 text it may have {MAX_VALUE} characters")
+    return text
+
+
+def separator_bytes(value: str) -> bytes:
+    """Read the bytes of a separator value. Every leading ``0`` is a zero byte. Raises TopicError."""
+    if not _is_value(value):
+        raise TopicError(f"{value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
+    digits = value[1:]
+    stripped = digits.lstrip("0")
+    number = int(stripped, 36) if stripped else 0
+    return bytes(len(digits) - len(stripped)) + number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+def separator_text(s: Separator) -> str:
+    """Write ``key/value``, the ``sep`` of a BATCH_UPDATE. Raises TopicError."""
+    _require_key(s.key)
+    if not _is_value(s.value):
+        raise TopicError(f"{s.value[:80]!r} is not a separator value: lower-case base36 multibase (k…), non-empty")
+    return f"{s.key}/{s.value}"
+
+
+def parse_separator_text(text: str) -> Separator:
+    """Read ``key/value``, parted at the last slash. Raises TopicError."""
+    key, slash, value = text.rpartition("/")
+    if not slash:
+        raise TopicError(f"separator {text[:80]!r} has no slash between key and value")
+    _require_key(key)
+    read = _read_value(value)
+    if read is None:
+        raise TopicError(f"separator {text[:80]!r}: its value is not lower-case base36 (k…), non-empty")
+    return Separator(key, read)
+
+
+class Interest(NamedTuple):
+    """Which separators someone follows: every one (no key), those of a key (no value), or one."""
+
+    key: str | None
+    value: str | None
+
+    def covers(self, separator: Separator) -> bool:
+        """Whether this separator is one of them."""
+        return self.key in (None, separator.key) and self.value in (None, separator.value)
+
+
+def parse_interest(text: str) -> Interest:
+    """Read ``*``, a key, ``key/*`` or ``key/value``. Raises TopicError.
+
+    What has no value after its last slash is a key. ``key/*`` is for keys that a shorter form takes for something
+    else: ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value has its prefix here.
+    """
+    if not text:
+        raise TopicError("an interest must not be empty: it is *, a key, key/* or key/value")
+    if text == "*":
+        return Interest(None, None)
+    key, slash, value = text.rpartition("/")
+    if slash and key and value == "*":
+        value = ""
+    elif not (slash and key and _is_value(value)):
+        key, value = text, ""
+    _require_key(key)
+    return Interest(key, value or None)
+
+
+def _read_value(text: str) -> str | None:
+    """The value with its prefix; None if the text is no base36. A text without the prefix may begin with anything but
+    the prefix, or the letters of a CID in base32."""
+    value = text if text.startswith(("k", *_BASE32_CIDS)) else f"k{text}"
+    return value if _is_value(value) else None
+
+
+def _is_value(value: str) -> bool:
+    # Every such text is canonical: base36 multibase maps n leading zero digits to n leading zero bytes, one to one.
+    return (
+        1 < len(value) <= MAX_VALUE
+        and value.startswith("k")
+        and value.isascii()
+        and value.isalnum()
+        and value.islower()
+    )
+
+
+def _require_key(key: str) -> None:
+    if not key:
+        raise TopicError("a separator key must not be empty")
+    if len(key) > MAX_KEY:
+        raise TopicError(f"separator key {key[:80]!r}… has {len(key)} characters; it may have {MAX_KEY}")
+    _require_utf8(key, "separator key")
+
+
+def _require_utf8(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TopicError(f"{what} {text[:80]!r} holds a lone surrogate and has no UTF-8 form") from error
