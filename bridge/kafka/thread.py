@@ -42,7 +42,6 @@ REVIVE_AFTER: Final = 10.0
 GIVES_NOTHING: Final = 20.0
 """s without a record after which a thread asks the broker whether there are any."""
 
-_PROGRAM: Final = Path(__file__).parents[2]
 _SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker is there before a session reads the log
 _STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
 
@@ -133,9 +132,8 @@ class KafkaThread(ABC):
         frame = sys._current_frames().get(ident or 0)
         calls = []
         for each, line in () if frame is None else walk_stack(frame):
-            path = Path(each.f_code.co_filename)
-            calls.append(f"{each.f_code.co_name} ({path.name}:{line})")
-            if path.is_relative_to(_PROGRAM) and "site-packages" not in path.parts:
+            calls.append(f"{each.f_code.co_name} ({Path(each.f_code.co_filename).name}:{line})")
+            if str(each.f_globals.get("__name__")).startswith("kiln."):
                 break
         return " > ".join(reversed(calls))
 

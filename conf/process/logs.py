@@ -18,9 +18,6 @@ Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error", "critical"]
 Value = str | int | float | bool | None
 
-OURS: Final = ("bridge", "deploy", "pipelines")
-"""The parts of Kiln that log."""
-
 _AT_ONCE: Final = 20  # lines of a kind
 _SPAN: Final = 60.0  # s in which no more come
 _KINDS: Final = 1_000  # remembered
@@ -64,7 +61,7 @@ def set_up_logs(
     handler.setFormatter(_JsonLine() if form == "json" else _TextLine())
     handler.addFilter(Limit())
     logging.basicConfig(level=others, handlers=[handler])
-    for name, of_name in {**dict.fromkeys(OURS, level), **levels}.items():
+    for name, of_name in {"kiln": level, **levels}.items():
         logging.getLogger(name).setLevel(of_name.upper())
 
 

@@ -46,9 +46,9 @@ def build_wheel(into: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="kiln-") as scratch:
         source = Path(scratch) / "source"
         for name in _run("git", "ls-files", "-z").rstrip("\0").split("\0"):
-            if (PROJECT / name).is_file():  # a file may be deleted, and not yet in a commit
+            if (PROJECT / name).exists():  # a file may be deleted, and not yet in a commit
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(PROJECT / name, source / name)
+                shutil.copy2(PROJECT / name, source / name, follow_symlinks=False)  # `kiln/` holds links
         project = source / "pyproject.toml"
         text, found = _VERSION.subn(lambda version: f'version = "{version[1]}{_commit()}"', project.read_text("utf-8"))
         if found != 1:

@@ -42,7 +42,7 @@ def launch(
     DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
     settings contradict those of the table `bundles`.
     """
-    start: Callable[[Plan], StreamingQuery] = import_module(f"pipelines.queries.{name}").start
+    start: Callable[[Plan], StreamingQuery] = import_module(f"kiln.pipelines.{name}.query").start
     return start(plan(name, spark, settings, listener, report))
 
 

@@ -23,7 +23,7 @@ from kiln.deploy.packaging.sbom import bill
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.jars import PROJECT
 
-CONTAINERFILE: Final = PROJECT / "deploy" / "images" / "Containerfile"
+CONTAINERFILE: Final = Path(__file__).with_name("Containerfile")
 CONTEXT: Final = PROJECT / "build" / "images"
 BASE: Final = "localhost/kiln-base:12"
 _SUITE: Final = "bookworm"

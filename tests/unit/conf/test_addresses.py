@@ -137,6 +137,9 @@ def test_the_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_default_settings_import_no_codec() -> None:
     """So that `kiln --help` and `kiln sql` are quick."""
     slow = ("multiformats", "multiaddr", "kiln.schemas.wire.topics", "kiln.schemas.dht")
-    code = f"import sys\nfrom kiln.conf.settings.reading import load\nload()\nprint([m for m in {slow} if m in sys.modules])"
+    code = (
+        "import sys\nfrom kiln.conf.settings.reading import load\nload()\n"
+        f"print([m for m in {slow} if m in sys.modules])"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"

@@ -21,7 +21,7 @@ def _as_before() -> Iterator[None]:
     root = logging.getLogger()
     handlers, levels = (
         root.handlers[:],
-        {name: logging.getLogger(name).level for name in ("bridge", "kiln.bridge.libp2p", "")},
+        {name: logging.getLogger(name).level for name in ("kiln", "kiln.bridge.libp2p", "")},
     )
     yield
     root.handlers[:] = handlers

@@ -26,7 +26,7 @@ from kiln.deploy.stack.jars import IVY_S3, IVY_XML, pinned
 
 PACKAGES = ("schemas", "pipelines", "bridge", "conf", "deploy")
 OF_THE_CHECKOUT = re.compile(
-    r"schemas/proto/generate\.sh|deploy/(compose|grafana|helm|images|prometheus|site)/.*(?<!\.py)"
+    r"schemas/proto/generate\.sh|deploy/packaging/(compose|grafana|helm|images|prometheus|site)/.*(?<!\.py)"
 )
 """Files beside the code that no code opens."""
 MADE = {"__pycache__", "node_modules"}
@@ -49,7 +49,8 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> No
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=root, capture_output=True, text=True, check=True)
-    assert inside == {name for name in tracked.stdout.split("\n")[:-1] if not OF_THE_CHECKOUT.fullmatch(name)}
+    packaged = {f"kiln/{name}" for name in tracked.stdout.split("\n")[:-1] if not OF_THE_CHECKOUT.fullmatch(name)}
+    assert inside == packaged | {"kiln/__init__.py"}
 
 
 def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> None:
@@ -60,7 +61,12 @@ def test_wheel_and_source_name_version_and_commit(wheel: Path, root: Path) -> No
     (source,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(source) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert {"pyproject.toml", "conf/kiln.toml", "deploy/query/serve/Door.scala", "bridge/ipfs/helia/.npmrc"} <= names
+    assert {
+        "pyproject.toml",
+        "kiln/conf/kiln.toml",
+        "kiln/deploy/query/serve/Door.scala",
+        "kiln/bridge/ipfs/helia/.npmrc",
+    } <= names
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,6 @@ from kiln.schemas.queries import QUERIES, Query
 ROOT = Path(__file__).resolve().parents[3]
 
 
-BESIDE_QUERIES = {"plan", "new_frames", "taking_over"}
-"""Modules of `pipelines/queries` with parts of queries."""
-
-
 def modules(folder: str) -> set[str]:
     return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
 
@@ -38,13 +34,13 @@ def test_queries_and_topics_go_by_their_own_names() -> None:
 
 
 def test_each_query_has_a_module_and_a_script_and_no_other_has() -> None:
-    assert modules("pipelines/queries") - BESIDE_QUERIES == set(QUERIES)
+    assert {path.parent.name for path in (ROOT / "pipelines").glob("*/query.py")} == set(QUERIES)
     assert modules("pipelines/jobs") == {*QUERIES, "backfill", "quality"}
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_the_module_of_a_query_starts_it_from_a_plan(name: str) -> None:
-    start = import_module(f"pipelines.queries.{name}").start
+    start = import_module(f"kiln.pipelines.{name}.query").start
     (parameter,) = inspect.signature(start, eval_str=True).parameters.values()
     assert (parameter.name, parameter.annotation) == ("plan", Plan)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kiln.schemas
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ExtTopicTable, Message
 from kiln.schemas.reject import Rejected
@@ -65,7 +66,7 @@ def test_example_of_the_specification() -> None:
     def named(names: str) -> list[bytes]:
         return [name.encode() * 4 for name in names]
 
-    assert schemas.intersect(named("xydce"), named("xyfcd")) == named("xycd")
+    assert kiln.schemas.intersect(named("xydce"), named("xyfcd")) == named("xycd")
 
 
 @given(lists, lists)
@@ -99,7 +100,7 @@ def test_equal_lists_keep_their_order(ours: list[bytes]) -> None:
 def test_bundle_is_a_set(topics: list[str], random: Random) -> None:
     shuffled = topics + topics
     random.shuffle(shuffled)
-    assert schemas.bundle_hash(shuffled) == bundle_hash(topics)
+    assert kiln.schemas.bundle_hash(shuffled) == bundle_hash(topics)
 
 
 def test_bundle_order_is_that_of_utf8() -> None:

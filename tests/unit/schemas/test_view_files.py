@@ -12,7 +12,7 @@ from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
 from kiln.schemas.wire.topics import MAX_KEY, MAX_VALUE
 
-FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "views"
+FOLDER = Path(__file__).resolve().parents[3] / "schemas" / "delta" / "views"
 
 
 def test_each_file_is_a_view_or_the_other_text_of_one() -> None:
@@ -51,5 +51,5 @@ def test_misplaced_knows_the_longest_key_and_value() -> None:
 
 
 def test_the_files_are_installed() -> None:
-    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text("utf-8"))
-    assert "views/*.sql" in project["tool"]["setuptools"]["package-data"]["schemas"]
+    project = tomllib.loads((FOLDER.parents[2] / "pyproject.toml").read_text("utf-8"))
+    assert "delta/views/*.sql" in project["tool"]["setuptools"]["package-data"]["kiln.schemas"]
