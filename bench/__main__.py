@@ -42,7 +42,7 @@ from bench.ground import Ground, prepared
 from bench.report import Finding, Note, as_json, table
 from bench.runs import BenchError, Extent, Say
 from kiln.conf.process.errors import KilnError
-from kiln.pipelines.app.supervisor import GaveUpError
+from kiln.pipelines.app.supervisor import RestartsExhaustedError
 
 ALONE: Mapping[str, Callable[[Extent, Say], Finding]] = {
     "hot-path": hot_path.measure,
@@ -75,7 +75,7 @@ _IDLE = 0.5  # load a core
 # What a user can mend, or what went wrong in words.
 _SAID = (
     BenchError,
-    GaveUpError,
+    RestartsExhaustedError,
     KilnError,
 )
 

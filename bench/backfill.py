@@ -16,10 +16,10 @@ from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, in_turn
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.app.backfill_run import Request, backfill, terms_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, terms_of
 from kiln.pipelines.archive.transform import frame_row
-from kiln.pipelines.backfill.run import Outcome, Progress
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -59,7 +59,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     rows: dict[str, int] = {}
 
     def run_of_all(run: int) -> float:
-        seconds, outcome = _run(ground, settings, Request(f"run-{run}", history.low, history.until(count)))
+        seconds, outcome = _run(ground, settings, BackfillRequest(f"run-{run}", history.low, history.until(count)))
         rows.update(outcome.rows)
         return count / seconds
 
@@ -96,12 +96,12 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
     memory: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
 
     def side(size: int) -> Callable[[int], float]:
-        def look(_: Progress) -> None:
+        def look(_: RunProgress) -> None:
             for kind, mb in usage.memory().items():
                 memory[size].setdefault(kind, []).append(mb)
 
         def cost(run: int) -> float:
-            request = Request(f"{size}-{run}", history.low, history.until(size))
+            request = BackfillRequest(f"{size}-{run}", history.low, history.until(size))
             return 1e6 * _run(ground, settings, request, look)[0] / size
 
         return cost
@@ -124,8 +124,8 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
 
 
 def _run(
-    ground: Ground, settings: Settings, request: Request, report: Callable[[Progress], None] = lambda _: None
-) -> tuple[float, Outcome]:
+    ground: Ground, settings: Settings, request: BackfillRequest, report: Callable[[RunProgress], None] = lambda _: None
+) -> tuple[float, RunOutcome]:
     """Makes a run and removes what it wrote; the seconds that the run took."""
     started = time.perf_counter()
     outcome = backfill(ground.spark, settings, terms_of(settings, request), lambda: False, report)
@@ -146,7 +146,7 @@ def _write(lake: Lake, count: int, extent: Extent) -> _History:
         frame.observed_at += offset // len(some) * span  # one repeat after the other
         files.add(frame_row(0, offset, frame.observed_at // 1000, frame), len(value))
         if offset % _FILE == _FILE - 1:
-            commits.commit("frames", files.close(), Write("bench", offset))
+            commits.commit("frames", files.close(), WriteId("bench", offset))
             files = TableFiles(lake, "frames")
-    commits.commit("frames", files.close(), Write("bench", count))
+    commits.commit("frames", files.close(), WriteId("bench", count))
     return _History(times[0] // 1000 - 1, len(some), span // 1000)

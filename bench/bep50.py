@@ -10,11 +10,11 @@ from nacl.signing import SigningKey
 
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, Say, in_turn
-from kiln.bridge.bep50 import Carried, Settings
+from kiln.bridge.bep50 import ItemTransfer, OverlaySettings
 from kiln.bridge.bep50.simulation import Network
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.items import sign, target
-from kiln.schemas.dht.krpc import Address
+from kiln.schemas.dht.krpc import DhtAddress
 
 UPDATES = 5
 
@@ -56,7 +56,7 @@ CASES = (
 )
 
 
-class Seen(NamedTuple):
+class CaseResult(NamedTuple):
     """One run of a case. Delays in simulated seconds, one an update; `missed`: nodes that an update never came to."""
 
     sizes: list[int]
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 def measure(extent: Extent, say: Say) -> Finding:
     """Each run has a seed of its own, so that the same runs find the same again, on any machine."""
     updates = extent.of(UPDATES)
-    runs: dict[tuple[Case, int], Seen] = {}
+    runs: dict[tuple[Case, int], CaseResult] = {}
 
     def side(case: Case) -> Callable[[int], float]:
         def once(run: int) -> float:
@@ -109,11 +109,11 @@ def measure(extent: Extent, say: Say) -> Finding:
     )
 
 
-def simulate(case: Case, seed: int, updates: int) -> Seen:
+def simulate(case: Case, seed: int, updates: int) -> CaseResult:
     """Nodes that join one after the other, each by one that is there, and then updates by the first."""
     network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
-    topic, settings = target(public, _SALT), Settings(nodes=case.named)
-    places = [Address.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]
+    topic, settings = target(public, _SALT), OverlaySettings(nodes=case.named)
+    places = [DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]
     for number, place in enumerate(places):
         contacts = [places[network.random.randrange(number)]] if number else []
         overlay = network.add(place, settings)
@@ -135,8 +135,8 @@ def simulate(case: Case, seed: int, updates: int) -> Seen:
         delays.append(network.now - began)
         missed += lacking
         network.run(max(0.0, began + _PATIENCE - network.now))
-    carried = [event for events in network.events.values() for event in events if isinstance(event, Carried)]
+    carried = [event for events in network.events.values() for event in events if isinstance(event, ItemTransfer)]
     came = sum(each.direction == "in" for each in carried)
     share = case.nodes * updates
     needed = (case.nodes - 1) * updates - missed
-    return Seen(sizes, delays, (len(carried) - came) / share, (came - needed) / share, missed)
+    return CaseResult(sizes, delays, (len(carried) - came) / share, (came - needed) / share, missed)

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Line, Panel, Row
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Panel, PanelQuery, PanelRow
 from kiln.deploy.packaging.grafana.files import across
 
 _STEP: Final = 15.0  # s between two points
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
     values: Sequence[float]
 
 
-def asked(line: Line) -> str:
+def asked(line: PanelQuery) -> str:
     """The expression, with what Grafana puts in for its variables."""
     return line.expression.replace("$instance", ".*").replace("$__rate_interval", _RATE)
 
@@ -72,7 +72,7 @@ def in_words(value: float, unit: str) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.3g}"
 
 
-def curves(line: Line, over: Range) -> list[Curve]:
+def curves(line: PanelQuery, over: Range) -> list[Curve]:
     """What an expression gives. httpx.HTTPError."""
     what = {"query": asked(line), "start": str(over.begin), "end": str(over.end), "step": str(_STEP)}
     answer = httpx.get(f"{over.prometheus}/api/v1/query_range", params=what, timeout=60).raise_for_status().json()
@@ -108,7 +108,7 @@ def draw(name: str, over: Range) -> Figure:
     return figure
 
 
-def _broken(row: Row) -> list[Sequence[Panel]]:
+def _broken(row: PanelRow) -> list[Sequence[Panel]]:
     """The panels of a row, as many side by side as Grafana shows."""
     return [row.panels[first : first + across(row)] for first in range(0, len(row.panels), across(row))]
 

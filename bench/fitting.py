@@ -13,7 +13,7 @@ Counts = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Point:
+class CostSample:
     """What so many of each took."""
 
     counts: Counts
@@ -31,7 +31,7 @@ class Cost:
         return sum(self.each[name] * count for name, count in counts.items())
 
 
-def fit(points: Sequence[Point]) -> Cost:
+def fit(points: Sequence[CostSample]) -> Cost:
     """The cost with no part below 0 that has the least squares of relative errors.
 
     ValueError: there are fewer points than parts, or a point took nothing.

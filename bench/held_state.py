@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
-from kiln.pipelines.batch.offset_range import Owner, Stretch, WindowKey
+from kiln.pipelines.batch.offset_range import OffsetRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.frame_ranges import HeldFrames, side
-from kiln.pipelines.delta.held_frames import HeldRanges
+from kiln.pipelines.delta.held_frames import StoredFrameRanges
 from kiln.pipelines.updates.known_streams import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 from kiln.schemas.wire.batch_block import stream_key
@@ -93,19 +93,19 @@ class _Windows:
         self._head, self._parts = kept
         return taken
 
-    def _take(self, stretch: Stretch) -> None:
+    def _take(self, stretch: OffsetRange) -> None:
         windows = PartitionWindows(_LENGTH, self._head, 0, self._parts)
         windows.take(stretch)
         windows.advance(stretch.stamps[-1] + 1)
         self._head = windows.dump()
 
 
-def _stretch(separators: Sequence[int], epoch: int) -> Stretch:
+def _stretch(separators: Sequence[int], epoch: int) -> OffsetRange:
     count = len(separators)
-    owners = [Owner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
+    owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
     leaves = [stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
     numbers = list(range(count))
-    return Stretch(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
+    return OffsetRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
 
 
 class _Connections:
@@ -113,7 +113,7 @@ class _Connections:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._held = HeldRanges()
+        self._held = StoredFrameRanges()
         for first in range(0, count, 10_000):
             self._held.add({_side(number): [(1, 50)] for number in range(first, min(count, first + 10_000))})
 

@@ -11,14 +11,14 @@ from functools import partial
 from bench.frames import generated, live_options
 from bench.report import Aim, Finding, Ratio
 from bench.runs import BenchError, Extent, Say, Side, in_turn
-from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.kafka.frames import gossip_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import judge
 from kiln.schemas.wire.pubsub import read_message
-from kiln.schemas.wire.topic_table import Bundles, agreement, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, agreement, hello_bytes, message_topic
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)
@@ -31,13 +31,13 @@ def measure(extent: Extent, say: Say) -> Finding:
     """CPU time over frames as a live bridge writes them; what goes by index are the same frames, rewritten so."""
     say("making frames")
     frames = list(with_messages(value for _, value in generated(extent.of(FRAMES, least=100), live_options())))
-    bundles = Bundles({"all": {message.topic for frame in frames for message in messages(frame)}})
+    bundles = BundleSet({"all": {message.topic for frame in frames for message in messages(frame)}})
     named, indexed = [agreed(frame, bundles) for frame in frames], [by_index(frame, bundles) for frame in frames]
     judged = [copied(frame, verdicts=b"") for frame in named]
     by_name, by_number = published(named), published(indexed)
     every = [message for _, found in by_name for message in found]
     signed = [message for message in every if getattr(message, "from").startswith(_ED25519)]
-    how, count = Decoding(bundles=bundles), len(every)
+    how, count = DecodeConfig(bundles=bundles), len(every)
     sides: dict[str, Side] = {
         "decode": _timed(partial(_decode_all, serialized(named), how), count),
         "decode, topic by index": _timed(partial(_decode_all, serialized(indexed), how), count),
@@ -89,14 +89,14 @@ def copied(frame: Frame, *, verdicts: bytes) -> Frame:
     return copy
 
 
-def agreed(frame: Frame, bundles: Bundles) -> Frame:
+def agreed(frame: Frame, bundles: BundleSet) -> Frame:
     """The frame on a connection where both peers have all of `bundles`."""
     copy = copied(frame, verdicts=frame.verdicts)
     copy.hello_in = copy.hello_out = hello_bytes(bundles)
     return copy
 
 
-def by_index(frame: Frame, bundles: Bundles) -> Frame:
+def by_index(frame: Frame, bundles: BundleSet) -> Frame:
     """As `agreed`, with the index of each topic in place of its name. BenchError: a topic is in no bundle."""
     copy = agreed(frame, bundles)
     table = agreement(copy.hello_in, copy.hello_out, bundles).table
@@ -133,13 +133,13 @@ def _timed(work: Callable[[], None], count: int) -> Side:
     return side
 
 
-def _decode_all(values: Sequence[bytes], how: Decoding) -> None:
-    decoder = Decoder(how)
+def _decode_all(values: Sequence[bytes], how: DecodeConfig) -> None:
+    decoder = FrameDecoder(how)
     for offset, value in enumerate(values):
         deque(decoder.decode(value, 0, offset, 0), maxlen=0)
 
 
-def _resolve_all(frames: Published, bundles: Bundles) -> None:
+def _resolve_all(frames: Published, bundles: BundleSet) -> None:
     for frame, messages in frames:
         table = agreement(frame.hello_in, frame.hello_out, bundles).table
         for message in messages:

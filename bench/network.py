@@ -40,7 +40,7 @@ from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.signatures import verifier
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.links import Link, Session
+from kiln.bridge.libp2p.links import PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.conf.settings.model import Kafka, Settings
@@ -88,7 +88,7 @@ class _Mute(Router):
 class _Blind(Node):
     """Counts frames as they come, unread; but for the first, subscriptions and GRAFT: it would be sent nothing."""
 
-    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int, read: bool) -> None:
+    def _incoming(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, read: bool) -> None:
         if len(payload) < SIZE:
             super()._incoming(link, session, payload, declared, read)
         else:

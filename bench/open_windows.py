@@ -26,7 +26,7 @@ _SPREAD = 7_919  # a prime: updates that follow each other are for windows far a
 
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many records more in each run."""
-    few, many = (_Windows(ground, extent.of(count, least=1_000)) for count in OPEN)
+    few, many = (_OpenWindowsQuery(ground, extent.of(count, least=1_000)) for count in OPEN)
     sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(
@@ -38,7 +38,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     )
 
 
-class _Windows:
+class _OpenWindowsQuery:
     """A query `batch` with `count` open windows, each of another separator."""
 
     def __init__(self, ground: Ground, count: int) -> None:

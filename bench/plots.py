@@ -53,7 +53,7 @@ class Content(TypedDict):
     findings: Sequence[FindingJson]
 
 
-class Point(NamedTuple):
+class PlotPoint(NamedTuple):
     """`low` to `high`: of the runs."""
 
     x: float
@@ -77,12 +77,12 @@ def draw(content: Content, folder: Path) -> list[Path]:
 
 def plot(finding: FindingJson, caption: str) -> str:
     """One plot. ValueError: a series has another name than a plot takes."""
-    lines: dict[str, list[Point]] = {}
+    lines: dict[str, list[PlotPoint]] = {}
     for each in finding["series"]:
         quantity, _, rest = each["name"].partition(", ")
         size, _, unit_of_x = rest.partition(" ")
         x = float(size.replace(",", ""))
-        lines.setdefault(quantity, []).append(Point(x, each["min"], each["median"], each["max"]))
+        lines.setdefault(quantity, []).append(PlotPoint(x, each["min"], each["median"], each["max"]))
     points = [point for line in lines.values() for point in line]
     xs = sorted({point.x for point in points})
     top = _rounded(max(point.high for point in points))

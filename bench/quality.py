@@ -125,7 +125,7 @@ _COUNTED = ("frames", "copies", "messages", "updates", "tips", "batches", "batch
 _COUNT = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) AS n FROM {name}" for name in _COUNTED)
 
 
-class _Done(NamedTuple):
+class _CheckTiming(NamedTuple):
     seconds: float
     cpu: float
     """s"""
@@ -134,7 +134,7 @@ class _Done(NamedTuple):
     out: str
 
 
-def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) -> _Done:
+def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) -> _CheckTiming:
     environment: Mapping[str, str] = {**os.environ, "KILN_STATE": str(state)}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         began = time.perf_counter()
@@ -152,7 +152,7 @@ def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) ->
             stream.seek(0)
         if code not in good:
             raise BenchError(f"kiln {arguments[0]} ended with {code}: {err.read()[-500:]}")
-        return _Done(seconds, used.ru_utime + used.ru_stime, peak, out.read())
+        return _CheckTiming(seconds, used.ru_utime + used.ru_stime, peak, out.read())
 
 
 def _peak(process: int) -> int:

@@ -31,7 +31,7 @@ _MICRO_BATCHES = 12  # of a run; the first of them also pays for the start of th
 
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Both queries keep their checkpoints, and read so many updates more in each run. No update comes twice."""
-    few, many = (_Remembering(ground, extent.of(size, least=1_000)) for size in REMEMBERED)
+    few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in REMEMBERED)
     sides: dict[str, Side] = {f"{side.size:,} updates remembered": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
     return Finding(
@@ -43,7 +43,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     )
 
 
-class _Remembering:
+class _DedupQuery:
     """A query `updates` that remembers `size` updates, and those of its runs."""
 
     def __init__(self, ground: Ground, size: int) -> None:

@@ -22,7 +22,7 @@ from bench import held_state
 from bench.batcher import write_log
 from bench.capacity import FRAME_IN, MICRO_BATCH, TASK, WINDOWS, cost_name, read_name
 from bench.catch_up import in_micro_batches
-from bench.fitting import Counts, Point, fit
+from bench.fitting import CostSample, Counts, fit
 from bench.frames import GENERATED, Keyed, append, generated, live_options, stamped_anew
 from bench.ground import Ground
 from bench.processes import Usage
@@ -69,7 +69,7 @@ _EMPTIED: Final[Mapping[JobName, Sequence[str]]] = {
 }
 
 
-class Ran(NamedTuple):
+class MicroBatchCost(NamedTuple):
     """A micro-batch: records by topic, rows that it wrote into Kafka, time, and CPU by kind of process (s)."""
 
     records: Mapping[str, int]
@@ -81,7 +81,7 @@ class Ran(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BatchSizeCost:
     """Micro-batches of one size: means of one. Times in s."""
 
     counts: Counts
@@ -96,11 +96,11 @@ class Stretch:
     """records"""
 
     @property
-    def point(self) -> Point:
-        return Point(self.counts, self.spark)
+    def point(self) -> CostSample:
+        return CostSample(self.counts, self.spark)
 
 
-def stretch(ran: Sequence[Ran], tasks: int | None = None, made: str | None = None) -> Stretch:
+def stretch(ran: Sequence[MicroBatchCost], tasks: int | None = None, made: str | None = None) -> BatchSizeCost:
     """The means of micro-batches.
 
     `tasks`: of each, where their number differs between the points of a cost. `made`: what a row is that is written
@@ -114,7 +114,7 @@ def stretch(ran: Sequence[Ran], tasks: int | None = None, made: str | None = Non
             counts[thing] = fmean(each.records.get(topic, 0) for each in ran)
     if made is not None:
         counts[made] = fmean(each.out for each in ran)
-    return Stretch(
+    return BatchSizeCost(
         counts,
         fmean(sum(taken for kind, taken in each.cpu.items() if kind != BROKER) for each in ran),
         fmean(each.cpu.get(BROKER, 0.0) for each in ran),
@@ -127,7 +127,7 @@ def stretch(ran: Sequence[Ran], tasks: int | None = None, made: str | None = Non
 def measure(ground: Ground, extent: Extent) -> Finding:
     """The costs, fitted in each run anew, and what they foretell beside what was measured."""
     plots = _Plots(ground, extent)
-    found = Found()
+    found = ScalingFindings()
     for run in range(1, extent.runs + 1):
         ground.say(f"run {run} of {extent.runs}")
         for name, places in _PLACES.items():
@@ -148,7 +148,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     )
 
 
-class Found:
+class ScalingFindings:
     """Values by name, one a run, and what was foretold beside what was measured."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Found:
 # ---------------------------------------------------------------- what is read
 
 
-class _Place(NamedTuple):
+class _QueryUnderTest(NamedTuple):
     """Where a query is measured. `sizes`: records of a micro-batch, and how many micro-batches of that size count."""
 
     settings: Settings
@@ -197,17 +197,17 @@ class _Plots:
         self._usage = Usage(psutil.Process())
         made = generated(extent.of(GENERATED, least=1_000), live_options())
         self.of_frames = [
-            _Place(self._frames(FEW, made, LARGE), FEW, self._sizes(SMALL, LARGE)),
-            _Place(self._frames(MANY, made, LARGE), MANY, self._sizes(SMALL, LARGE)),
-            _Place(self._frames(BETWEEN, made, AFAR), BETWEEN, self._sizes(AFAR), afar=True),
+            _QueryUnderTest(self._frames(FEW, made, LARGE), FEW, self._sizes(SMALL, LARGE)),
+            _QueryUnderTest(self._frames(MANY, made, LARGE), MANY, self._sizes(SMALL, LARGE)),
+            _QueryUnderTest(self._frames(BETWEEN, made, AFAR), BETWEEN, self._sizes(AFAR), afar=True),
         ]
         self.of_updates = [
-            _Place(self._updates("few", LARGE), FEW, self._sizes(SMALL, LARGE)),
-            _Place(self._updates("many", LARGE), FEW, self._sizes(SMALL, LARGE)),
-            _Place(self._updates("between", AFAR), FEW, self._sizes(AFAR), afar=True),
+            _QueryUnderTest(self._updates("few", LARGE), FEW, self._sizes(SMALL, LARGE)),
+            _QueryUnderTest(self._updates("many", LARGE), FEW, self._sizes(SMALL, LARGE)),
+            _QueryUnderTest(self._updates("between", AFAR), FEW, self._sizes(AFAR), afar=True),
         ]
 
-    def of(self, topic: str) -> Sequence[_Place]:
+    def of(self, topic: str) -> Sequence[_QueryUnderTest]:
         """Where a query of this topic is measured."""
         return self.of_frames if topic == "frames" else self.of_updates
 
@@ -215,7 +215,7 @@ class _Plots:
         """Bytes on the broker's disk: of a frame, of an update, and of the two parts of a batch."""
         frames, few, many = (place.settings for place in (self.of_frames[0], *self.of_updates[:2]))
         parts = [
-            Point(
+            CostSample(
                 {"batch": self._records(each, "batches"), "update in a batch": self._records(each, "updates")},
                 self._bytes(each, "batches"),
             )
@@ -265,11 +265,11 @@ class _Plots:
 # ---------------------------------------------------------------- a stage alone
 
 
-def _stage(ground: Ground, found: Found, name: JobName, places: Sequence[_Place]) -> None:
+def _stage(ground: Ground, found: ScalingFindings, name: JobName, places: Sequence[_QueryUnderTest]) -> None:
     """Measures a query at all places, fits its cost to those that are not afar, and holds it against the others."""
-    near: list[Stretch] = []
-    afar: list[Stretch] = []
-    in_lake: list[Point] = []
+    near: list[BatchSizeCost] = []
+    afar: list[BatchSizeCost] = []
+    in_lake: list[CostSample] = []
     for place in places:
         for size, count in place.sizes.items():
             if name == "batch":  # so that `sink` finds each batch once
@@ -309,7 +309,7 @@ def _stage(ground: Ground, found: Found, name: JobName, places: Sequence[_Place]
         found.check(f"{name}, a micro-batch afar", "s of CPU", cost.of(each.counts), each.spark)
 
 
-def _see_archive(found: Found, fresh: Settings) -> None:
+def _see_archive(found: ScalingFindings, fresh: Settings) -> None:
     lake = Lake.at(fresh.lake_root)
     rows = {table: _rows_and_bytes(lake, table) for table in ("frames", "copies", "messages")}
     frames, messages = rows["frames"][0], rows["messages"][0]
@@ -320,11 +320,11 @@ def _see_archive(found: Found, fresh: Settings) -> None:
     found.see("state: each message remembered", "bytes", remembered.size / messages)
 
 
-def _of_sink(fresh: Settings) -> Point:
+def _of_sink(fresh: Settings) -> CostSample:
     """Bytes in the tables of `sink`, by updates and batches."""
     lake = Lake.at(fresh.lake_root)
     size = {table: _rows_and_bytes(lake, table) for table in ("updates", "tips", "batch_tips", "batches")}
-    return Point(
+    return CostSample(
         {"update": float(size["updates"][0]), "batch": float(size["batches"][0])},
         float(sum(b for _, b in size.values())),
     )
@@ -337,7 +337,7 @@ def _rows_and_bytes(lake: Lake, table: str) -> tuple[int, int]:
     return sum(added["num_records"].to_pylist()), sum(added["size_bytes"].to_pylist())
 
 
-def _run(ground: Ground, settings: Settings, name: JobName, size: int, count: int) -> list[Ran]:
+def _run(ground: Ground, settings: Settings, name: JobName, size: int, count: int) -> list[MicroBatchCost]:
     """`count` micro-batches of a query, after a first one. BenchError."""
     settings = in_micro_batches(settings, size, name)
     watch = _Watch(settings.kafka, count + 1)
@@ -363,7 +363,7 @@ class _Watch(ProgressListener):
         self._read: dict[str, int] = {}
         self._usage = Usage(psutil.Process())
         self._cpu = dict(self._usage.look())
-        self.ran: list[Ran] = []
+        self.ran: list[MicroBatchCost] = []
         self.enough = threading.Event()
 
     def take(self, progress: StreamingQueryProgress) -> None:
@@ -378,7 +378,7 @@ class _Watch(ProgressListener):
             return
         now = dict(self._usage.look())
         self.ran.append(
-            Ran(
+            MicroBatchCost(
                 records,
                 max(0, progress.sink.numOutputRows),
                 progress.durationMs.get("triggerExecution", 0) / 1000,

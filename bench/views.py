@@ -20,13 +20,13 @@ from kiln.deploy.query.ask import ask
 from kiln.deploy.query.trace.follow import follow
 from kiln.deploy.query.trace.ids import read_id
 from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
-from kiln.schemas.wire.batch_block import Block, stream_key, write_leaves
+from kiln.schemas.wire.batch_block import BatchBlock, stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.streamid import StreamID
 
@@ -350,7 +350,7 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
     return np.array(of), np.array(opened), np.array(whose), np.bincount(of, minlength=len(opened))
 
 
-def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[Block]:
+def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[BatchBlock]:
     """The block of each window's updates."""
     leaves: list[list[bytes]] = [[] for _ in range(made)]
     for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
@@ -416,4 +416,4 @@ def write(lake: Lake, name: str, columns: Columns, batch_id: int = 0) -> None:
     files = TableFiles(lake, name)
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         files.add_batch(batch)
-    DeltaRsCommits(lake).commit(name, files.close(), Write("bench", batch_id))
+    DeltaRsCommits(lake).commit(name, files.close(), WriteId("bench", batch_id))

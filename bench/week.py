@@ -22,11 +22,11 @@ from msgspec import structs
 from bench.report import Finding, Note, Series
 from bench.runs import Extent, Say
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import care_for
 from kiln.schemas.delta.tables import TABLES
 
@@ -60,7 +60,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _TableReading:
     """At `messages` at one moment. Times in ms of CPU."""
 
     commits: int
@@ -84,7 +84,7 @@ class _Look:
 class _Arm:
     folder: Path
     commits: int = 0
-    looks: list[_Look] = field(default_factory=list)
+    looks: list[_TableReading] = field(default_factory=list)
     cared: list[float] = field(default_factory=list)
     """ms of CPU of each time that somebody cared"""
 
@@ -106,13 +106,13 @@ class _Arm:
                 named = structs.replace(file, name=f"part-{self.commits:08}.snappy.parquet")
                 (self.folder / file.table / named.name).write_bytes(data)
                 started = time.process_time()
-                self._writer.commit(file.table, [named], Write("week", self.commits))
+                self._writer.commit(file.table, [named], WriteId("week", self.commits))
                 self._took.append(_since(started))
             self.commits += 1
             self._at.append(time.time_ns() // 1_000)
 
     def care(self) -> None:
-        rules = Rules(_TARGET, self._since(12 * _HOUR), self._since(_HOUR), self._since(24 * _HOUR))
+        rules = MaintenancePolicy(_TARGET, self._since(12 * _HOUR), self._since(_HOUR), self._since(24 * _HOUR))
         started = time.process_time()
         for table in _TABLES:
             care_for(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
@@ -135,7 +135,7 @@ class _Arm:
         took, self._took = self._took, []
         entries = list(log.iterdir())
         self.looks.append(
-            _Look(
+            _TableReading(
                 self.commits,
                 fmean(took) if took else self.looks[-1].commit,
                 taken,
@@ -195,7 +195,7 @@ def _last(values: Sequence[_T]) -> Sequence[_T]:
     return values[-max(1, len(values) // 3) :]
 
 
-def _after_a_week(looks: Sequence[_Look], what: str) -> float:
+def _after_a_week(looks: Sequence[_TableReading], what: str) -> float:
     """By a straight line through what was seen."""
     slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
     return least + slope * WEEK

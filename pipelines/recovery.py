@@ -27,7 +27,7 @@ from kiln.pipelines.delta.lake import Lake, log_entry, log_of
 from kiln.pipelines.delta.log_faults import TableLog, last_before, look_at, newest_write, take_back
 from kiln.pipelines.runtime.checkpoint import STANDS_FOR, Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import (
-    Ending,
+    LastGoodBatch,
     beyond,
     claimed_ending,
     is_whole,
@@ -35,8 +35,8 @@ from kiln.pipelines.runtime.checkpoint_faults import (
     sound_ending,
     torn_files,
 )
-from kiln.pipelines.runtime.dedup_store import NAME, RememberedError, marked, release_places, remembers
-from kiln.pipelines.runtime.progress_marker import Told
+from kiln.pipelines.runtime.dedup_store import NAME, DedupStoreError, marked, release_places, remembers
+from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.topics import TopicState, find_misfits, note_topics, read_noted
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
@@ -49,7 +49,7 @@ class DamageError(KilnError):
 
 
 @dataclass(frozen=True)
-class Place:
+class DamageLocation:
     """Where things are. `state`: the state folder; `checkpoints`: a folder with one for each query."""
 
     state: Path
@@ -68,8 +68,8 @@ class Damage:
     remedy: str
     files: tuple[Path, ...] = ()
     set_aside: tuple[Path, ...] = ()
-    back_to: Ending | None = None
-    on_from: Told | None = None
+    back_to: LastGoodBatch | None = None
+    on_from: ProgressReport | None = None
     anew: Mapping[str, TopicState] = field(default_factory=dict)
     """by full name, topics that the query goes on to read at the offsets `begin`, which `read_anew` does"""
 
@@ -83,9 +83,9 @@ class Damage:
 
 
 def examine(
-    place: Place,
+    place: DamageLocation,
     names: Iterable[str],
-    told: Told | None = None,
+    told: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[Damage]:
     """What is wrong with the checkpoints of these queries and with their tables; at most one `Damage` a query. And what
@@ -107,9 +107,9 @@ def examine(
 
 
 def mend(
-    place: Place,
+    place: DamageLocation,
     names: Iterable[str],
-    told: Told | None = None,
+    told: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[str]:
     """Mends what is right to mend in any case, and says what it did. DamageError: something else is wrong.
@@ -125,14 +125,14 @@ def mend(
     return [set_aside(place, damage) for damage in damages]
 
 
-def set_aside(place: Place, damage: Damage) -> str:
+def set_aside(place: DamageLocation, damage: Damage) -> str:
     """Moves the files away that are in the way, and says so."""
     for path in damage.set_aside:
         _move_away(place, path)
     return f"{damage.query}: {damage.found}. {damage.remedy}"
 
 
-def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
+def go_back(place: DamageLocation, damage: Damage, oldest: log.Offsets) -> None:
     """Lets a query begin again at `damage.back_to`. `oldest`: the first offsets that Kafka holds, by full topic name.
 
     May be cut short, and then be done again. DamageError: that would lose something; nothing was changed.
@@ -155,7 +155,7 @@ def go_back(place: Place, damage: Damage, oldest: log.Offsets) -> None:
     _rename(place, folder)
 
 
-def go_on(place: Place, damage: Damage, since: log.Offsets, now: int) -> None:
+def go_on(place: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
     """Lets a query go on from `damage.on_from` with a checkpoint of its own. Its first micro-batch reads from `since`
     up to there, and only remembers what it reads. Those after it go on with the epochs of the old checkpoint, which is
     set aside: what the query had written beyond `damage.on_from` bears the next one (decision 7). `now`: µs.
@@ -189,7 +189,7 @@ def go_on(place: Place, damage: Damage, since: log.Offsets, now: int) -> None:
     to_disk(checkpoints)
 
 
-def read_anew(place: Place, damage: Damage) -> None:
+def read_anew(place: DamageLocation, damage: Damage) -> None:
     """Let a query go on in the topics of `damage.anew`, at their offsets `begin`.
 
     The newest finished micro-batch then ends there, so the next one reads on from there. A micro-batch that was begun
@@ -210,7 +210,7 @@ def read_anew(place: Place, damage: Damage) -> None:
     note_topics(checkpoint.path, {topic: state.id for topic, state in damage.anew.items()})
 
 
-def _release_places(place: Place, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]) -> None:
+def _release_places(place: DamageLocation, damage: Damage, checkpoint: Checkpoint, unfinished: Iterable[str]) -> None:
     """What passed in an unfinished micro-batch passes again, unless it is in the table: its records are gone from
     Kafka, so whoever sends them again must not be taken for a repeat. `sink` keeps its rows by themselves, as they come
     from Kiln alone."""
@@ -236,7 +236,7 @@ def _release_places(place: Place, damage: Damage, checkpoint: Checkpoint, unfini
     release_places(folder, is_of_topic, is_lost)
 
 
-def _replace_offsets(place: Place, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
+def _replace_offsets(place: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
     """In a file of Spark's, take these offsets for their topics. The file as it was goes to `set-aside`."""
     old = path.read()
     *head, last = old.decode().splitlines()
@@ -255,7 +255,7 @@ _SOURCE_HEAD = "\0v1\n"
 """What Spark writes before the offsets where a query begins (KafkaSourceInitialOffsetWriter)."""
 
 
-def _of_other_topics(place: Place, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
+def _of_other_topics(place: DamageLocation, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
     """Find out whether the offsets of a checkpoint are of other topics than those that are in Kafka."""
     checkpoint = Checkpoint(place.checkpoints / name)
     if not topics or not checkpoint.exists:
@@ -287,7 +287,7 @@ def _without_the_log(damage: Damage | None, other: Damage | None) -> Damage | No
     return replace(damage, found=f"{damage.found}. And {other.found}", remedy=_ELSE, back_to=None, on_from=None)
 
 
-def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
+def _not_as_told(place: DamageLocation, name: str, told: ProgressReport | None) -> Damage | None:
     """Whether a query had got further than its checkpoint says, or has lost what it had let through."""
     checkpoint = Checkpoint(place.checkpoints / name)
     if not checkpoint.exists:
@@ -314,7 +314,7 @@ def _not_as_told(place: Place, name: str, told: Told | None) -> Damage | None:
     return Damage(name, found, remedy, on_from=told)
 
 
-def _lost(place: Place, name: str, checkpoint: Checkpoint) -> str:
+def _lost(place: DamageLocation, name: str, checkpoint: Checkpoint) -> str:
     """In words, what is amiss with the file of what a query has let through; empty: nothing."""
     folder, done = checkpoint.path.folder, checkpoint.committed
     if name == "batch" or folder is None or done < 0:
@@ -323,7 +323,7 @@ def _lost(place: Place, name: str, checkpoint: Checkpoint) -> str:
     if path.exists():
         try:
             ended = marked(folder)
-        except RememberedError as error:
+        except DedupStoreError as error:
             return str(error)
         if ended.query == checkpoint.query_id and ended.batch < done:
             return f"{path} ends with the micro-batch {ended.batch}, and the checkpoint with {done}"
@@ -337,7 +337,7 @@ def _lost(place: Place, name: str, checkpoint: Checkpoint) -> str:
     return f"{path} is gone"
 
 
-def _examine(place: Place, name: str) -> Damage | None:
+def _examine(place: DamageLocation, name: str) -> Damage | None:
     lake, checkpoint = place.lake, Checkpoint(place.checkpoints / name)
     logs = _logs(lake, name)
     within = [_entry(lake, table, version) for table, each in logs.items() for version in each.within]
@@ -417,7 +417,7 @@ def _older_in_store(name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping
 _ELSE = "Put the newest copy of checkpoint and tables back, or begin the query anew (RUNBOOK, State)"
 
 
-def _goes_on(name: str, claimed: Ending, sound: Ending, wrote: int) -> bool:
+def _goes_on(name: str, claimed: LastGoodBatch, sound: LastGoodBatch, wrote: int) -> bool:
     """Whether a query that goes on at the sound ending loses nothing and doubles nothing.
 
     A micro-batch whose offsets are whole reads the same records again, and a table knows it. One that is planned anew
@@ -456,10 +456,10 @@ def _without_checkpoint(name: str, torn: Sequence[Path], summaries: Sequence[Pat
     return Damage(name, _torn([*torn, *summaries]), remedy, tuple(torn), (*torn, *summaries) if made else ())
 
 
-def _without_metadata(name: str, checkpoint: Path, claimed: Ending) -> Damage | None:
+def _without_metadata(name: str, checkpoint: Path, claimed: LastGoodBatch) -> Damage | None:
     """Spark writes `metadata` first, and Kiln syncs it before the first micro-batch does anything."""
     files = list(checkpoint.iterdir())
-    if claimed.batch > 0 or claimed == Ending(0, True):
+    if claimed.batch > 0 or claimed == LastGoodBatch(0, True):
         return Damage(name, _torn([checkpoint / "metadata"]), _ELSE, (checkpoint / "metadata",))
     if not files:
         return None
@@ -511,7 +511,7 @@ def _refuse_what_kafka_lost(name: str, starts: log.Offsets, oldest: log.Offsets)
                 )
 
 
-def _rename(place: Place, checkpoint: Path) -> None:
+def _rename(place: DamageLocation, checkpoint: Path) -> None:
     """Gives the query a new id, under which no table has a micro-batch."""
     _move_away(place, checkpoint / "metadata")
     fresh = checkpoint / "metadata.new"
@@ -521,7 +521,7 @@ def _rename(place: Place, checkpoint: Path) -> None:
     to_disk(checkpoint)
 
 
-def _move_away(place: Place, path: Path) -> None:
+def _move_away(place: DamageLocation, path: Path) -> None:
     """Into `set-aside` in the state folder, with the check sums beside it."""
     for each in (path, path.with_name(f".{path.name}.crc")):
         if each.exists():

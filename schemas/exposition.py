@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """Metrics of one name."""
 
     name: str
@@ -22,11 +22,11 @@ class Family(NamedTuple):
     """when there is the family at all; empty: always"""
 
 
-class Part(NamedTuple):
+class FamilyGroup(NamedTuple):
     """Families of one part of Kiln."""
 
     title: str
-    families: tuple[Family, ...]
+    families: tuple[MetricFamily, ...]
 
 
 _RUN: Final = "since this run began"
@@ -47,26 +47,30 @@ QUALITY_RESULTS: Final = ("passed", "warn", "error")
 """What becomes of an expectation: a level is that of one that failed."""
 
 EXPOSED: Final = (
-    Part(
+    FamilyGroup(
         "The run",
         (
-            Family("kiln_info", "gauge", "1. The labels say what runs.", ("version", "network", "mode")),
-            Family("kiln_run_seconds", "gauge", "How long the run has lasted."),
-            Family("kiln_problems", "gauge", "What is wrong now, as the screen and the status page say in words."),
-            Family("kiln_broker_up", "gauge", "1: the broker answers. 0: it does not, and the bridge spools."),
-            Family("kiln_frames", "counter", f"Frames that came into Kafka {_RUN}."),
-            Family("kiln_messages", "counter", f"First good copies of messages {_RUN}.", ("type",)),
-            Family("kiln_copies", "counter", f"Copies of good messages {_RUN}."),
-            Family("kiln_quarantined", "counter", f"Records that went to quarantine {_RUN}.", ("stage", "reason")),
+            MetricFamily("kiln_info", "gauge", "1. The labels say what runs.", ("version", "network", "mode")),
+            MetricFamily("kiln_run_seconds", "gauge", "How long the run has lasted."),
+            MetricFamily(
+                "kiln_problems", "gauge", "What is wrong now, as the screen and the status page say in words."
+            ),
+            MetricFamily("kiln_broker_up", "gauge", "1: the broker answers. 0: it does not, and the bridge spools."),
+            MetricFamily("kiln_frames", "counter", f"Frames that came into Kafka {_RUN}."),
+            MetricFamily("kiln_messages", "counter", f"First good copies of messages {_RUN}.", ("type",)),
+            MetricFamily("kiln_copies", "counter", f"Copies of good messages {_RUN}."),
+            MetricFamily(
+                "kiln_quarantined", "counter", f"Records that went to quarantine {_RUN}.", ("stage", "reason")
+            ),
         ),
     ),
-    Part(
+    FamilyGroup(
         "Windows and batches",
         (
-            Family("kiln_windows_open", "gauge", "Separators with an open window."),
-            Family("kiln_batches", "counter", f"Batches in `kiln.batches` {_RUN}."),
-            Family("kiln_batch_tips", "counter", f"Tips in these batches {_RUN}."),
-            Family(
+            MetricFamily("kiln_windows_open", "gauge", "Separators with an open window."),
+            MetricFamily("kiln_batches", "counter", f"Batches in `kiln.batches` {_RUN}."),
+            MetricFamily("kiln_batch_tips", "counter", f"Tips in these batches {_RUN}."),
+            MetricFamily(
                 "kiln_batch_lateness_seconds",
                 "histogram",
                 "How much later than T after its first update was heard the broker had a batch, of live batches "
@@ -74,39 +78,39 @@ EXPOSED: Final = (
             ),
         ),
     ),
-    Part(
+    FamilyGroup(
         "Queries",
         (
-            Family("kiln_query_up", "gauge", "1: the query runs. 0: it starts, or has failed.", ("query",)),
-            Family(
+            MetricFamily("kiln_query_up", "gauge", "1: the query runs. 0: it starts, or has failed.", ("query",)),
+            MetricFamily(
                 "kiln_query_tripped",
                 "gauge",
                 "1: the breaker tripped, and the query is held until Kiln starts again.",
                 ("query",),
             ),
-            Family("kiln_query_restarts", "counter", f"Starts of the query after a failure {_RUN}.", ("query",)),
-            Family("kiln_query_batch", "gauge", "Number of the newest micro-batch.", ("query",)),
-            Family("kiln_query_records", "counter", f"Records that the query read {_RUN}.", ("query",)),
-            Family("kiln_query_lag_records", "gauge", "Records that the query has not read yet.", ("query",)),
-            Family(
+            MetricFamily("kiln_query_restarts", "counter", f"Starts of the query after a failure {_RUN}.", ("query",)),
+            MetricFamily("kiln_query_batch", "gauge", "Number of the newest micro-batch.", ("query",)),
+            MetricFamily("kiln_query_records", "counter", f"Records that the query read {_RUN}.", ("query",)),
+            MetricFamily("kiln_query_lag_records", "gauge", "Records that the query has not read yet.", ("query",)),
+            MetricFamily(
                 "kiln_query_lag_seconds",
                 "gauge",
                 "For how long the oldest record that the query has not read has been in Kafka, to about a second.",
                 ("query",),
             ),
-            Family(
+            MetricFamily(
                 "kiln_query_phase_seconds",
                 "gauge",
                 "How long the phases of the newest micro-batch took, by Spark's names; triggerExecution is the whole.",
                 ("query", "phase"),
             ),
-            Family(
+            MetricFamily(
                 "kiln_query_state_rows",
                 "gauge",
                 "Windows, or digests of what the query has let through.",
                 ("query",),
             ),
-            Family(
+            MetricFamily(
                 "kiln_query_state_bytes",
                 "gauge",
                 "Bytes of these rows, in memory or on the disk.",
@@ -114,112 +118,120 @@ EXPOSED: Final = (
             ),
         ),
     ),
-    Part(
+    FamilyGroup(
         "The bridge",
         (
-            Family("kiln_bridge_up", "gauge", "1: the bridge told of itself in the last seconds.", where=_BRIDGE),
-            Family(
+            MetricFamily("kiln_bridge_up", "gauge", "1: the bridge told of itself in the last seconds.", where=_BRIDGE),
+            MetricFamily(
                 "kiln_bridge_peers",
                 "gauge",
                 "Peers that speak pubsub, by the name of their agent and their protocol.",
                 ("agent", "protocol"),
                 _BRIDGE,
             ),
-            Family(
+            MetricFamily(
                 "kiln_bridge_peer_scores",
                 "gauge",
                 "Peers by what the router thinks of them.",
                 ("score",),
                 _BRIDGE,
             ),
-            Family(
+            MetricFamily(
                 "kiln_bridges",
                 "gauge",
                 "Bridges of the network that live, this one included. 0: Kafka has not told yet.",
                 where=_BRIDGE,
             ),
-            Family("kiln_bridge_leads", "gauge", "1: this bridge publishes and fetches for all.", where=_BRIDGE),
-            Family("kiln_bridge_kept_out", "gauge", "Peers that the node keeps out for their conduct.", where=_BRIDGE),
-            Family("kiln_bridge_topics", "gauge", "Topics that the node has joined.", where=_BRIDGE),
-            Family("kiln_bridge_topics_left", "gauge", "Topics that another bridge hears for this one.", where=_BRIDGE),
-            Family("kiln_bridge_topics_refused", "gauge", "Topics of the interests that lack room.", where=_BRIDGE),
-            Family("kiln_bridge_meshes", "gauge", "Meshes by how many peers they have.", ("peers",), _BRIDGE),
-            Family("kiln_bridge_frames", "counter", "Frames captured.", ("direction",), _BRIDGE),
-            Family("kiln_bridge_bytes", "counter", "Bytes captured.", ("direction",), _BRIDGE),
-            Family(
+            MetricFamily("kiln_bridge_leads", "gauge", "1: this bridge publishes and fetches for all.", where=_BRIDGE),
+            MetricFamily(
+                "kiln_bridge_kept_out", "gauge", "Peers that the node keeps out for their conduct.", where=_BRIDGE
+            ),
+            MetricFamily("kiln_bridge_topics", "gauge", "Topics that the node has joined.", where=_BRIDGE),
+            MetricFamily(
+                "kiln_bridge_topics_left", "gauge", "Topics that another bridge hears for this one.", where=_BRIDGE
+            ),
+            MetricFamily(
+                "kiln_bridge_topics_refused", "gauge", "Topics of the interests that lack room.", where=_BRIDGE
+            ),
+            MetricFamily("kiln_bridge_meshes", "gauge", "Meshes by how many peers they have.", ("peers",), _BRIDGE),
+            MetricFamily("kiln_bridge_frames", "counter", "Frames captured.", ("direction",), _BRIDGE),
+            MetricFamily("kiln_bridge_bytes", "counter", "Bytes captured.", ("direction",), _BRIDGE),
+            MetricFamily(
                 "kiln_bridge_events",
                 "counter",
                 "What the node and the router counted: the names under Node and router below.",
                 ("event",),
                 _BRIDGE,
             ),
-            Family("kiln_bridge_spool_frames", "gauge", "Frames that Kafka does not have yet.", where=_BRIDGE),
-            Family("kiln_bridge_spool_memory_bytes", "gauge", "Memory of waiting frames.", where=_BRIDGE),
-            Family("kiln_bridge_spool_disk_bytes", "gauge", "Size of the spool's files.", where=_BRIDGE),
-            Family("kiln_bridge_spool_free_bytes", "gauge", "Room on the disk of the spool.", where=_BRIDGE),
-            Family("kiln_bridge_spool_full", "gauge", "1: the spool is full, and peers wait.", where=_BRIDGE),
+            MetricFamily("kiln_bridge_spool_frames", "gauge", "Frames that Kafka does not have yet.", where=_BRIDGE),
+            MetricFamily("kiln_bridge_spool_memory_bytes", "gauge", "Memory of waiting frames.", where=_BRIDGE),
+            MetricFamily("kiln_bridge_spool_disk_bytes", "gauge", "Size of the spool's files.", where=_BRIDGE),
+            MetricFamily("kiln_bridge_spool_free_bytes", "gauge", "Room on the disk of the spool.", where=_BRIDGE),
+            MetricFamily("kiln_bridge_spool_full", "gauge", "1: the spool is full, and peers wait.", where=_BRIDGE),
         ),
     ),
-    Part(
+    FamilyGroup(
         "Publishing and fetching",
         (
-            Family(
+            MetricFamily(
                 "kiln_publications",
                 "counter",
                 "Batches that the bridge published, or could not publish, or that Kafka had let go.",
                 ("transport", "result"),
                 _BRIDGE,
             ),
-            Family("kiln_fetcher_waiting", "gauge", "Records that wait for a block.", where=FETCHES),
-            Family("kiln_fetcher_fetching", "gauge", "Blocks that the bridge asks for now.", where=FETCHES),
-            Family("kiln_fetcher_claims", "gauge", "Geneses to be held against claims.", where=FETCHES),
-            Family(
+            MetricFamily("kiln_fetcher_waiting", "gauge", "Records that wait for a block.", where=FETCHES),
+            MetricFamily("kiln_fetcher_fetching", "gauge", "Blocks that the bridge asks for now.", where=FETCHES),
+            MetricFamily("kiln_fetcher_claims", "gauge", "Geneses to be held against claims.", where=FETCHES),
+            MetricFamily(
                 "kiln_fetcher_records",
                 "counter",
                 "What became of records: the names under What became of the fetcher's records below.",
                 ("outcome",),
                 FETCHES,
             ),
-            Family("kiln_ipfs_connections", "gauge", "Peers of the IPFS node.", where=FETCHES),
-            Family("kiln_ipfs_provided", "counter", "Blocks that the routing was told of.", where=FETCHES),
+            MetricFamily("kiln_ipfs_connections", "gauge", "Peers of the IPFS node.", where=FETCHES),
+            MetricFamily("kiln_ipfs_provided", "counter", "Blocks that the routing was told of.", where=FETCHES),
         ),
     ),
-    Part(
+    FamilyGroup(
         "BEP 50",
         (
-            Family("kiln_bep50_topics", "gauge", "Topics of the overlay.", where=_BEP50),
-            Family("kiln_bep50_contacts", "gauge", "Contacts of all topics.", where=_BEP50),
-            Family("kiln_bep50_frames", "counter", "Datagrams captured.", ("direction",), _BEP50),
-            Family("kiln_bep50_gaps", "counter", "Batches of others that the overlay missed.", where=_BEP50),
-            Family("kiln_bep50_dropped", "counter", "Datagrams that changed nothing, by reason.", ("reason",), _BEP50),
+            MetricFamily("kiln_bep50_topics", "gauge", "Topics of the overlay.", where=_BEP50),
+            MetricFamily("kiln_bep50_contacts", "gauge", "Contacts of all topics.", where=_BEP50),
+            MetricFamily("kiln_bep50_frames", "counter", "Datagrams captured.", ("direction",), _BEP50),
+            MetricFamily("kiln_bep50_gaps", "counter", "Batches of others that the overlay missed.", where=_BEP50),
+            MetricFamily(
+                "kiln_bep50_dropped", "counter", "Datagrams that changed nothing, by reason.", ("reason",), _BEP50
+            ),
         ),
     ),
-    Part(
+    FamilyGroup(
         "The lake",
         (
-            Family("kiln_table_rows", "gauge", "Rows of a table.", ("table",)),
-            Family("kiln_table_files", "gauge", "Files of a table's newest version.", ("table",)),
-            Family("kiln_table_bytes", "gauge", "Size of these files.", ("table",)),
-            Family("kiln_table_version", "gauge", "Newest version of a table.", ("table",)),
-            Family("kiln_table_age_seconds", "gauge", "Time since the newest commit to a table.", ("table",)),
+            MetricFamily("kiln_table_rows", "gauge", "Rows of a table.", ("table",)),
+            MetricFamily("kiln_table_files", "gauge", "Files of a table's newest version.", ("table",)),
+            MetricFamily("kiln_table_bytes", "gauge", "Size of these files.", ("table",)),
+            MetricFamily("kiln_table_version", "gauge", "Newest version of a table.", ("table",)),
+            MetricFamily("kiln_table_age_seconds", "gauge", "Time since the newest commit to a table.", ("table",)),
         ),
     ),
-    Part(
+    FamilyGroup(
         "Quality",
         (
-            Family(
+            MetricFamily(
                 "kiln_quality_expectations",
                 "gauge",
                 "Expectations that the last check of this run held against a table, by what became of them.",
                 ("table", "result"),
                 CHECKS,
             ),
-            Family("kiln_quality_age_seconds", "gauge", "Time since the last check.", where=CHECKS),
+            MetricFamily("kiln_quality_age_seconds", "gauge", "Time since the last check.", where=CHECKS),
         ),
     ),
 )
 
-FAMILIES: Final[dict[str, Family]] = {family.name: family for part in EXPOSED for family in part.families}
+FAMILIES: Final[dict[str, MetricFamily]] = {family.name: family for part in EXPOSED for family in part.families}
 
 
 def markdown() -> str:

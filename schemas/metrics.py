@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     says: str
 
 
-class Group(NamedTuple):
+class MetricGroup(NamedTuple):
     """Metrics that stand side by side in the status."""
 
     title: str
@@ -44,7 +44,7 @@ def _gauge(name: str, unit: str, says: str) -> Metric:
 
 
 GROUPS: Final = (
-    Group(
+    MetricGroup(
         "The bridge",
         "",
         "",
@@ -61,7 +61,7 @@ GROUPS: Final = (
             _gauge("mesh.*", "peers", "Peers in the mesh of a topic."),
         ),
     ),
-    Group(
+    MetricGroup(
         "A peer",
         "peers[].",
         "since the stream opened",
@@ -80,7 +80,7 @@ GROUPS: Final = (
             _counter("bytes_out", "bytes", "Bytes of captured frames that the node sent to the peer."),
         ),
     ),
-    Group(
+    MetricGroup(
         "A topic by index",
         "savings[].",
         "over all peers that there were; the same stands in `peers[].savings[]` for one peer",
@@ -90,7 +90,7 @@ GROUPS: Final = (
             _counter("as_indices", "bytes", "Bytes that the references took as indices."),
         ),
     ),
-    Group(
+    MetricGroup(
         "The spool",
         "spool.",
         "",
@@ -109,7 +109,7 @@ GROUPS: Final = (
             _counter("torn_bytes", "bytes", "Bytes of the spool that the bridge could not read back."),
         ),
     ),
-    Group(
+    MetricGroup(
         "Other bridges of the network",
         "sharing.",
         "",
@@ -118,7 +118,7 @@ GROUPS: Final = (
             _gauge("topics_left", "topics", "Topics of the interests that another bridge hears."),
         ),
     ),
-    Group(
+    MetricGroup(
         "The IPFS node",
         "ipfs_node.",
         "where `ipfs.api` is set",
@@ -136,7 +136,7 @@ GROUPS: Final = (
             ),
         ),
     ),
-    Group(
+    MetricGroup(
         "The publisher",
         "publisher.",
         "",
@@ -147,7 +147,7 @@ GROUPS: Final = (
             _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
         ),
     ),
-    Group(
+    MetricGroup(
         "The fetcher",
         "fetcher.",
         "",
@@ -158,7 +158,7 @@ GROUPS: Final = (
             _gauge("claimed", "geneses", "Geneses that are still to be held against what updates claim."),
         ),
     ),
-    Group(
+    MetricGroup(
         "What became of the fetcher's records",
         "fetcher.counts.",
         "",
@@ -253,7 +253,7 @@ GROUPS: Final = (
             ),
         ),
     ),
-    Group(
+    MetricGroup(
         "BEP 50",
         "bep50.",
         "where `bep50.enabled`",
@@ -271,7 +271,7 @@ GROUPS: Final = (
             ),
         ),
     ),
-    Group(
+    MetricGroup(
         "A topic of BEP 50",
         "bep50.topics[].",
         "",
@@ -280,7 +280,7 @@ GROUPS: Final = (
             _gauge("sequence", "number", "Sequence number of the newest item."),
         ),
     ),
-    Group(
+    MetricGroup(
         "The publisher to BEP 50",
         "bep50.publisher.",
         "",
@@ -291,7 +291,7 @@ GROUPS: Final = (
             _counter("places_lost", "times", "How often Kafka had lost the publisher's place in a partition."),
         ),
     ),
-    Group(
+    MetricGroup(
         "Datagrams that changed nothing",
         "bep50.dropped.",
         "",
@@ -331,7 +331,7 @@ GROUPS: Final = (
             ),
         ),
     ),
-    Group(
+    MetricGroup(
         "Datagrams that the system did not take",
         "bep50.unsent.",
         "",
@@ -344,7 +344,7 @@ GROUPS: Final = (
             ),
         ),
     ),
-    Group(
+    MetricGroup(
         "Node and router",
         "counters.",
         "",

@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Query:
+class StreamingQuery:
     """A streaming query with a checkpoint of its own."""
 
     name: str
@@ -39,10 +39,10 @@ class Query:
 _SINK = ("updates", "tips", "batch_tips", "batches", "publications", "streams", "quarantine")
 
 # In the order of the flow, which is the order in which settings and screen name them.
-QUERIES: Final[dict[str, Query]] = {
+QUERIES: Final[dict[str, StreamingQuery]] = {
     query.name: query
     for query in (
-        Query(
+        StreamingQuery(
             "archive",
             ("frames",),
             tables=("frames", "copies", "messages", "bundles"),
@@ -51,7 +51,7 @@ QUERIES: Final[dict[str, Query]] = {
             every=timedelta(seconds=10),
             at_most=400_000,
         ),
-        Query(
+        StreamingQuery(
             "updates",
             ("frames",),
             topics=("updates", "wanted", "quarantine"),
@@ -60,14 +60,14 @@ QUERIES: Final[dict[str, Query]] = {
             at_most=100_000,
             starts=0,
         ),
-        Query(
+        StreamingQuery(
             "batch",
             ("updates",),
             topics=("batches", "quarantine"),
             every=timedelta(milliseconds=500),
             starts=0,
         ),
-        Query(
+        StreamingQuery(
             "sink",
             ("updates", "batches", "publications", "quarantine", "streams", "blocks"),
             tables=_SINK,

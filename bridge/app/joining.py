@@ -23,7 +23,7 @@ _CHANGES: Final = 2400
 _CHANGES_MORE: Final = 8  # of a round
 
 
-class Joining:
+class TopicSelector:
     """Keeps what is joined by pattern within two bounds: of all topics, and of those that one peer alone names.
 
     The less useful topics give way. A peer counts for a topic by its share: one of N topics that the peer is on. So

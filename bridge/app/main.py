@@ -19,7 +19,7 @@ import trio
 from kiln.bridge.app.interests import network_topics
 from kiln.bridge.app.neighbours import bitswap_peers
 from kiln.bridge.app.reporting import status_of
-from kiln.bridge.app.wiring import Parts, wire
+from kiln.bridge.app.wiring import BridgeComponents, build_bridge
 from kiln.bridge.bep50.carrier import CarrierError
 from kiln.bridge.capture.spool import SinkError
 from kiln.bridge.gossipsub.effects import PeerView
@@ -29,7 +29,7 @@ from kiln.bridge.libp2p.seqno import SeqnoError
 from kiln.conf.process.bridge_status import write_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.locks import locked
-from kiln.conf.process.logs import Level, Problems, say, set_up_logs
+from kiln.conf.process.logs import Level, ProblemLog, say, set_up_logs
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
@@ -69,7 +69,7 @@ async def _run(settings: Settings) -> None:
         # a peer that cannot be dialled is an error to libp2p; the status says once that the broker is away
         quiet: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
         set_up_logs(settings.log.format, settings.log.level, quiet | settings.log.levels)
-        parts = wire(settings, stack, trio.lowlevel.current_trio_token())
+        parts = build_bridge(settings, stack, trio.lowlevel.current_trio_token())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 await nursery.start(parts.node.run)
@@ -89,11 +89,11 @@ async def _run(settings: Settings) -> None:
                 nursery.cancel_scope.cancel()
 
 
-async def _look_after(parts: Parts, settings: Settings) -> None:
+async def _look_after(parts: BridgeComponents, settings: Settings) -> None:
     """Once a second: puts the node on the topics of the interests, tells IPFS its neighbours, starts threads again that
     a fault has ended, writes the status."""
     path = settings.bridge_dir / "status.json"
-    problems = Problems(_LOG)
+    problems = ProblemLog(_LOG)
     say(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network)
     while True:
         view = parts.node.view()
@@ -113,7 +113,11 @@ async def _look_after(parts: Parts, settings: Settings) -> None:
 
 
 async def _follow(
-    parts: Parts, network: str, interests: Iterable[str], peers: Mapping[bytes, PeerView], joined: Collection[str]
+    parts: BridgeComponents,
+    network: str,
+    interests: Iterable[str],
+    peers: Mapping[bytes, PeerView],
+    joined: Collection[str],
 ) -> None:
     """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
     goes on in between."""

@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kiln.bridge.gossipsub.effects import PeerView
-from kiln.bridge.ipfs.neighbours import BITSWAP, Neighbour
-from kiln.bridge.libp2p.kademlia import Reach, heard, reach
+from kiln.bridge.ipfs.neighbours import BITSWAP, BitswapPeer
+from kiln.bridge.libp2p.kademlia import AddressScope, heard, reach
 from kiln.schemas.wire.identity import peer_text
 
 
-class Connections(Protocol):
+class PeerConnector(Protocol):
     """What is asked of the node."""
 
     def speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
     def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...
 
 
-def bitswap_peers(node: Connections, peers: Mapping[bytes, PeerView]) -> list[Neighbour]:
+def bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
     """Those in good standing, with the addresses of TCP that they name and that one may believe from where they are.
 
     First those that the node dialled, then by age. `peers`: all gossip peers.
     """
     speaking = dict(node.speaking(*BITSWAP))
-    found: list[Neighbour] = []
+    found: list[BitswapPeer] = []
     for peer, view in sorted(peers.items(), key=lambda each: not each[1].outbound):
         if peer not in speaking or view.score < 0:
             continue
         remote = node.remote_address(peer)
         away = reach(remote[0]) if remote is not None else None
-        contact = heard(peer, speaking[peer], Reach.WORLD if away is None else away)
+        contact = heard(peer, speaking[peer], AddressScope.WORLD if away is None else away)
         if contact.addresses:
-            found.append(Neighbour(peer_text(peer), tuple(address.text for address in contact.addresses)))
+            found.append(BitswapPeer(peer_text(peer), tuple(address.text for address in contact.addresses)))
     return found

@@ -8,7 +8,7 @@ from heapq import nlargest
 
 from msgspec import structs
 
-from kiln.bridge.app.wiring import Parts, held_back
+from kiln.bridge.app.wiring import BridgeComponents, held_back
 from kiln.bridge.bep50.carrier import TRANSPORT
 from kiln.bridge.libp2p.view import NodeView
 from kiln.bridge.publisher.publisher import Publisher
@@ -20,7 +20,9 @@ _MOST_SAVINGS = 50  # topics, and topics of each peer, whose savings are told
 _NO_IPFS = "ipfs.api is empty"
 
 
-def status_of(parts: Parts, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float) -> BridgeStatus:
+def status_of(
+    parts: BridgeComponents, settings: Settings, view: NodeView, interests: tuple[str, ...], at: float
+) -> BridgeStatus:
     """The status of a bridge. `view`: of its node; `interests`: as last read; `at`: unix seconds."""
     return BridgeStatus(
         at=at,
@@ -64,7 +66,7 @@ def _publisher_status(publisher: Publisher | None, turned_off: bool, setting: st
     return publisher.status()
 
 
-def _overlay_status(parts: Parts, settings: Settings) -> OverlayStatus | None:
+def _overlay_status(parts: BridgeComponents, settings: Settings) -> OverlayStatus | None:
     if parts.carrier is None:
         return None
     return parts.carrier.status(
@@ -72,7 +74,7 @@ def _overlay_status(parts: Parts, settings: Settings) -> OverlayStatus | None:
     )
 
 
-def _errors(parts: Parts, settings: Settings, view: NodeView) -> Iterator[str]:
+def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iterator[str]:
     for each in view.bootstrap:
         if each.error and not each.connected:
             yield f"{each.addresses[0]}: {each.error}"

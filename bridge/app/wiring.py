@@ -1,4 +1,5 @@
-"""The parts of one bridge: each is made from the settings by a function of its own, and `wire` connects them."""
+"""The parts of one bridge: each is made from the settings by a function of its own, and `build_bridge` connects
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.bridge.app.interests import InterestsFile
-from kiln.bridge.app.joining import Joining
+from kiln.bridge.app.joining import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.spool import FrameSink
 from kiln.bridge.cluster.group import Member, interests_digest
@@ -24,29 +25,29 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import MessageTooLargeError
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits
-from kiln.bridge.ipfs import Blocks, open_blocks
+from kiln.bridge.ipfs import BlockStore, open_blocks
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer
-from kiln.bridge.kafka.quarantine import Quarantine
+from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.topic_notes import notes_of
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
-from kiln.bridge.publisher.ledger import Ledger
+from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import PublishError, PublishingOptions
-from kiln.bridge.publisher.pace import Pace
-from kiln.bridge.publisher.pins import Pins
+from kiln.bridge.publisher.pace import AuthorPacer
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import HeightWatch, Topics, Transition
+from kiln.bridge.publisher.transition import HeightWatch, TopicScheme, Transition
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.schemas.dht.announcement import parse_source
 from kiln.schemas.wire.identity import peer_of, peer_text
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 from kiln.schemas.wire.topics import separator_text
 
 _PATIENCE = 4.0  # s that frames on their way to Kafka get when the bridge ends; the spool keeps the rest
@@ -58,18 +59,18 @@ class FramesLostError(KilnError):
 
 
 @dataclass(frozen=True)
-class Parts:
+class BridgeComponents:
     """What a bridge is made of. None: the settings turn that part off."""
 
     interests: InterestsFile
     shares: TopicShares
-    joining: Joining
+    joining: TopicSelector
     sink: FrameSink
     node: Node
     discovery: Discovery | None
-    quarantine: Quarantine
+    quarantine: QuarantineWriter
     carrier: Carrier | None
-    blocks: Blocks
+    blocks: BlockStore
     membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
@@ -84,7 +85,7 @@ class Parts:
         return tuple(each for each in (self.publisher, self.announcer, self.fetcher) if each is not None)
 
 
-def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> Parts:
+def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> BridgeComponents:
     """The parts, connected. `stack` takes them down again, the newest first. FramesLostError.
 
     The threads of publisher and announcer hand messages to the trio thread of `token`. Whoever calls this starts node,
@@ -94,7 +95,7 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create(settings.bridge_dir / "key")
     shares = TopicShares(peer_text(peer_of(key)))
-    joining = Joining(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
+    joining = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_of_peer, shares)
     node = _node(settings, key, seqno, sink, joining)
     quarantine = _quarantine(settings)
     quarantine.start()
@@ -108,7 +109,7 @@ def wire(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -
     membership = _membership(settings, node, interests, carrier)
     membership.start()
     stack.callback(membership.stop)
-    return Parts(
+    return BridgeComponents(
         interests=interests,
         shares=shares,
         joining=joining,
@@ -147,7 +148,7 @@ class PublishingTopics:
         if self._height is not None:
             self._height.stop()
 
-    def published_on(self) -> Topics:
+    def published_on(self) -> TopicScheme:
         """The topics on which a batch goes out now."""
         return self._transition.published_on(_now_us(), self._reached_at)
 
@@ -177,7 +178,7 @@ def _now_us() -> int:
 # ---------------------------------------------------------------- network
 
 
-def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, joining: Joining) -> Node:
+def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameSink, joining: TopicSelector) -> Node:
     options = NodeOptions(
         network=settings.network,
         listen=settings.bridge.listen,
@@ -185,7 +186,7 @@ def _node(settings: Settings, key: Ed25519PrivateKey, seqno: Seqno, sink: FrameS
         gossip=RouterOptions(
             policy=settings.policy.of(settings.network), rpc_limits=RpcLimits(settings.bridge.max_rpc_out)
         ),
-        bundles=Bundles(settings.topic_table.bundles),
+        bundles=BundleSet(settings.topic_table.bundles),
         send_indices=settings.topic_table.send,
         agent="kiln/0.1.0",
         max_rpc=settings.bridge.max_rpc,
@@ -210,7 +211,7 @@ def _discovery(settings: Settings, node: Node) -> Discovery:
     return Discovery(node, options, random.Random(), RouterOptions().D)
 
 
-def _carrier(settings: Settings, sink: FrameSink, quarantine: Quarantine) -> Carrier:
+def _carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineWriter) -> Carrier:
     told, folder = settings.bep50, settings.bridge_dir
     options = CarrierOptions(
         network=settings.network,
@@ -256,15 +257,15 @@ def _sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
-def _quarantine(settings: Settings) -> Quarantine:
+def _quarantine(settings: Settings) -> QuarantineWriter:
     kafka = settings.broker
-    return Quarantine(
+    return QuarantineWriter(
         lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
     )
 
 
 @contextmanager
-def _blocks(settings: Settings) -> Iterator[Blocks]:
+def _blocks(settings: Settings) -> Iterator[BlockStore]:
     ipfs = settings.ipfs
     blocks = open_blocks(
         ipfs.api,
@@ -280,9 +281,9 @@ def _blocks(settings: Settings) -> Iterator[Blocks]:
         blocks.close()
 
 
-def _pins(settings: Settings, blocks: Blocks) -> Pins:
+def _pins(settings: Settings, blocks: BlockStore) -> BlockPins:
     """For one thread, as SQLite's connections are."""
-    return Pins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_for))
+    return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_for))
 
 
 # ---------------------------------------------------------------- threads
@@ -300,12 +301,12 @@ def _membership(settings: Settings, node: Node, interests: InterestsFile, carrie
 def _publisher(
     settings: Settings,
     node: Node,
-    blocks: Blocks,
+    blocks: BlockStore,
     topics: PublishingTopics,
     membership: Membership,
     token: trio.lowlevel.TrioToken,
 ) -> Publisher:
-    pace = Pace(micros(settings.publish.gap), settings.publish.keys)
+    pace = AuthorPacer(micros(settings.publish.gap), settings.publish.keys)
 
     def publish(topic: str, data: bytes) -> int:
         try:
@@ -340,7 +341,7 @@ def held_back(settings: Settings, ipfs: IpfsStatus) -> str | None:
 
 
 def _announcer(
-    settings: Settings, carrier: Carrier, blocks: Blocks, membership: Membership, token: trio.lowlevel.TrioToken
+    settings: Settings, carrier: Carrier, blocks: BlockStore, membership: Membership, token: trio.lowlevel.TrioToken
 ) -> Publisher:
     def announce(topic: str, data: bytes) -> int:
         try:
@@ -371,11 +372,11 @@ def _announcer(
     )
 
 
-def _ledger(settings: Settings, transport: str) -> Ledger:
-    return Ledger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
+def _ledger(settings: Settings, transport: str) -> PublishLedger:
+    return PublishLedger(settings.bridge_dir / f"handed-over-{transport}.sqlite")
 
 
-def _fetcher(settings: Settings, blocks: Blocks, membership: Membership) -> Fetcher:
+def _fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
     file = _interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     also = [separator_text(parse_source(text).separator) for text in followed]

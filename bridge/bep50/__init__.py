@@ -30,7 +30,7 @@ What the text leaves open, and how it is read here:
 4. An update is not sent back to where it came from, nor to who is known to have it.
 5. What a get brings is pushed on like what a put brings: so losses heal.
 6. The same item again is acknowledged, not refused: with flooding it is the commonest put. Another value under the
-   same number is refused (302), and told (`Conflict`).
+   same number is refused (302), and told (`ItemConflict`).
 7. A prohibited query is answered with error 204, another target or topic with 203.
 8. ping and find_node are permitted.
 9. Of a bucket resized to one the contact that has been good for longest is kept.
@@ -42,31 +42,31 @@ What the text leaves open, and how it is read here:
 """
 
 from kiln.bridge.bep50.machine import (
-    Acknowledged,
-    Carried,
-    Conflict,
-    Connected,
+    ConnectivityChange,
     Datagram,
     Event,
-    Output,
-    PlainStored,
-    Settings,
-    Updated,
+    ItemAcknowledgement,
+    ItemConflict,
+    ItemTransfer,
+    ItemUpdate,
+    OverlayEffects,
+    OverlaySettings,
+    PlainStoreResult,
 )
 from kiln.bridge.bep50.overlay import Overlay
-from kiln.bridge.bep50.topic import PublishError
+from kiln.bridge.bep50.topic import ItemPublishError
 
 __all__ = [
-    "Acknowledged",
-    "Carried",
-    "Conflict",
-    "Connected",
+    "ConnectivityChange",
     "Datagram",
     "Event",
-    "Output",
+    "ItemAcknowledgement",
+    "ItemConflict",
+    "ItemPublishError",
+    "ItemTransfer",
+    "ItemUpdate",
     "Overlay",
-    "PlainStored",
-    "PublishError",
-    "Settings",
-    "Updated",
+    "OverlayEffects",
+    "OverlaySettings",
+    "PlainStoreResult",
 ]

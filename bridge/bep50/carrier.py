@@ -29,20 +29,20 @@ import trio
 from nacl.signing import SigningKey
 from trio_typing import TaskStatus
 
-from kiln.bridge.bep50.machine import Carried, Conflict, Event, PlainStored, Settings, Updated
+from kiln.bridge.bep50.machine import Event, ItemConflict, ItemTransfer, ItemUpdate, OverlaySettings, PlainStoreResult
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.bridge.bep50.socket import Endpoint, bind
-from kiln.bridge.bep50.store import Store, StoreError
+from kiln.bridge.bep50.store import TopicStore, TopicStoreError
 from kiln.bridge.bep50.tap import ItemTap
-from kiln.bridge.bep50.topic import PublishError as OverlayError
-from kiln.bridge.bep50.topic import Topic, addresses
+from kiln.bridge.bep50.topic import ItemPublishError as OverlayError
+from kiln.bridge.bep50.topic import TopicNode, addresses
 from kiln.bridge.capture.sink import Sink
 from kiln.bridge.libp2p.keys import load_or_create
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
 from kiln.schemas.dht.announcement import (
     Announcement,
-    Source,
+    PublisherKey,
     missed,
     next_sequence,
     read_announcement,
@@ -51,7 +51,7 @@ from kiln.schemas.dht.announcement import (
 )
 from kiln.schemas.dht.items import Item, sign
 from kiln.schemas.dht.items import target as target_of
-from kiln.schemas.dht.krpc import ID_SIZE, Address, Family, host_and_port
+from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, Family, host_and_port
 from kiln.schemas.dht.node_id import bound_id, is_exempt
 from kiln.schemas.kafka.records import QuarantineRecord
 from kiln.schemas.reject import Rejected
@@ -87,7 +87,7 @@ class CarrierOptions:
     """nodes of the plain DHT"""
     contacts: Sequence[str] = ()
     """nodes that are tried for every topic, as IP addresses"""
-    follow: Sequence[Source] = ()
+    follow: Sequence[PublisherKey] = ()
     most_topics: int = 500
     """of our own key, joined at a time"""
     batch_typ: int = BATCH_UPDATE
@@ -117,13 +117,13 @@ class Carrier:
         self._quarantine = quarantine
         self._stop_file = folder / "stopped"
         try:
-            self._store = Store(folder)
+            self._store = TopicStore(folder)
             self.stopped: str | None = self._stop_file.read_text() if self._stop_file.exists() else None
             """Why nothing may be published under our key, in words. Kept in a file that the user removes: who starts
             again and goes on would fight with the other publisher for ever."""
         except OSError as error:
             raise CarrierError(f"the folder {folder} cannot be used: {error}") from error
-        self._sources: dict[bytes, Source] = {}
+        self._sources: dict[bytes, PublisherKey] = {}
         self._ours: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, the last used last
         self._unsaved: dict[bytes, float] = {}
         self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, those not known to be written
@@ -131,7 +131,7 @@ class Carrier:
         self._counts: Counter[str] = Counter()
         self._troubles: dict[bytes, str] = {}
         self._disk: str | None = None
-        self.addresses: tuple[Address, ...] = ()
+        self.addresses: tuple[DhtAddress, ...] = ()
         """Where it listens."""
 
     # ---------------------------------------------------------------- running
@@ -142,10 +142,10 @@ class Carrier:
         try:
             sockets = [await bind(*host_and_port(text)) for text in options.listen]
             random = SystemRandom()
-            self.addresses = tuple(Address.parse(*each.getsockname()[:2]) for each in sockets)
-            local: dict[Family, Address] = {each.family: each for each in self.addresses}
+            self.addresses = tuple(DhtAddress.parse(*each.getsockname()[:2]) for each in sockets)
+            local: dict[Family, DhtAddress] = {each.family: each for each in self.addresses}
             node = self._store.node_id(_new_id(self.addresses[0].ip, random.randbytes(ID_SIZE)))
-        except (OSError, StoreError) as error:
+        except (OSError, TopicStoreError) as error:
             raise CarrierError(str(error)) from error
         at_home = all(ipaddress.ip_address(each.ip).is_loopback for each in self.addresses)
         self._overlay = Overlay(
@@ -153,7 +153,7 @@ class Carrier:
             self.addresses[0].port,
             random,
             trio.current_time(),
-            Settings(per_ip=0) if at_home else Settings(),  # on loopback all have one IP
+            OverlaySettings(per_ip=0) if at_home else OverlaySettings(),  # on loopback all have one IP
             filter(None, map(_address, options.bootstrap)),
         )
         self._tap = ItemTap(options.network, node, local, self._sink.put)
@@ -166,7 +166,7 @@ class Carrier:
                     await self._join(source)
                 nursery.start_soon(self._find_names)
                 task_status.started()
-        except* StoreError as group:
+        except* TopicStoreError as group:
             raise CarrierError(str(group.exceptions[0])) from group
         finally:
             for target in self._sources:
@@ -201,23 +201,23 @@ class Carrier:
             return
         self._unknown.pop(text, None)
         known, families = self._overlay.plain.bootstrap, {each.family for each in self.addresses}
-        places = [Address.parse(str(place[0]).partition("%")[0], int(place[1])) for *_, place in found]
+        places = [DhtAddress.parse(str(place[0]).partition("%")[0], int(place[1])) for *_, place in found]
         known += [each for each in places if each.family in families and each not in known]
 
     # ---------------------------------------------------------------- topics
 
-    async def _join(self, source: Source) -> bytes:
+    async def _join(self, source: PublisherKey) -> bytes:
         """The target of a source's topic, which is joined. Raises StoreError, TopicError."""
         salt = topic_salt(self._options.network, source.separator)
         target = target_of(source.key, salt)
         if target not in self._overlay.topics:
             stored = self._store.load(target)
-            contacts = [*stored.contacts, *map(Address.from_text, self._options.contacts)]
+            contacts = [*stored.contacts, *map(DhtAddress.from_text, self._options.contacts)]
             self._sources[target] = source
             await self._endpoint.subscribe(source.key, salt, stored.item, contacts, source.key == self.public)
         return target
 
-    async def _join_ours(self, source: Source) -> bytes:
+    async def _join_ours(self, source: PublisherKey) -> bytes:
         target = await self._join(source)
         if source not in self._options.follow:
             self._ours[target] = None
@@ -250,16 +250,16 @@ class Carrier:
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case Carried():
+                case ItemTransfer():
                     self._tap.take(event, self._clock_ns())
-                case Updated():
+                case ItemUpdate():
                     self._updated(event)
-                case Conflict():
+                case ItemConflict():
                     self._conflict(event)
-                case PlainStored():
+                case PlainStoreResult():
                     self._counts["stored"] += event.nodes
 
-    def _updated(self, event: Updated) -> None:
+    def _updated(self, event: ItemUpdate) -> None:
         self._counts["items"] += 1
         if event.via == "publish":  # now: the next one's number and `prev` come from it
             self._save(event.target)
@@ -269,7 +269,7 @@ class Carrier:
         if self._on_item is not None:
             self._on_item(event.item)
 
-    def _look_for_gap(self, event: Updated) -> None:
+    def _look_for_gap(self, event: ItemUpdate) -> None:
         source = self._sources[event.target]
         if event.kept is None or source.key == self.public:
             return
@@ -292,7 +292,7 @@ class Carrier:
         )
         self._gaps.setdefault(event.target, []).append(self._quarantine(cid.encode(), record))
 
-    def _conflict(self, event: Conflict) -> None:
+    def _conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
         of = f"for {separator_text(source.separator)}: sequence {event.kept.sequence}, signed {_sign_of(event.kept)}"
         other = f"sequence {event.other.sequence}, signed {_sign_of(event.other)}"
@@ -325,14 +325,14 @@ class Carrier:
             raise PublishError(f"{topic} is no topic of a separator, or its message no BATCH_UPDATE")
         separator = name.separator
         try:
-            joined = self._overlay.topics[await self._join_ours(Source(self.public, separator))]
+            joined = self._overlay.topics[await self._join_ours(PublisherKey(self.public, separator))]
             cid, named = cid_bytes(update.batch), self._named(joined)
             if cid not in named:
                 now = self._clock_ns() // 1_000_000
                 value = write_announcement(Announcement(separator, cid, now, named), self._options.batch_typ)
                 last = joined.item.sequence if joined.item is not None else None
                 await self._endpoint.publish(sign(self._key, joined.salt, next_sequence(now, last), value))
-        except (OverlayError, StoreError, TopicError, CidError, ValueError, OSError) as error:
+        except (OverlayError, TopicStoreError, TopicError, CidError, ValueError, OSError) as error:
             raise PublishError(str(error)) from error
         assert joined.item is not None
         return sum(each.sequence >= joined.item.sequence for each in joined.contacts)
@@ -344,7 +344,7 @@ class Carrier:
         assert name.separator is not None
         return target_of(self.public, topic_salt(name.network, name.separator)).hex()
 
-    def _named(self, topic: Topic) -> tuple[bytes, ...]:
+    def _named(self, topic: TopicNode) -> tuple[bytes, ...]:
         """The batches that the topic's item names, newest first. So they survive a restart with the item."""
         if topic.item is None:
             return ()
@@ -398,10 +398,10 @@ def publisher_key(folder: Path) -> SigningKey:
     return SigningKey(load_or_create(folder / "bep50.key").private_bytes_raw())
 
 
-def _address(text: str) -> Address | None:
+def _address(text: str) -> DhtAddress | None:
     """None: the host is a name."""
     try:
-        return Address.from_text(text)
+        return DhtAddress.from_text(text)
     except ValueError:
         return None
 

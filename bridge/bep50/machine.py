@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from kiln.schemas.dht.items import Item
-from kiln.schemas.dht.krpc import Address, Error, Message, Query, Response, write_message
+from kiln.schemas.dht.krpc import DhtAddress, KrpcError, KrpcQuery, KrpcResponse, Message, write_message
 
 
-class Settings(Struct, frozen=True):
+class OverlaySettings(Struct, frozen=True):
     """How an overlay behaves. Times in seconds."""
 
     timeout: float = 2.0
@@ -54,29 +54,29 @@ class Settings(Struct, frozen=True):
 Via = Literal["put", "get", "plain", "publish"]
 
 
-class Carried(NamedTuple):
+class ItemTransfer(NamedTuple):
     """A datagram that carries an item of a topic went in or out; nothing in it was checked yet."""
 
     target: bytes
     direction: Literal["in", "out"]
     datagram: bytes
-    address: Address
+    address: DhtAddress
     node: bytes
     """The other node's id; empty where it is not known."""
 
 
-class Updated(NamedTuple):
+class ItemUpdate(NamedTuple):
     """A topic has a new item, verified: keep it (BEP 50, Subscribing to topics), before the output is sent."""
 
     target: bytes
     item: Item
     via: Via
-    source: Address | None
+    source: DhtAddress | None
     kept: Item | None
     """The one that it replaces."""
 
 
-class Conflict(NamedTuple):
+class ItemConflict(NamedTuple):
     """An item, well signed, that should not be there.
 
     Another value under the sequence number of the kept item, which stays. Or, with ``ours``, any newer item where we
@@ -87,18 +87,18 @@ class Conflict(NamedTuple):
     kept: Item
     other: Item
     ours: bool
-    source: Address | None
+    source: DhtAddress | None
 
 
-class Acknowledged(NamedTuple):
+class ItemAcknowledgement(NamedTuple):
     """A contact has our published item."""
 
     target: bytes
     sequence: int
-    address: Address
+    address: DhtAddress
 
 
-class PlainStored(NamedTuple):
+class PlainStoreResult(NamedTuple):
     """So many nodes of the plain DHT took our item."""
 
     target: bytes
@@ -106,34 +106,36 @@ class PlainStored(NamedTuple):
     nodes: int
 
 
-class Connected(NamedTuple):
+class ConnectivityChange(NamedTuple):
     """A topic has its first contact, or has lost its last one."""
 
     target: bytes
     connected: bool
 
 
-Event: TypeAlias = Carried | Updated | Conflict | Acknowledged | PlainStored | Connected
+Event: TypeAlias = (
+    ItemTransfer | ItemUpdate | ItemConflict | ItemAcknowledgement | PlainStoreResult | ConnectivityChange
+)
 
 
 class Datagram(NamedTuple):
     """Bytes to send to an address."""
 
     data: bytes
-    address: Address
+    address: DhtAddress
 
 
-class Output(NamedTuple):
+class OverlayEffects(NamedTuple):
     """What a call resulted in: tell the events first, then send the datagrams."""
 
     datagrams: list[Datagram]
     events: list[Event]
 
 
-class Machine:
+class OverlayCore:
     """Time, chance, timers and output of one UDP port."""
 
-    def __init__(self, node_id: bytes, port: int, random: Random, settings: Settings, now: float) -> None:
+    def __init__(self, node_id: bytes, port: int, random: Random, settings: OverlaySettings, now: float) -> None:
         self.id = node_id
         """BEP 50: "Nodes for different topics with the same listen address SHOULD use the same node id"."""
         self.port = port
@@ -149,17 +151,17 @@ class Machine:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
-    def send(self, message: Message, address: Address, node: bytes = b"", target: bytes | None = None) -> None:
+    def send(self, message: Message, address: DhtAddress, node: bytes = b"", target: bytes | None = None) -> None:
         """Send a message. ``target`` is that of an item in it, where its topic does not say: in the plain DHT."""
         data = write_message(message)
         target = message.topic or target
         self._datagrams.append(Datagram(data, address))
-        fields = message.arguments if isinstance(message, Query) else None
-        fields = message.values if isinstance(message, Response) else fields
+        fields = message.arguments if isinstance(message, KrpcQuery) else None
+        fields = message.values if isinstance(message, KrpcResponse) else fields
         if target is not None and fields is not None and b"v" in fields:
-            self.tell(Carried(target, "out", data, address, node))
+            self.tell(ItemTransfer(target, "out", data, address, node))
 
-    def refuse(self, error: Error, address: Address) -> None:
+    def refuse(self, error: KrpcError, address: DhtAddress) -> None:
         """Answer with an error, and count it."""
         self.dropped[f"refused_{error.refusal.code}"] += 1
         self.send(error, address)
@@ -189,8 +191,8 @@ class Machine:
             action()
         self.now = max(self.now, now)
 
-    def take(self) -> Output:
+    def take(self) -> OverlayEffects:
         """Take the output that has gathered."""
-        output = Output(self._datagrams, self._events)
+        output = OverlayEffects(self._datagrams, self._events)
         self._datagrams, self._events = [], []
         return output

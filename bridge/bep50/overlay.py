@@ -16,12 +16,20 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from kiln.bridge.bep50.limits import RateLimits, WriteTokens
-from kiln.bridge.bep50.machine import Machine, Output, Settings
+from kiln.bridge.bep50.machine import OverlayCore, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.plain import PlainNode
-from kiln.bridge.bep50.topic import PublishError, Topic
+from kiln.bridge.bep50.topic import ItemPublishError, TopicNode
 from kiln.schemas.dht.items import Item
 from kiln.schemas.dht.items import target as target_of
-from kiln.schemas.dht.krpc import MALFORMED, UNKNOWN_TOPIC, Address, Error, Malformed, Query, read_message
+from kiln.schemas.dht.krpc import (
+    MALFORMED,
+    UNKNOWN_TOPIC,
+    DhtAddress,
+    KrpcError,
+    KrpcQuery,
+    MalformedDatagram,
+    read_message,
+)
 
 
 class Overlay:
@@ -38,13 +46,13 @@ class Overlay:
         port: int,
         random: Random,
         now: float,
-        settings: Settings | None = None,
-        bootstrap: Iterable[Address] = (),
+        settings: OverlaySettings | None = None,
+        bootstrap: Iterable[DhtAddress] = (),
     ) -> None:
-        self.settings = settings or Settings()
-        self.topics: dict[bytes, Topic] = {}
+        self.settings = settings or OverlaySettings()
+        self.topics: dict[bytes, TopicNode] = {}
         """By target."""
-        self._machine = Machine(node_id, port, random, self.settings, now)
+        self._machine = OverlayCore(node_id, port, random, self.settings, now)
         self._tokens = WriteTokens(random.randbytes(32))
         self._rates = RateLimits(self.settings.rate, self.settings.burst)
         self.plain = PlainNode(self._machine, bootstrap, self._item)
@@ -66,9 +74,9 @@ class Overlay:
         salt: bytes,
         now: float,
         stored: Item | None = None,
-        contacts: Sequence[Address] = (),
+        contacts: Sequence[DhtAddress] = (),
         publishing: bool = False,
-    ) -> Output:
+    ) -> OverlayEffects:
         """Join the topic of a key and a salt; nothing happens if it is joined already.
 
         ``stored`` is the newest item of an earlier run, which is served at once; ``contacts`` are addresses to begin
@@ -79,11 +87,11 @@ class Overlay:
             raise ValueError(f"the stored item is of {stored.target.hex()}, not of {target_of(key, salt).hex()}")
         self._machine.advance(now)
         if target_of(key, salt) not in self.topics:
-            topic = Topic(self._machine, self.plain, self._tokens, key, salt, stored, contacts, publishing)
+            topic = TopicNode(self._machine, self.plain, self._tokens, key, salt, stored, contacts, publishing)
             self.topics[topic.target] = topic
         return self._machine.take()
 
-    def unsubscribe(self, target: bytes, now: float) -> Output:
+    def unsubscribe(self, target: bytes, now: float) -> OverlayEffects:
         """Leave a topic."""
         self._machine.advance(now)
         topic = self.topics.pop(target, None)
@@ -91,7 +99,7 @@ class Overlay:
             topic.close()
         return self._machine.take()
 
-    def publish(self, item: Item, now: float) -> Output:
+    def publish(self, item: Item, now: float) -> OverlayEffects:
         """Publish an item in its topic (BEP 50: a publisher "SHOULD also subscribe to the topic").
 
         Raises PublishError if the topic is not joined, if the item is not newer than the topic's or not well signed, or
@@ -100,25 +108,25 @@ class Overlay:
         self._machine.advance(now)
         topic = self.topics.get(item.target)
         if topic is None:
-            raise PublishError(f"topic {item.target.hex()} is not joined: subscribe to it first")
+            raise ItemPublishError(f"topic {item.target.hex()} is not joined: subscribe to it first")
         topic.publish(item)
         return self._machine.take()
 
-    def advance(self, now: float) -> Output:
+    def advance(self, now: float) -> OverlayEffects:
         """Let time pass."""
         self._machine.advance(now)
         return self._machine.take()
 
-    def receive(self, datagram: bytes, source: Address, now: float) -> Output:
+    def receive(self, datagram: bytes, source: DhtAddress, now: float) -> OverlayEffects:
         """Take in a datagram. Raises nothing, whatever is in it."""
         self._machine.advance(now)
         self._machine.datagram = datagram
         message = read_message(datagram)
         if not source.usable:
             self.dropped["unusable_source"] += 1
-        elif isinstance(message, Malformed):
+        elif isinstance(message, MalformedDatagram):
             self._refuse_malformed(message, source)
-        elif not isinstance(message, Query):
+        elif not isinstance(message, KrpcQuery):
             taker = self.plain if message.topic is None else self.topics.get(message.topic)
             if taker is None or not taker.answered(message, source):
                 self.dropped["not_asked_for"] += 1
@@ -129,13 +137,13 @@ class Overlay:
         elif message.topic in self.topics:
             self.topics[message.topic].asked(message, source)
         else:
-            self._machine.refuse(Error(message.transaction, UNKNOWN_TOPIC, message.topic), source)
+            self._machine.refuse(KrpcError(message.transaction, UNKNOWN_TOPIC, message.topic), source)
         return self._machine.take()
 
-    def _refuse_malformed(self, message: Malformed, source: Address) -> None:
+    def _refuse_malformed(self, message: MalformedDatagram, source: DhtAddress) -> None:
         self.dropped[message.reason] += 1
         if message.transaction is not None and self._rates.allows(source.ip, self._machine.now):
-            self._machine.refuse(Error(message.transaction, MALFORMED, message.topic), source)
+            self._machine.refuse(KrpcError(message.transaction, MALFORMED, message.topic), source)
 
     def _item(self, target: bytes) -> Item | None:
         topic = self.topics.get(target)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from kiln.bridge.bep50.machine import Machine
+from kiln.bridge.bep50.machine import OverlayCore
 from kiln.bridge.bep50.table import GONE, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.schemas.dht.bencode import Value
@@ -21,13 +21,13 @@ from kiln.schemas.dht.krpc import (
     BAD_TOKEN,
     ID_SIZE,
     UNKNOWN_METHOD,
-    Address,
-    Error,
+    DhtAddress,
+    DhtNode,
     Family,
-    Node,
-    Query,
-    Refusal,
-    Response,
+    KrpcError,
+    KrpcQuery,
+    KrpcRefusal,
+    KrpcResponse,
     read_nodes,
     write_nodes,
 )
@@ -43,10 +43,10 @@ LookupMethod = Literal[b"get_peers", b"get"]
 
 
 @dataclass
-class Found:
+class WritableNode:
     """A node that answered a lookup, and the write token it gave us."""
 
-    node: Node
+    node: DhtNode
     token: bytes
 
 
@@ -58,23 +58,23 @@ class Lookup:
     method: LookupMethod
     target: bytes
     family: Family
-    on_response: Callable[[Response, Address], None]
-    on_end: Callable[[list[Found]], None]
-    candidates: list[Node] = field(default_factory=list)
-    unnamed: list[Address] = field(default_factory=list)
+    on_response: Callable[[KrpcResponse, DhtAddress], None]
+    on_end: Callable[[list[WritableNode]], None]
+    candidates: list[DhtNode] = field(default_factory=list)
+    unnamed: list[DhtAddress] = field(default_factory=list)
     """Where to begin when there is nobody: addresses without a node id."""
-    asked: set[Address] = field(default_factory=set)
-    answered: dict[bytes, Found | None] = field(default_factory=dict)
+    asked: set[DhtAddress] = field(default_factory=set)
+    answered: dict[bytes, WritableNode | None] = field(default_factory=dict)
     """By node id; None without a token."""
     waiting: int = 0
     ended: bool = False
 
-    def hear(self, nodes: Iterable[Node]) -> None:
+    def hear(self, nodes: Iterable[DhtNode]) -> None:
         known = {each.address: each for each in nodes if each.address.family == self.family}
         known |= {each.address: each for each in self.candidates}
         self.candidates = sorted(known.values(), key=lambda each: distance(each.id, self.target))[:MAX_QUERIES]
 
-    def next(self) -> Node | None:
+    def next(self) -> DhtNode | None:
         """Whom to ask now: one of the K nearest that have not failed us."""
         if len(self.asked) >= MAX_QUERIES:
             return None
@@ -83,11 +83,11 @@ class Lookup:
             if node.address not in self.asked:
                 return node
         if self.unnamed and not self.answered:
-            return Node(b"", self.unnamed.pop())
+            return DhtNode(b"", self.unnamed.pop())
         return None
 
     @property
-    def nearest(self) -> list[Found]:
+    def nearest(self) -> list[WritableNode]:
         """The nearest K of those that answered with a token."""
         found = [each for each in self.answered.values() if each is not None]
         return sorted(found, key=lambda each: distance(each.node.id, self.target))[:K]
@@ -96,7 +96,9 @@ class Lookup:
 class PlainNode:
     """Lookups in the plain DHT, and answers to it. ``bootstrap``: addresses to begin with; none is built in."""
 
-    def __init__(self, machine: Machine, bootstrap: Iterable[Address], items: Callable[[bytes], Item | None]) -> None:
+    def __init__(
+        self, machine: OverlayCore, bootstrap: Iterable[DhtAddress], items: Callable[[bytes], Item | None]
+    ) -> None:
         self._machine = machine
         self.bootstrap = list(bootstrap)
         """Where to begin; more may be added."""
@@ -113,8 +115,8 @@ class PlainNode:
         self,
         method: LookupMethod,
         target: bytes,
-        on_response: Callable[[Response, Address], None],
-        on_end: Callable[[list[Found]], None],
+        on_response: Callable[[KrpcResponse, DhtAddress], None],
+        on_end: Callable[[list[WritableNode]], None],
     ) -> None:
         """Ask the nodes near ``target``, in each family in which we know any; ``on_end`` is called once for each."""
         for family, table in self.tables.items():
@@ -123,7 +125,7 @@ class PlainNode:
             lookup.hear(table.closest(target, K))
             self._go_on(lookup)
 
-    def announce(self, target: bytes, found: Iterable[Found]) -> None:
+    def announce(self, target: bytes, found: Iterable[WritableNode]) -> None:
         """Say at these nodes that we have the topic (BEP 50: "with the port they are listening for DHT messages on").
 
         One socket carries everything, so ``implied_port`` names the same port also behind a NAT that has changed it.
@@ -137,13 +139,13 @@ class PlainNode:
             }
             self._transactions.ask(each.node.address, b"announce_peer", arguments, lambda _: None)
 
-    def put(self, item: Item, found: Iterable[Found], done: Callable[[int], None]) -> None:
+    def put(self, item: Item, found: Iterable[WritableNode], done: Callable[[int], None]) -> None:
         """Store an item at these nodes; ``done`` is told how many took it."""
         nodes = list(found)
         outcomes: list[bool] = []
 
         def answered(answer: Answer) -> None:
-            outcomes.append(isinstance(answer, Response))
+            outcomes.append(isinstance(answer, KrpcResponse))
             if len(outcomes) == len(nodes):
                 done(sum(outcomes))
 
@@ -151,7 +153,7 @@ class PlainNode:
             arguments = {**put_fields(item), b"token": each.token}
             self._transactions.ask(each.node.address, b"put", arguments, answered, each.node.id, item.target)
 
-    def answered(self, message: Response | Error, source: Address) -> bool:
+    def answered(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
         """Take an answer; False if nobody had asked."""
         done = self._transactions.take(message, source)
         if done is not None:
@@ -165,15 +167,15 @@ class PlainNode:
             lookup.ended = True
             lookup.on_end(lookup.nearest)
 
-    def _ask(self, lookup: Lookup, node: Node) -> None:
+    def _ask(self, lookup: Lookup, node: DhtNode) -> None:
         def done(answer: Answer) -> None:
             lookup.waiting -= 1
             self._note(node.address, answer)
-            if isinstance(answer, Response):
+            if isinstance(answer, KrpcResponse):
                 token = answer.values.get(b"token")
-                who = Node(answer.sender, node.address)
+                who = DhtNode(answer.sender, node.address)
                 if answer.sender != self._machine.id and answer.sender not in lookup.answered:
-                    lookup.answered[answer.sender] = Found(who, token) if isinstance(token, bytes) else None
+                    lookup.answered[answer.sender] = WritableNode(who, token) if isinstance(token, bytes) else None
                 lookup.hear(read_nodes(answer.values)[: 2 * K])
                 lookup.on_response(answer, node.address)
             self._go_on(lookup)
@@ -183,14 +185,14 @@ class PlainNode:
         name = b"info_hash" if lookup.method == b"get_peers" else b"target"
         self._transactions.ask(node.address, lookup.method, {name: lookup.target}, done)
 
-    def _note(self, address: Address, answer: Answer) -> None:
+    def _note(self, address: DhtAddress, answer: Answer) -> None:
         table = self.tables[address.family]
         contact = table.find(address)
-        if isinstance(answer, Response):
+        if isinstance(answer, KrpcResponse):
             if contact is None or contact.id != answer.sender:
                 if contact is not None:
                     table.remove(contact)
-                table.insert(Node(answer.sender, address), self._machine.now)
+                table.insert(DhtNode(answer.sender, address), self._machine.now)
             else:
                 contact.answered, contact.failures = self._machine.now, 0
         elif contact is not None:
@@ -200,17 +202,17 @@ class PlainNode:
 
     # ---------------------------------------------------------------- answering
 
-    def asked(self, query: Query, source: Address) -> None:
+    def asked(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query."""
         answer = self._answer(query, source)
-        if isinstance(answer, Refusal):
-            self._machine.refuse(Error(query.transaction, answer), source)
+        if isinstance(answer, KrpcRefusal):
+            self._machine.refuse(KrpcError(query.transaction, answer), source)
         else:
             target = query.arguments.get(b"target")
-            response = Response(query.transaction, self._machine.id, answer)
+            response = KrpcResponse(query.transaction, self._machine.id, answer)
             self._machine.send(response, source, query.sender, target if isinstance(target, bytes) else None)
 
-    def _answer(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+    def _answer(self, query: KrpcQuery, source: DhtAddress) -> dict[bytes, Value] | KrpcRefusal:
         method = query.method
         if method == b"ping":
             return {}

@@ -10,11 +10,11 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from kiln.bridge.bep50.machine import Datagram, Event, Output, Settings
+from kiln.bridge.bep50.machine import Datagram, Event, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.overlay import Overlay
-from kiln.schemas.dht.krpc import Address
+from kiln.schemas.dht.krpc import DhtAddress
 
-Plain = Callable[[bytes, Address, float], Iterable[Datagram]]
+Plain = Callable[[bytes, DhtAddress, float], Iterable[Datagram]]
 """Something else that has an address: given a datagram, its source and the time, it answers."""
 
 
@@ -25,21 +25,21 @@ class Network:
     def __init__(self, seed: int, loss: float = 0.0, delays: tuple[float, float] = (0.01, 0.1)) -> None:
         self.random = Random(seed)
         self.now = 0.0
-        self.overlays: dict[Address, Overlay] = {}
-        self.others: dict[Address, Plain] = {}
-        self.events: dict[Address, list[Event]] = {}
+        self.overlays: dict[DhtAddress, Overlay] = {}
+        self.others: dict[DhtAddress, Plain] = {}
+        self.events: dict[DhtAddress, list[Event]] = {}
         self.sent = 0
         self._loss = loss
         self._delays = delays
-        self._flying: list[tuple[float, int, Address, Datagram]] = []
-        self._wakeups: list[tuple[float, int, Address]] = []
+        self._flying: list[tuple[float, int, DhtAddress, Datagram]] = []
+        self._wakeups: list[tuple[float, int, DhtAddress]] = []
         self._count = 0
 
     def add(
         self,
-        address: Address,
-        settings: Settings | None = None,
-        bootstrap: Iterable[Address] = (),
+        address: DhtAddress,
+        settings: OverlaySettings | None = None,
+        bootstrap: Iterable[DhtAddress] = (),
         node_id: bytes | None = None,
     ) -> Overlay:
         """Start a node, with an id of chance if none is given. One at the same address is replaced."""
@@ -50,11 +50,11 @@ class Network:
         self.events.setdefault(address, [])
         return overlay
 
-    def stop(self, address: Address) -> None:
+    def stop(self, address: DhtAddress) -> None:
         """End a node, without a word."""
         del self.overlays[address]
 
-    def carry(self, source: Address, output: Output) -> None:
+    def carry(self, source: DhtAddress, output: OverlayEffects) -> None:
         """Take what a call of a node resulted in."""
         self.events[source] += output.events
         self._send(source, output.datagrams)
@@ -79,14 +79,14 @@ class Network:
                 self.now, _, source, datagram = heapq.heappop(self._flying)
                 self._deliver(source, datagram)
 
-    def _deliver(self, source: Address, datagram: Datagram) -> None:
+    def _deliver(self, source: DhtAddress, datagram: Datagram) -> None:
         address = datagram.address
         if address in self.others:
             self._send(address, self.others[address](datagram.data, source, self.now))
         elif address in self.overlays:
             self.carry(address, self.overlays[address].receive(datagram.data, source, self.now))
 
-    def _send(self, source: Address, datagrams: Iterable[Datagram]) -> None:
+    def _send(self, source: DhtAddress, datagrams: Iterable[Datagram]) -> None:
         for datagram in datagrams:
             self.sent += 1
             if self.random.random() >= self._loss:
@@ -94,7 +94,7 @@ class Network:
                 arrival = self.now + self.random.uniform(*self._delays)
                 heapq.heappush(self._flying, (arrival, self._count, source, datagram))
 
-    def _wake(self, address: Address) -> None:
+    def _wake(self, address: DhtAddress) -> None:
         deadline = self.overlays[address].deadline if address in self.overlays else None
         if deadline is not None:
             self._count += 1

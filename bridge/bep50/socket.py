@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from kiln.bridge.bep50.machine import Datagram, Event, Output
+from kiln.bridge.bep50.machine import Datagram, Event, OverlayEffects
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.schemas.dht.items import Item
-from kiln.schemas.dht.krpc import MAX_DATAGRAM, Address, Family
+from kiln.schemas.dht.krpc import MAX_DATAGRAM, DhtAddress, Family
 
 
 async def bind(host: str, port: int) -> trio.socket.SocketType:
     """A UDP socket on an IP address (no name); port 0: any that is free. Raises OSError, which names the address."""
-    address = Address.parse(host, port)
+    address = DhtAddress.parse(host, port)
     family = trio.socket.AF_INET if address.family == 4 else trio.socket.AF_INET6
     sock = trio.socket.socket(family, trio.socket.SOCK_DGRAM)
     try:
@@ -70,7 +70,7 @@ class Endpoint:
         key: bytes,
         salt: bytes,
         stored: Item | None = None,
-        contacts: Sequence[Address] = (),
+        contacts: Sequence[DhtAddress] = (),
         publishing: bool = False,
     ) -> None:
         """See `Overlay.subscribe`."""
@@ -89,7 +89,7 @@ class Endpoint:
             if self._room is not None:
                 await self._room()
             data, (host, port, *_) = await sock.recvfrom(MAX_DATAGRAM + 1)
-            source = Address(trio.socket.inet_pton(sock.family, host.partition("%")[0]), port)
+            source = DhtAddress(trio.socket.inet_pton(sock.family, host.partition("%")[0]), port)
             await self._carry(self._overlay.receive(data, source, trio.current_time()))
 
     async def _keep_time(self) -> None:
@@ -100,7 +100,7 @@ class Endpoint:
                 await self._changed.wait()
             await self._carry(self._overlay.advance(trio.current_time()))
 
-    async def _carry(self, output: Output) -> None:
+    async def _carry(self, output: OverlayEffects) -> None:
         if output.events:
             self._handle(output.events)
         self._changed.set()

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kiln.schemas.dht.krpc import ID_SIZE, Address, Node
+from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, DhtNode
 from kiln.schemas.dht.node_id import distance, is_bound, shared_bits
 
 NEAR: Final = 8
@@ -29,11 +29,11 @@ GONE: Final = 3
 
 
 @dataclass(eq=False)
-class Contact:
+class OverlayContact:
     """A node that has answered us."""
 
     id: bytes
-    address: Address
+    address: DhtAddress
     since: float
     """When it first answered: what was good for longest is kept longest (BEP 5, Routing Table)."""
     answered: float
@@ -51,8 +51,8 @@ class Contact:
     """How often it refused our newest item."""
 
     @property
-    def node(self) -> Node:
-        return Node(self.id, self.address)
+    def node(self) -> DhtNode:
+        return DhtNode(self.id, self.address)
 
 
 class RoutingTable:
@@ -68,13 +68,13 @@ class RoutingTable:
         self._near = near
         self._per_ip = per_ip
         self._bound_ids = bound_ids
-        self._buckets: list[list[Contact]] = [[]]
-        self._at: dict[Address, Contact] = {}
+        self._buckets: list[list[OverlayContact]] = [[]]
+        self._at: dict[DhtAddress, OverlayContact] = {}
 
     def __len__(self) -> int:
         return len(self._at)
 
-    def __iter__(self) -> Iterator[Contact]:
+    def __iter__(self) -> Iterator[OverlayContact]:
         return iter(list(self._at.values()))
 
     @property
@@ -82,11 +82,11 @@ class RoutingTable:
         """How many contacts each bucket has, the farthest first, the home bucket last."""
         return [len(bucket) for bucket in self._buckets]
 
-    def find(self, address: Address) -> Contact | None:
+    def find(self, address: DhtAddress) -> OverlayContact | None:
         """The contact at an address."""
         return self._at.get(address)
 
-    def has_room(self, node: Node) -> bool:
+    def has_room(self, node: DhtNode) -> bool:
         """Whether a node would be taken in if it answered."""
         if node.id == self._own_id or node.address in self._at:
             return False
@@ -101,11 +101,11 @@ class RoutingTable:
             return same.failures > 0
         return len(bucket) < self._capacity(index) or self._is_home(index) or any(each.failures for each in bucket)
 
-    def insert(self, node: Node, now: float) -> Contact | None:
+    def insert(self, node: DhtNode, now: float) -> OverlayContact | None:
         """Take in a node that has just answered; None if there is no room for it."""
         if not self.has_room(node):
             return None
-        contact = Contact(node.id, node.address, since=now, answered=now)
+        contact = OverlayContact(node.id, node.address, since=now, answered=now)
         while True:
             index = self._index(node.id)
             bucket = self._buckets[index]
@@ -125,13 +125,13 @@ class RoutingTable:
             self._at[node.address] = contact
             return contact
 
-    def remove(self, contact: Contact) -> None:
+    def remove(self, contact: OverlayContact) -> None:
         """Take a contact out, if it is in."""
         if self._at.get(contact.address) is contact:
             del self._at[contact.address]
             self._buckets[self._index(contact.id)].remove(contact)
 
-    def closest(self, target: bytes, count: int) -> list[Node]:
+    def closest(self, target: bytes, count: int) -> list[DhtNode]:
         """Up to ``count`` contacts, those nearest to ``target`` first; none whose last query failed."""
         good = [contact for contact in self._at.values() if not contact.failures]
         good.sort(key=lambda each: distance(each.id, target))

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kiln.bridge.bep50.machine import Carried
-from kiln.bridge.capture.tap import Connection
-from kiln.schemas.dht.krpc import Address, Family
+from kiln.bridge.bep50.machine import ItemTransfer
+from kiln.bridge.capture.tap import ConnectionTap
+from kiln.schemas.dht.krpc import DhtAddress, Family
 from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
 
 MAX_OPEN: Final = 1024
@@ -26,18 +26,18 @@ class ItemTap:
     """
 
     def __init__(
-        self, network: str, node: bytes, local: Mapping[Family, Address], put: Callable[[bytes, bytes], None]
+        self, network: str, node: bytes, local: Mapping[Family, DhtAddress], put: Callable[[bytes, bytes], None]
     ) -> None:
         self._network = network
         self._node = node
         self._local = local
         self._put = put
-        self._open: OrderedDict[tuple[bytes, Address, bytes], Connection] = OrderedDict()
+        self._open: OrderedDict[tuple[bytes, DhtAddress, bytes], ConnectionTap] = OrderedDict()
         self._begun = 0
         self.frames_in = 0
         self.frames_out = 0
 
-    def take(self, carried: Carried, now: int) -> None:
+    def take(self, carried: ItemTransfer, now: int) -> None:
         """Put the datagram's frame. ``now``: unix ns."""
         if carried.address.family not in self._local:  # an item for a node that we have no way to: it is not sent
             return
@@ -60,13 +60,13 @@ class ItemTap:
         while self._open:
             self._close(self._open.popitem(last=False)[1], now)
 
-    def _begin(self, target: bytes, remote: Address, node: bytes, now: int) -> Connection:
+    def _begin(self, target: bytes, remote: DhtAddress, node: bytes, now: int) -> ConnectionTap:
         self._begun = max(now, self._begun + 1)
         local = self._local[remote.family]
         name = local.compact + remote.compact + target + self._begun.to_bytes(8, "big")
         connection = hashlib.sha256(name).digest()[:CONNECTION_BYTES]
-        return Connection(self._network, connection, self._node, node, BEP50, remote.compact)
+        return ConnectionTap(self._network, connection, self._node, node, BEP50, remote.compact)
 
-    def _close(self, connection: Connection, now: int) -> None:
+    def _close(self, connection: ConnectionTap, now: int) -> None:
         for frame in connection.close(now):
             self._put(connection.id, frame)

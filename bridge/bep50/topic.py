@@ -16,9 +16,18 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kiln.bridge.bep50.limits import WriteTokens
-from kiln.bridge.bep50.machine import Acknowledged, Carried, Conflict, Connected, Machine, PlainStored, Updated, Via
-from kiln.bridge.bep50.plain import Found, PlainNode
-from kiln.bridge.bep50.table import GONE, Contact, RoutingTable
+from kiln.bridge.bep50.machine import (
+    ConnectivityChange,
+    ItemAcknowledgement,
+    ItemConflict,
+    ItemTransfer,
+    ItemUpdate,
+    OverlayCore,
+    PlainStoreResult,
+    Via,
+)
+from kiln.bridge.bep50.plain import PlainNode, WritableNode
+from kiln.bridge.bep50.table import GONE, OverlayContact, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.dht.bencode import Value
@@ -33,13 +42,13 @@ from kiln.schemas.dht.krpc import (
     OTHER_ITEM,
     PROHIBITED,
     UNKNOWN_METHOD,
-    Address,
-    Error,
+    DhtAddress,
+    DhtNode,
     Family,
-    Node,
-    Query,
-    Refusal,
-    Response,
+    KrpcError,
+    KrpcQuery,
+    KrpcRefusal,
+    KrpcResponse,
     read_addresses,
     read_nodes,
     write_message,
@@ -56,22 +65,22 @@ LAST_RETRY: Final = 60.0
 _ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
 
 
-class PublishError(ValueError):
+class ItemPublishError(ValueError):
     """An item that this topic cannot publish, and why."""
 
 
-class Topic:
+class TopicNode:
     """The overlay node of one topic."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: OverlayCore,
         plain: PlainNode,
         tokens: WriteTokens,
         key: bytes,
         salt: bytes,
         stored: Item | None,
-        contacts: Sequence[Address],
+        contacts: Sequence[DhtAddress],
         publishing: bool,
     ) -> None:
         self.key = key
@@ -94,9 +103,9 @@ class Topic:
         self._tokens = tokens
         self._transactions = Transactions(machine, self.target)
         self._first_contacts = list(contacts)
-        self._probing: dict[Address, int] = {}
+        self._probing: dict[DhtAddress, int] = {}
         """How often each was asked."""
-        self._silent: dict[Address, float] = {}
+        self._silent: dict[DhtAddress, float] = {}
         self._connected = False
         self._join_count = 0
         self._looking = 0
@@ -107,7 +116,7 @@ class Topic:
         self._refresh_in(FIRST_RETRY)
 
     @property
-    def contacts(self) -> list[Contact]:
+    def contacts(self) -> list[OverlayContact]:
         """All contacts of both families."""
         return [contact for table in self.tables.values() for contact in table]
 
@@ -123,7 +132,7 @@ class Topic:
 
     # ---------------------------------------------------------------- joining
 
-    def hear(self, address: Address, node_id: bytes | None = None, *, insist: bool = False) -> None:
+    def hear(self, address: DhtAddress, node_id: bytes | None = None, *, insist: bool = False) -> None:
         """Probe a node that we were told of, if the table would take it in. An id is known unless it comes from
         get_peers. One that did not answer is left alone for a while, unless we ``insist``."""
         machine, table = self._machine, self.tables[address.family]
@@ -131,7 +140,7 @@ class Topic:
             return
         if not insist and self._silent.get(address, machine.now) > machine.now:
             return
-        if node_id is not None and not table.has_room(Node(node_id, address)):
+        if node_id is not None and not table.has_room(DhtNode(node_id, address)):
             return
         if len(self._probing) < machine.settings.probes:
             self._silent.pop(address, None)
@@ -162,11 +171,11 @@ class Topic:
         count = self._join_count
         self._machine.after(self._machine.around(delay), lambda: self._join() if count == self._join_count else None)
 
-    def _found_peers(self, response: Response, _: Address) -> None:
+    def _found_peers(self, response: KrpcResponse, _: DhtAddress) -> None:
         for address in read_addresses(response.values.get(b"values")):
             self.hear(address)
 
-    def _announce(self, found: list[Found]) -> None:
+    def _announce(self, found: list[WritableNode]) -> None:
         """BEP 50: "Clients SHOULD also announce themselves to this infohash". The item is looked up too: who cut us off
         from the overlay has not also cut us off from the plain DHT."""
         self._looking -= 1
@@ -200,7 +209,7 @@ class Topic:
 
     # ---------------------------------------------------------------- asking
 
-    def _get(self, address: Address) -> None:
+    def _get(self, address: DhtAddress) -> None:
         """Ask for the item. BEP 50: ``seq`` SHOULD always be there, unless one joins and has no value yet."""
         arguments: dict[bytes, Value] = {b"target": self.target}
         if self.item is not None:
@@ -214,7 +223,7 @@ class Topic:
             address, b"get", arguments, lambda answer: self._got(address, answer), contact.id if contact else b""
         )
 
-    def _got(self, address: Address, answer: Answer) -> None:
+    def _got(self, address: DhtAddress, answer: Answer) -> None:
         tries = self._probing.pop(address, 0)
         table = self.tables[address.family]
         contact = table.find(address)
@@ -224,7 +233,7 @@ class Topic:
             self._probing[address] = tries + 1
             self._get(address)
             return
-        if not isinstance(answer, Response):
+        if not isinstance(answer, KrpcResponse):
             if not self._failed(address, contact, is_gone=answer is not None):
                 self._get(address)
             return
@@ -235,7 +244,7 @@ class Topic:
             table.remove(contact)
             contact = None
         is_new = contact is None
-        contact = contact or table.insert(Node(answer.sender, address), self._machine.now)
+        contact = contact or table.insert(DhtNode(answer.sender, address), self._machine.now)
         self._note_connected()
         if not self._take_from_get(answer, address, contact):
             return
@@ -244,7 +253,7 @@ class Topic:
         if is_new:
             # Also if there is no room for it: with K = 1 two islands can each have all the far nodes they take. Then it
             # is the nodes near us, for which there is room, that join them.
-            self._find(Node(answer.sender, address), self._machine.id)
+            self._find(DhtNode(answer.sender, address), self._machine.id)
         if contact is None:
             return
         contact.answered, contact.failures = self._machine.now, 0
@@ -255,11 +264,11 @@ class Topic:
             contact.refused += 1
         self._push(contact)
 
-    def _take_from_get(self, response: Response, address: Address, contact: Contact | None) -> bool:
+    def _take_from_get(self, response: KrpcResponse, address: DhtAddress, contact: OverlayContact | None) -> bool:
         """Take the item out of a get response, if it has one; False if it is not what a node of this topic answers."""
         sequence = response.values.get(b"seq")
         if b"v" in response.values:
-            self._machine.tell(Carried(self.target, "in", self._machine.datagram, address, response.sender))
+            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, address, response.sender))
             item = read_item(response.values, self.salt)
             if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "get", address, contact):
                 self._machine.dropped["bad_item"] += 1
@@ -269,11 +278,11 @@ class Topic:
             contact.sequence = sequence
         return True
 
-    def _find(self, node: Node, wanted: bytes, tries: int = 1) -> None:
+    def _find(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
         """Ask a node for those near ``wanted``. Failures are not counted: those of the gets are."""
 
         def done(answer: Answer) -> None:
-            if isinstance(answer, Response) and answer.sender == node.id:
+            if isinstance(answer, KrpcResponse) and answer.sender == node.id:
                 for each in read_nodes(answer.values)[: 2 * self._machine.settings.nodes]:
                     self.hear(each.address, each.id)
             elif answer is None and tries < GONE:
@@ -281,7 +290,7 @@ class Topic:
 
         self._transactions.ask(node.address, b"find_node", {b"target": wanted}, done, node.id)
 
-    def _failed(self, address: Address, contact: Contact | None, *, is_gone: bool = False) -> bool:
+    def _failed(self, address: DhtAddress, contact: OverlayContact | None, *, is_gone: bool = False) -> bool:
         """A query was not answered, or (``is_gone``) answered as no node of this topic does. True if that was one time
         too many, and the address is no contact any more."""
         if contact is not None:
@@ -293,7 +302,7 @@ class Topic:
         self._leave_alone(address, self._machine.settings.silence)
         return True
 
-    def _leave_alone(self, address: Address, time: float) -> None:
+    def _leave_alone(self, address: DhtAddress, time: float) -> None:
         self._silent.pop(address, None)
         self._silent[address] = self._machine.now + time
         if len(self._silent) > MAX_SILENT:
@@ -303,7 +312,7 @@ class Topic:
         connected = any(len(table) for table in self.tables.values())
         if connected != self._connected:
             self._connected = connected
-            self._machine.tell(Connected(self.target, connected))
+            self._machine.tell(ConnectivityChange(self.target, connected))
             if not connected:
                 self._join_in(0.0)
 
@@ -315,24 +324,24 @@ class Topic:
         Raises PublishError if it is no newer item of this topic, well signed, or if our publishing has stopped.
         """
         if self.rival is not None:
-            raise PublishError(
+            raise ItemPublishError(
                 f"another publisher uses the key of topic {self.target.hex()}: it has sent sequence "
                 f"{self.rival.sequence}, signed {self.rival.signature.hex()[:16]}...; stop it, or use another key"
             )
         if (item.key, item.salt) != (self.key, self.salt):
-            raise PublishError(f"an item of {item.target.hex()} cannot be published in topic {self.target.hex()}")
+            raise ItemPublishError(f"an item of {item.target.hex()} cannot be published in topic {self.target.hex()}")
         refusal = limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
         if refusal is not None:
-            raise PublishError(f"the item would be refused: {refusal.text.decode()}")
+            raise ItemPublishError(f"the item would be refused: {refusal.text.decode()}")
         if self.item is not None and item.sequence <= self.item.sequence:
-            raise PublishError(f"sequence {item.sequence} is not above {self.item.sequence}, which the topic is at")
+            raise ItemPublishError(f"sequence {item.sequence} is not above {self.item.sequence}, which the topic is at")
         is_first = self.published is None
         self.published = item
         self._accept(item, "publish", None)
         if is_first:
             self._put_plain()
 
-    def _offer(self, item: Item, via: Via, source: Address, contact: Contact | None) -> bool:
+    def _offer(self, item: Item, via: Via, source: DhtAddress, contact: OverlayContact | None) -> bool:
         """Take an item that a get has brought, if it is newer; False if it is not well signed."""
         kept = self.item
         if limit(item) is not None:
@@ -349,30 +358,30 @@ class Topic:
         self._accept(item, via, source)
         return True
 
-    def _compare(self, kept: Item, other: Item, source: Address | None) -> None:
+    def _compare(self, kept: Item, other: Item, source: DhtAddress | None) -> None:
         """A well signed item with the sequence number of ours: one number should have one value."""
         if other.value != kept.value:
             self._report(kept, other, source)
 
-    def _report(self, kept: Item, other: Item, source: Address | None) -> None:
+    def _report(self, kept: Item, other: Item, source: DhtAddress | None) -> None:
         ours = self.published is not None
         if ours and self.rival is None:
             self.rival = other
-        self._machine.tell(Conflict(self.target, kept, other, ours, source))
+        self._machine.tell(ItemConflict(self.target, kept, other, ours, source))
 
-    def _accept(self, item: Item, via: Via, source: Address | None) -> None:
+    def _accept(self, item: Item, via: Via, source: DhtAddress | None) -> None:
         """A verified newer item: keep it, tell, and push it on. From wherever it came: BEP 50 forwards puts, but what a
         get has brought is as new to our contacts."""
         kept = self.item
         self.item = item
-        self._machine.tell(Updated(self.target, item, via, source, kept))
+        self._machine.tell(ItemUpdate(self.target, item, via, source, kept))
         if self.published is not None and self.published is not item and kept is not None:
             self._report(kept, item, source)
         for contact in self.contacts:
             contact.refused = 0
             self._push(contact)
 
-    def _push(self, contact: Contact) -> None:
+    def _push(self, contact: OverlayContact) -> None:
         """Put our newest item to a contact that is not known to have it: "by generating new queries as if the client
         originated the request", with the token that this contact gave us."""
         item = self.item
@@ -391,18 +400,18 @@ class Topic:
             contact.id,
         )
 
-    def _was_put(self, contact: Contact, item: Item, answer: Answer) -> None:
+    def _was_put(self, contact: OverlayContact, item: Item, answer: Answer) -> None:
         contact.putting = False
         if self.tables[contact.address.family].find(contact.address) is not contact:
             return
         match answer:
-            case Response():
+            case KrpcResponse():
                 contact.failures = 0
                 contact.answered = self._machine.now
                 contact.sequence = max(contact.sequence, item.sequence)
                 if item is self.published:
-                    self._machine.tell(Acknowledged(self.target, item.sequence, contact.address))
-            case Error():
+                    self._machine.tell(ItemAcknowledgement(self.target, item.sequence, contact.address))
+            case KrpcError():
                 contact.refused += 1
                 if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # it is ahead of us
                     self._get(contact.address)
@@ -421,41 +430,41 @@ class Topic:
         self._stored_plain = self._machine.now
         self._plain.look_up(b"get", self.target, self._found_plain, self._store_plain)
 
-    def _found_plain(self, response: Response, source: Address) -> None:
+    def _found_plain(self, response: KrpcResponse, source: DhtAddress) -> None:
         if b"v" in response.values and not self.closed:
-            self._machine.tell(Carried(self.target, "in", self._machine.datagram, source, response.sender))
+            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, source, response.sender))
             item = read_item(response.values, self.salt)
             if not isinstance(item, Item) or item.key != self.key or not self._offer(item, "plain", source, None):
                 self._machine.dropped["bad_item"] += 1
 
-    def _store_plain(self, found: list[Found]) -> None:
+    def _store_plain(self, found: list[WritableNode]) -> None:
         item = self.item
         if item is not None and found and not self.closed:
             told = self._machine.tell
-            self._plain.put(item, found, lambda nodes: told(PlainStored(self.target, item.sequence, nodes)))
+            self._plain.put(item, found, lambda nodes: told(PlainStoreResult(self.target, item.sequence, nodes)))
 
     # ---------------------------------------------------------------- answering
 
-    def answered(self, message: Response | Error, source: Address) -> bool:
+    def answered(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
         """Take an answer; False if nobody had asked."""
         done = self._transactions.take(message, source)
         if done is not None:
             done(message)
         return done is not None
 
-    def asked(self, query: Query, source: Address) -> None:
+    def asked(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query that has this topic's ``c``."""
         if query.method == b"put" and b"v" in query.arguments:
-            self._machine.tell(Carried(self.target, "in", self._machine.datagram, source, query.sender))
+            self._machine.tell(ItemTransfer(self.target, "in", self._machine.datagram, source, query.sender))
         answer = self._answer(query, source)
-        if isinstance(answer, Refusal):
-            self._machine.refuse(Error(query.transaction, answer, self.target), source)
+        if isinstance(answer, KrpcRefusal):
+            self._machine.refuse(KrpcError(query.transaction, answer, self.target), source)
         else:
             self._respond(query, answer, source)
         if not query.read_only and query.sender != self._machine.id:
             self.hear(source, query.sender, insist=True)
 
-    def _answer(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+    def _answer(self, query: KrpcQuery, source: DhtAddress) -> dict[bytes, Value] | KrpcRefusal:
         match query.method:
             case b"ping":
                 return {}
@@ -473,7 +482,7 @@ class Topic:
             case _:
                 return UNKNOWN_METHOD
 
-    def _answer_get(self, query: Query, source: Address) -> dict[bytes, Value] | Refusal:
+    def _answer_get(self, query: KrpcQuery, source: DhtAddress) -> dict[bytes, Value] | KrpcRefusal:
         if query.arguments.get(b"target") != self.target:
             return OTHER_ITEM
         known = query.arguments.get(b"seq")
@@ -491,13 +500,13 @@ class Topic:
                 values[b"seq"] = self.item.sequence
         return values
 
-    def _answer_put(self, query: Query, source: Address) -> Refusal | None:
+    def _answer_put(self, query: KrpcQuery, source: DhtAddress) -> KrpcRefusal | None:
         """BEP 44's rules in BEP 50's bounds; None if we have the item now."""
         token, cas = query.arguments.get(b"token"), query.arguments.get(b"cas")
         if not isinstance(token, bytes) or not self._tokens.takes(token, source.ip, self.target, self._machine.now):
             return BAD_TOKEN
         item = read_item(query.arguments)
-        if isinstance(item, Refusal):
+        if isinstance(item, KrpcRefusal):
             return item
         beyond = limit(item)
         if beyond is not None:
@@ -521,18 +530,18 @@ class Topic:
             self._accept(item, "put", source)
         return None
 
-    def _contact(self, query: Query, source: Address) -> Contact | None:
+    def _contact(self, query: KrpcQuery, source: DhtAddress) -> OverlayContact | None:
         contact = self.tables[source.family].find(source)
         return contact if contact is not None and contact.id == query.sender else None
 
-    def _nodes(self, wanted: bytes, source: Address) -> dict[bytes, Value]:
+    def _nodes(self, wanted: bytes, source: DhtAddress) -> dict[bytes, Value]:
         nodes = self.tables[source.family].closest(wanted, self._machine.settings.nodes + 1)
         others = [node for node in nodes if node.address != source]
         return write_nodes(others[: self._machine.settings.nodes])
 
-    def _respond(self, query: Query, values: dict[bytes, Value], source: Address) -> None:
+    def _respond(self, query: KrpcQuery, values: dict[bytes, Value], source: DhtAddress) -> None:
         """Answer in one datagram: where a large value leaves no room for all nodes, some are left out."""
-        response = Response(query.transaction, self._machine.id, values, self.target)
+        response = KrpcResponse(query.transaction, self._machine.id, values, self.target)
         excess = len(write_message(response)) - _ROOM[source.family]
         if excess > 0:
             key, size = (b"nodes", 26) if source.family == 4 else (b"nodes6", 38)
@@ -542,6 +551,6 @@ class Topic:
         self._machine.send(response, source, query.sender)
 
 
-def addresses(contacts: Iterable[Contact]) -> list[Address]:
+def addresses(contacts: Iterable[OverlayContact]) -> list[DhtAddress]:
     """Where the contacts are reached, those that answered last first: what to keep for the next start."""
     return [each.address for each in sorted(contacts, key=lambda each: -each.answered)]

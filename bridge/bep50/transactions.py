@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from kiln.bridge.bep50.machine import Machine
+from kiln.bridge.bep50.machine import OverlayCore
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.krpc import Address, Error, Query, Response
+from kiln.schemas.dht.krpc import DhtAddress, KrpcError, KrpcQuery, KrpcResponse
 
-Answer: TypeAlias = Response | Error | None
+Answer: TypeAlias = KrpcResponse | KrpcError | None
 """None: nothing came in time."""
 
 
 class Transactions:
     """The unanswered queries of one topic; ``topic`` None: of the plain DHT."""
 
-    def __init__(self, machine: Machine, topic: bytes | None) -> None:
+    def __init__(self, machine: OverlayCore, topic: bytes | None) -> None:
         self._machine = machine
         self._topic = topic
-        self._waiting: dict[tuple[Address, bytes], Callable[[Answer], None]] = {}
+        self._waiting: dict[tuple[DhtAddress, bytes], Callable[[Answer], None]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def ask(
         self,
-        address: Address,
+        address: DhtAddress,
         method: bytes,
         arguments: dict[bytes, Value],
         done: Callable[[Answer], None],
@@ -47,9 +47,9 @@ class Transactions:
         waiting = (address, transaction)
         self._waiting[waiting] = done
         machine.after(machine.settings.timeout, lambda: self._expire(waiting, done))
-        machine.send(Query(transaction, method, machine.id, arguments, self._topic), address, node, target)
+        machine.send(KrpcQuery(transaction, method, machine.id, arguments, self._topic), address, node, target)
 
-    def take(self, message: Response | Error, source: Address) -> Callable[[Answer], None] | None:
+    def take(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> Callable[[Answer], None] | None:
         """Whoever waits for this answer, or None if nobody asked."""
         return self._waiting.pop((source, message.transaction), None)
 
@@ -57,7 +57,7 @@ class Transactions:
         """Wait for nothing any more."""
         self._waiting.clear()
 
-    def _expire(self, waiting: tuple[Address, bytes], done: Callable[[Answer], None]) -> None:
+    def _expire(self, waiting: tuple[DhtAddress, bytes], done: Callable[[Answer], None]) -> None:
         if self._waiting.get(waiting) is done:
             del self._waiting[waiting]
             done(None)

@@ -32,7 +32,7 @@ _HEAD: Final = struct.Struct(">II")
 _MAX_FRAME: Final = 64 * 1024 * 1024  # a length above it is no length
 
 
-class Kept(NamedTuple):
+class SpooledFrame(NamedTuple):
     """A frame in the spool and its number."""
 
     number: int
@@ -175,7 +175,7 @@ class Segments:
             segment.end = first + len(records)
         return len(records)
 
-    def read(self, number: int, max_bytes: int) -> list[Kept]:
+    def read(self, number: int, max_bytes: int) -> list[SpooledFrame]:
         """Some of the frames from `number` on, at least one if there is any. They may start at a later number.
 
         A segment's bytes from a bad record on are skipped and counted. OSError.
@@ -186,10 +186,10 @@ class Segments:
                 return []
             number = max(number, segment.first)
             end = segment.end  # what is behind it may be half written
-            found: list[Kept] = []
+            found: list[SpooledFrame] = []
             size = 0
             for connection, frame in self._records(segment, number):
-                found.append(Kept(self._position, connection, frame))
+                found.append(SpooledFrame(self._position, connection, frame))
                 self._position += 1
                 size += len(frame)
                 if self._position >= end or size >= max_bytes:

@@ -31,7 +31,7 @@ from typing import Final
 from kafka.errors import KafkaError
 
 from kiln.bridge.capture.segments import Segments
-from kiln.bridge.kafka.producers import FramesProducerError, Sent, StoppableProducer
+from kiln.bridge.kafka.producers import FramesProducerError, SendFuture, StoppableProducer
 from kiln.conf.process.bridge_status import SpoolStatus
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
@@ -60,7 +60,7 @@ class SinkError(RuntimeError):
     """The spool's folder cannot be used."""
 
 
-class _Item:
+class _PendingFrame:
     """A frame in memory, or with the producer, that Kafka has not acknowledged."""
 
     __slots__ = ("at", "connection", "done", "frame", "number", "size")
@@ -75,7 +75,7 @@ class _Item:
         self.done = False
 
 
-_Outgoing = tuple[_Item, bytes]  # the frame once more: the spool may take it out of the item meanwhile
+_Outgoing = tuple[_PendingFrame, bytes]  # the frame once more: the spool may take it out of the item meanwhile
 
 
 class FrameSink:
@@ -130,8 +130,8 @@ class FrameSink:
         self._next = self._segments.end
         first = self._segments.first
         self._sent = self._acked = self._next if first is None else first
-        self._flying: deque[_Item] = deque()
-        self._waiting: deque[_Item] = deque()  # all in memory; its last one has number _next - 1
+        self._flying: deque[_PendingFrame] = deque()
+        self._waiting: deque[_PendingFrame] = deque()  # all in memory; its last one has number _next - 1
         self._memory = 0
 
         self._put = 0
@@ -174,7 +174,7 @@ class FrameSink:
         with self._lock:
             if self._closing:
                 raise ValueError("the sink is closed: it takes no more frames")
-            self._waiting.append(_Item(self._next, connection, frame, size, at))
+            self._waiting.append(_PendingFrame(self._next, connection, frame, size, at))
             self._next += 1
             self._put += 1
             self._memory += size + _OVERHEAD
@@ -271,7 +271,7 @@ class FrameSink:
     def _hand_over(self, producer: StoppableProducer, batch: list[_Outgoing]) -> None:
         """All of `_REFUSED`."""
         failed = partial(self._fail, producer)
-        lasts: dict[bytes, tuple[Sent, list[_Item]]] = {}
+        lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]] = {}
         unasked = 0
         for item, frame in batch:
             record = producer.send(self._topic, value=frame, key=item.connection)
@@ -286,7 +286,7 @@ class FrameSink:
                 lasts, unasked = {}, 0
         self._ask(producer, lasts)
 
-    def _ask(self, producer: StoppableProducer, lasts: dict[bytes, tuple[Sent, list[_Item]]]) -> None:
+    def _ask(self, producer: StoppableProducer, lasts: dict[bytes, tuple[SendFuture, list[_PendingFrame]]]) -> None:
         """By connection: its last frame, and all that an answer to that one answers. The frames of a connection are
         answered in order, and a failure among them is told before it."""
         for record, items in lasts.values():
@@ -328,7 +328,7 @@ class FrameSink:
                 for each in kept:
                     if each.number >= in_memory:
                         break  # just written, and not yet taken out of memory
-                    item = _Item(each.number, each.connection, None, len(each.frame), now)
+                    item = _PendingFrame(each.number, each.connection, None, len(each.frame), now)
                     self._flying.append(item)
                     self._sent = item.number + 1
                     batch.append((item, each.frame))
@@ -347,7 +347,7 @@ class FrameSink:
         self._sent += len(batch)
         return batch
 
-    def _acknowledge(self, producer: StoppableProducer, items: list[_Item], _: object) -> None:
+    def _acknowledge(self, producer: StoppableProducer, items: list[_PendingFrame], _: object) -> None:
         """In the producer's thread. Of a producer that failed or was given up it changes nothing: what it has sent goes
         again."""
         with self._lock:

@@ -15,7 +15,7 @@ from kiln.schemas.wire.topic_table import hello_of
 Direction = Literal["IN", "OUT"]
 
 
-class Connection:
+class ConnectionTap:
     """One peer connection (a pair of pubsub streams): numbers its frames, and knows both hellos.
 
     A hello is the first RPC of a direction. Its topic table part travels in that frame and all later ones, of both

@@ -1,8 +1,8 @@
 """What bridges tell each other in Kafka's group protocol, and what follows from it. Pure.
 
-Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `Round` of all members.
-Each gets the Round from the broker. Both are JSON, as the user data of Kafka's consumer protocol; no partition is
-assigned. The broker's generation of the group numbers the rounds.
+Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `GroupView` of all
+members. Each gets the Round from the broker. Both are JSON, as the user data of Kafka's consumer protocol; no partition
+is assigned. The broker's generation of the group numbers the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LiveBridge(msgspec.Struct, frozen=True):
     interests: str
 
 
-class Round(msgspec.Struct, frozen=True):
+class GroupView(msgspec.Struct, frozen=True):
     """What all members learn. `after`: another member that says it leads until it learns of this round; or empty."""
 
     leader: str
@@ -54,7 +54,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 _MEMBER = msgspec.json.Decoder(Member)
-_ROUND = msgspec.json.Decoder(Round)
+_ROUND = msgspec.json.Decoder(GroupView)
 
 
 def group_name(prefix: str, network: str) -> str:
@@ -67,7 +67,7 @@ def interests_digest(texts: Iterable[str]) -> str:
     return blake2b("\n".join(sorted(set(texts))).encode(), digest_size=8).hexdigest()
 
 
-def round_of(members: Collection[Member]) -> Round:
+def round_of(members: Collection[Member]) -> GroupView:
     """The round of these members. Who leads goes on leading, and of several who say so, the one of the latest round.
 
     A member with fewer duties than another never leads: nobody would do what it cannot. ValueError: no member.
@@ -79,7 +79,7 @@ def round_of(members: Collection[Member]) -> Round:
     leader = able[owner_of("", able)] if leading is None else leading
     others = sorted(member.peer for member in before if member.peer != leader.peer)
     bridges = sorted((LiveBridge(m.peer, m.host, m.interests) for m in members), key=lambda bridge: bridge.peer)
-    return Round(leader.peer, leader.authors, tuple(bridges), others[0] if others else "")
+    return GroupView(leader.peer, leader.authors, tuple(bridges), others[0] if others else "")
 
 
 def read_member(data: bytes) -> Member:
@@ -87,6 +87,6 @@ def read_member(data: bytes) -> Member:
     return _MEMBER.decode(data)
 
 
-def read_round(data: bytes) -> Round:
+def read_round(data: bytes) -> GroupView:
     """msgspec.DecodeError: bytes of another layout."""
     return _ROUND.decode(data)

@@ -25,16 +25,16 @@ from msgspec import structs
 from kafka import KafkaConsumer
 from kiln.bridge.cluster.group import (
     PROTOCOL,
+    GroupView,
     LiveBridge,
     Member,
-    Round,
     group_name,
     interests_digest,
     read_member,
     read_round,
     round_of,
 )
-from kiln.bridge.kafka.thread import CannotWorkError, KafkaThread
+from kiln.bridge.kafka.thread import BlockedError, KafkaThread
 from kiln.conf.process.bridge_status import SharingStatus
 from kiln.conf.process.kafka_clients import open_client
 
@@ -55,7 +55,7 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.joined: tuple[Round, int] | None = None
+        self.joined: tuple[GroupView, int] | None = None
         """the newest round and its number"""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
@@ -115,7 +115,7 @@ class Membership(KafkaThread):
         self._assignor = _Group(member)
         self._clock = clock
         self._interests = member.interests
-        self._round: Round | None = None
+        self._round: GroupView | None = None
         self._number = 0
         self._lease = (0.0, 0.0)  # from, until, by the clock
         self._authors = frozenset(member.authors)
@@ -199,7 +199,7 @@ class Membership(KafkaThread):
         asked = before = answered = self._clock()
         sent, sent_at = beat.last_send, before  # a heartbeat, and a time before it went out
         begins = self._lease[0]
-        joined: tuple[Round, int] | None = None
+        joined: tuple[GroupView, int] | None = None
         self._assignor.joined = None
         while not self._stop.is_set():
             self._moved()
@@ -224,7 +224,7 @@ class Membership(KafkaThread):
             self._lease = (begins, answered + SESSION - MARGIN if leads else 0.0)
             self._error = None
 
-    def _begin(self, told: Round, number: int, begins: float, now: float) -> float:
+    def _begin(self, told: GroupView, number: int, begins: float, now: float) -> float:
         """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
         me = self._assignor.member
         leads = told.leader == me.peer
@@ -247,7 +247,7 @@ class Membership(KafkaThread):
             coordinator.request_rejoin()
 
 
-class TwinError(CannotWorkError):
+class TwinError(BlockedError):
     """Two bridges with one key."""
 
     def __init__(self, peer: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from kiln.bridge.ipfs import MAX_READ, BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs import MAX_READ, BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.schemas.kafka.records import SeparatorRecord
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import BlockError, read_foreign_block
@@ -40,7 +40,7 @@ class BatchAnswer(NamedTuple):
     streams: tuple[str, ...]
 
 
-class FetchFailed(NamedTuple):
+class FetchFailure(NamedTuple):
     """The block could not be had; `final`: another attempt would give the same."""
 
     reason: str
@@ -48,44 +48,44 @@ class FetchFailed(NamedTuple):
     final: bool
 
 
-class IpfsAway(NamedTuple):
+class IpfsUnavailable(NamedTuple):
     """IPFS is away: why."""
 
     why: str
 
 
-Answer = GenesisAnswer | BatchAnswer | FetchFailed | IpfsAway
+Answer = GenesisAnswer | BatchAnswer | FetchFailure | IpfsUnavailable
 
 
-def fetch(blocks: Blocks, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
+def fetch(blocks: BlockStore, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
     """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
     try:
         if request.kind == "batch":
             return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
         return _get_genesis(blocks, request.cid, timeout, implied_separator)
-    except BlocksAwayError as error:
-        return IpfsAway(str(error))
+    except BlockStoreUnavailableError as error:
+        return IpfsUnavailable(str(error))
     except BlockUnavailableError as error:
-        return FetchFailed(
+        return FetchFailure(
             BLOCK_UNAVAILABLE if request.kind == "batch" else GENESIS_UNAVAILABLE, str(error), final=False
         )
     except BlockRefusedError as error:
-        return FetchFailed(error.reason, str(error), final=True)
+        return FetchFailure(error.reason, str(error), final=True)
 
 
 def _read_batch(data: bytes) -> Answer:
     try:
         return BatchAnswer(data, tuple(read_foreign_block(data).tips))
     except BlockError as error:
-        return FetchFailed(BLOCK_MALFORMED, str(error), final=True)
+        return FetchFailure(BLOCK_MALFORMED, str(error), final=True)
 
 
-def _get_genesis(blocks: Blocks, cid: str, timeout: float, implied_separator: str | None) -> Answer:
+def _get_genesis(blocks: BlockStore, cid: str, timeout: float, implied_separator: str | None) -> Answer:
     root = cid_bytes(cid)
     found: dict[bytes, bytes] = {}
     while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
         found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_READ)
     if isinstance(read, Rejected):
-        return FetchFailed(read.reason, read.detail, final=True)
+        return FetchFailure(read.reason, read.detail, final=True)
     separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)
     return GenesisAnswer(separator, read.without)

@@ -22,7 +22,7 @@ _MOST_TIPS: Final = 32  # that one genesis remembers
 
 
 @dataclass
-class Claimed:
+class GenesisClaims:
     """What is claimed of the streams of one genesis."""
 
     count: int
@@ -48,7 +48,7 @@ class ClaimedStreams:
     def __init__(self, most: int = MOST_CLAIMED) -> None:
         """`most`: geneses that are remembered, beside those that are being asked for."""
         self._most = most
-        self._claimed: dict[str, Claimed] = {}
+        self._claimed: dict[str, GenesisClaims] = {}
         self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not tried yet
         self._resting: OrderedDict[str, int] = OrderedDict()  # until when; all rest for as long
         self.dropped = 0
@@ -64,7 +64,7 @@ class ClaimedStreams:
         claimed = self._claimed.get(record.cid)
         if claimed is None:
             count = self._give_way() if len(self._claimed) >= self._most else 0
-            claimed = self._claimed[record.cid] = Claimed(count + 1)
+            claimed = self._claimed[record.cid] = GenesisClaims(count + 1)
             self._wait(record.cid, claimed)
         elif self._leave(record.cid, claimed):
             claimed.count += 1
@@ -118,17 +118,17 @@ class ClaimedStreams:
         self._resting[cid] = until
         return False
 
-    def came(self, cid: str) -> Claimed | None:
+    def came(self, cid: str) -> GenesisClaims | None:
         """What was claimed of its streams, which is forgotten now. None: nothing was."""
         claimed = self._claimed.pop(cid, None)
         if claimed is not None and not self._leave(cid, claimed):
             self._resting.pop(cid, None)
         return claimed
 
-    def _wait(self, cid: str, claimed: Claimed) -> None:
+    def _wait(self, cid: str, claimed: GenesisClaims) -> None:
         self._waiting.setdefault(claimed.count, OrderedDict())[cid] = None
 
-    def _leave(self, cid: str, claimed: Claimed) -> bool:
+    def _leave(self, cid: str, claimed: GenesisClaims) -> bool:
         """Whether it was waiting; it is not any more."""
         alike = self._waiting.get(claimed.count)
         if alike is None or cid not in alike:

@@ -36,14 +36,14 @@ from typing import Final
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
-from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailed, fetch
+from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, Output, PendingFetches
-from kiln.bridge.fetcher.position_file import FiledPlace, PlaceFile
-from kiln.bridge.ipfs import Blocks
-from kiln.bridge.kafka.position import Place
+from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, FetchOutput, KnownAnswers, PendingFetches
+from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
+from kiln.bridge.ipfs import BlockStore
+from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PlaceLostError
+from kiln.bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread, PositionLostError
 from kiln.bridge.kafka.topic_notes import TopicNotes
 from kiln.conf.process.bridge_status import FetcherStatus
 from kiln.schemas.kafka.records import UNREADABLE, decode_stream
@@ -72,7 +72,7 @@ class Fetcher(LeaderThread):
         client_options: Mapping[str, object],
         prefix: str,
         options: FetchingOptions,
-        blocks: Blocks,
+        blocks: BlockStore,
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
@@ -98,8 +98,8 @@ class Fetcher(LeaderThread):
             notes,
         )
         self._options = options
-        self._file = None if place_file is None else PlaceFile(place_file)
-        self._filed: dict[int, FiledPlace] = {}  # in the file now
+        self._file = None if place_file is None else PositionFile(place_file)
+        self._filed: dict[int, FilePosition] = {}  # in the file now
         self._topic_id = ""
         self._blocks = blocks
         self._interests = interests
@@ -213,7 +213,7 @@ class Fetcher(LeaderThread):
         return done
 
     def _kept(
-        self, consumer: KafkaConsumer, part: TopicPartition, filed: Mapping[int, FiledPlace] | None
+        self, consumer: KafkaConsumer, part: TopicPartition, filed: Mapping[int, FilePosition] | None
     ) -> tuple[int, str] | None:
         """Offset and metadata, from Kafka, or from the file. None: the first start on this partition."""
         kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
@@ -227,21 +227,21 @@ class Fetcher(LeaderThread):
             self._places_lost += 1
             return place.offset, place.metadata
         if self._known is not None and self._known.streams:  # a fetcher has run: each stream there came through one
-            raise PlaceLostError(
+            raise PositionLostError(
                 f"the place of {self._group} in {part.topic}, partition {part.partition}, is lost, and no file has it. "
                 "Set the place with kafka-consumer-groups.sh --reset-offsets: --to-latest leaves what waits, "
                 "--to-earliest releases all of it again"
             )
         return None
 
-    def _read_file(self, topic: str) -> Mapping[int, FiledPlace] | None:
+    def _read_file(self, topic: str) -> Mapping[int, FilePosition] | None:
         if self._file is None:
             return None
         self._topic_id = self._watched[topic].id
         try:
             return self._file.read(self._topic_id)
         except OSError as error:
-            raise PlaceLostError(f"{self._file} cannot be read: {error.strerror}") from error
+            raise PositionLostError(f"{self._file} cannot be read: {error.strerror}") from error
 
     def _gone(self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int) -> None:
         first = offsets.place
@@ -270,11 +270,13 @@ class Fetcher(LeaderThread):
         if places:
             consumer.commit(places, timeout_ms=10_000)
             if self._file is not None:
-                self._filed |= {part.partition: FiledPlace(kept.offset, kept.metadata) for part, kept in places.items()}
+                self._filed |= {
+                    part.partition: FilePosition(kept.offset, kept.metadata) for part, kept in places.items()
+                }
                 try:
                     self._file.write(self._topic_id, self._filed)
                 except OSError as error:
-                    raise PlaceLostError(f"{self._file} cannot be written: {error.strerror}") from error
+                    raise PositionLostError(f"{self._file} cannot be written: {error.strerror}") from error
         for part in places:
             done[part].committed()
 
@@ -331,11 +333,11 @@ class Fetcher(LeaderThread):
                 if record.offset > done[part].next:
                     first = consumer.beginning_offsets([part])[part]
                     self._gone(pending, part, done[part], min(first, record.offset))
-                announcer = pending.take(Place(part.partition, record.offset), record.value, interests, now)
+                announcer = pending.take(KafkaPosition(part.partition, record.offset), record.value, interests, now)
                 if announcer:
                     self._blocks.announced(announcer)
 
-    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[Output]) -> bool:
+    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
         """Whether the broker has all of them; False when the session halts. FramesProducerError: a refusal."""
         left = len(outputs)
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
@@ -375,7 +377,7 @@ def _answer_of(request: BlockRequest, future: Future[Answer]) -> Answer:
         return future.result()
     # a peer chooses the bytes: what they can make go wrong must not end all fetching
     _LOG.error("fetching the %s %s", request.kind, request.cid, exc_info=error)
-    return FetchFailed(FAULT, repr(error)[:500], final=True)
+    return FetchFailure(FAULT, repr(error)[:500], final=True)
 
 
 def _in_words(pending: PendingFetches) -> str:

@@ -20,7 +20,7 @@ from kiln.schemas.kafka.records import UNREADABLE
 from kiln.schemas.wire.cid import read_varint, write_varint
 
 
-class KeptPlace(msgspec.Struct, frozen=True):
+class CommittedPosition(msgspec.Struct, frozen=True):
     """What is committed beside the offset of the first record that is not done: JSON of this.
 
     `generation`: of what is going. `read`: the offset up to which records were read. `open`: those before it that are
@@ -37,7 +37,7 @@ class KeptPlace(msgspec.Struct, frozen=True):
     going: str = ""
 
 
-_KEPT_PLACE: Final = msgspec.json.Decoder(KeptPlace)
+_KEPT_PLACE: Final = msgspec.json.Decoder(CommittedPosition)
 
 MAX_METADATA: Final = 3_500
 """Longest metadata written, in bytes: brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
@@ -63,7 +63,7 @@ class DoneOffsets:
         Metadata that cannot be read was set by hand. Then every record from `offset` on counts as not done.
         """
         found = _read_metadata(offset, metadata)
-        kept, offsets, going = found or (KeptPlace(fresh_generation, offset), [], set[int]())
+        kept, offsets, going = found or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = kept.generation
         self.read = kept.read
         """the offset up to which records were read, by an earlier run too"""
@@ -158,7 +158,7 @@ class DoneOffsets:
     def metadata(self, going: Collection[int] = ()) -> str:
         """What to commit beside `place`. `going`: the offsets that are let go next, under `generation`."""
         numbers = [number for number, offset in enumerate(self._open) if offset in going] if going else []
-        kept = KeptPlace(self.generation, self.read, _text(self._open, self.place), _text(numbers, 0))
+        kept = CommittedPosition(self.generation, self.read, _text(self._open, self.place), _text(numbers, 0))
         return msgspec.json.encode(kept).decode()
 
     def committed(self) -> None:
@@ -202,7 +202,7 @@ def _numbers(text: str, base: int) -> list[int]:
     return numbers
 
 
-def _read_metadata(offset: int, metadata: str) -> tuple[KeptPlace, list[int], set[int]] | None:
+def _read_metadata(offset: int, metadata: str) -> tuple[CommittedPosition, list[int], set[int]] | None:
     """What was committed, which offsets are not done, and which of these were going. None: unreadable."""
     try:
         kept = _KEPT_PLACE.decode(metadata)

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway
-from kiln.bridge.fetcher.claims import Claimed, ClaimedStreams, claims_of
+from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
+from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
 from kiln.bridge.fetcher.offsets import MOST_GOING, DoneOffsets
-from kiln.bridge.kafka.position import Place
+from kiln.bridge.kafka.position import KafkaPosition
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.kafka.records import (
     UNREADABLE,
@@ -56,7 +56,7 @@ CLAIMS_AGAIN: Final = 10_000
 _MOST_BLOCKS: Final = 16  # blocks in memory while the geneses of their streams are asked for
 
 
-class Output(NamedTuple):
+class FetchOutput(NamedTuple):
     """A record to write."""
 
     topic: str
@@ -65,14 +65,14 @@ class Output(NamedTuple):
     value: bytes
 
 
-class Writes(NamedTuple):
+class StagedWrites(NamedTuple):
     """What is to be written now, in stages. The broker must have all of a stage before the next stage begins.
 
     First updates and quarantine. Then streams: whoever reads a stream there sends later updates past the fetcher. Then
     blocks: whoever reads a block looks for its streams.
     """
 
-    stages: tuple[list[Output], list[Output], list[Output]]
+    stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]]
     going: dict[int, set[int]]
     """by partition, offsets of the updates in the first stage: committed before that stage is written"""
 
@@ -102,18 +102,18 @@ class FetchingOptions:
     messages alone"""
 
 
-class _Wanted(NamedTuple):
-    place: Place
+class _WantedEntry(NamedTuple):
+    place: KafkaPosition
     record: WantedRecord
 
 
 class _ReadyUpdate(NamedTuple):
     """An update whose separator is known: it may go on to `kiln.updates`."""
 
-    wanted: _Wanted
+    wanted: _WantedEntry
     update: UpdateRecord
     separator: SeparatorRecord | None
-    claimed: Claimed | None = None
+    claimed: GenesisClaims | None = None
     """what was claimed of the stream before the answer"""
 
 
@@ -132,7 +132,7 @@ class _Fetch:
     request: BlockRequest
     number: int
     due: int
-    waiting: deque[_Wanted] = field(default_factory=deque)
+    waiting: deque[_WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)  # streams by CID of the batch that lists them
     tries: int = 0
     under_way: bool = False
@@ -152,7 +152,7 @@ class _BatchCheck:
     batch: BatchAnswer
     until: int
     asked: set[str]  # CIDs of geneses
-    waiting: deque[_Wanted]
+    waiting: deque[_WantedEntry]
 
 
 class KnownAnswers:
@@ -163,7 +163,7 @@ class KnownAnswers:
 
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
-        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailed]] = OrderedDict()  # until when
+        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()  # until when
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
 
     def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
@@ -179,13 +179,13 @@ class KnownAnswers:
         if len(self.blocks) > _KEPT_BLOCKS:
             self.blocks.popitem(last=False)
 
-    def add_missing(self, request: BlockRequest, failed: FetchFailed, until: int) -> None:
+    def add_missing(self, request: BlockRequest, failed: FetchFailure, until: int) -> None:
         self.missing[request] = (until, failed)
         self.missing.move_to_end(request)
         if len(self.missing) > _KEPT_MISSING:
             self.missing.popitem(last=False)
 
-    def why_missing(self, request: BlockRequest, now: int) -> FetchFailed | None:
+    def why_missing(self, request: BlockRequest, now: int) -> FetchFailure | None:
         """Why the fetcher gave the block up of late; None: it did not."""
         found = self.missing.get(request)
         if found is None:
@@ -222,8 +222,8 @@ class PendingFetches:
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._answered: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
         # of this round
-        self._stages: tuple[list[Output], list[Output], list[Output]] = ([], [], [])
-        self._finished: list[Place] = []
+        self._stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]] = ([], [], [])
+        self._finished: list[KafkaPosition] = []
         self._told: list[StreamRecord] = []
         self._had: list[WantedRecord] = []
 
@@ -273,7 +273,7 @@ class PendingFetches:
         """Whether something is to be done soon without a new record."""
         return bool(self._fetches or self._checks or any(self._ready.values()))
 
-    def take(self, place: Place, value: bytes | None, interests: Iterable[Interest], now: int) -> str | None:
+    def take(self, place: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int) -> str | None:
         """The next record of a partition. `interests`: the separators that are followed now.
 
         Where a batch is to be fetched now, the peer id of who announced it, as text, if that is known.
@@ -287,7 +287,7 @@ class PendingFetches:
             if record.network != self._options.network:
                 self._end(place, "other_network")
                 return None
-            wanted = _Wanted(place, record)
+            wanted = _WantedEntry(place, record)
             if record.reason == "batch":
                 return self._take_batch(wanted, interests, now)
             if record.reason == "claim":
@@ -301,7 +301,7 @@ class PendingFetches:
             self._end(place, MALFORMED)
         return None
 
-    def _take_update(self, wanted: _Wanted, now: int) -> None:
+    def _take_update(self, wanted: _WantedEntry, now: int) -> None:
         update = _update_of(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
         for known in (self._answered, self._known.streams):
@@ -314,7 +314,7 @@ class PendingFetches:
             return
         self._fetch_for(request, now).waiting.append(wanted)
 
-    def _take_claim(self, wanted: _Wanted, now: int) -> None:
+    def _take_claim(self, wanted: _WantedEntry, now: int) -> None:
         """Nothing waits with a claim: the record is done."""
         record = wanted.record
         stream = _update_of(record).stream
@@ -343,7 +343,7 @@ class PendingFetches:
             self.counts["claims_dropped"] = self._claimed.dropped
             self.counts["claims_untold"] = self._claimed.unkept
 
-    def _take_batch(self, wanted: _Wanted, interests: Iterable[Interest], now: int) -> str | None:
+    def _take_batch(self, wanted: _WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
         if (record.message or "").partition("/")[0] in self._options.authors():
             self._end(wanted.place, "own")
@@ -441,7 +441,7 @@ class PendingFetches:
         fetch.under_way = False
         self._under_way -= 1
         present = self._present(now)
-        if isinstance(answer, IpfsAway):
+        if isinstance(answer, IpfsUnavailable):
             self.away = answer.why
             fetch.tries -= 1
             if fetch.claimed:
@@ -451,7 +451,7 @@ class PendingFetches:
                     del self._fetches[request]
             return
         self.away = None
-        if isinstance(answer, FetchFailed):
+        if isinstance(answer, FetchFailure):
             if fetch.claimed:
                 self._claim_failed(request.cid, now, final=answer.final)
                 fetch.claimed = False
@@ -529,7 +529,7 @@ class PendingFetches:
         epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = update_key(update.network, separator, update.stream)
-        self._stages[0].append(Output("updates", key, encode(released)))
+        self._stages[0].append(FetchOutput("updates", key, encode(released)))
         self._end(wanted.place, "released")
         return True
 
@@ -547,7 +547,7 @@ class PendingFetches:
 
     def _tell(self, ready: _ReadyAnswer) -> None:
         record = ready.record
-        self._stages[1].append(Output("streams", record.stream.encode(), encode(record)))
+        self._stages[1].append(FetchOutput("streams", record.stream.encode(), encode(record)))
         self._told.append(record)
         self.counts["streams"] += 1
         if record.without is not None:
@@ -559,7 +559,7 @@ class PendingFetches:
             if (check := self._checks.get(cid)) is not None:
                 check.asked.discard(request.cid)
 
-    def _give_up(self, fetch: _Fetch, failed: FetchFailed, waited: int, now: int) -> None:
+    def _give_up(self, fetch: _Fetch, failed: FetchFailure, waited: int, now: int) -> None:
         del self._fetches[fetch.request]
         if not failed.final:
             failed = failed._replace(
@@ -575,11 +575,11 @@ class PendingFetches:
             if first:
                 record = wanted.record
                 lost = BlockRecord(record.network, record.cid, now, _announced(record), reason=failed.reason)
-                self._stages[2].append(Output("blocks", record.cid.encode(), encode(lost)))
+                self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
             self._end(wanted.place, failed.reason if first else "again")
 
-    def _give_up_update(self, wanted: _Wanted, failed: FetchFailed, now: int) -> None:
+    def _give_up_update(self, wanted: _WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
         if update is not None:
             key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
@@ -591,22 +591,22 @@ class PendingFetches:
             record = wanted.record
             if first:
                 block = BlockRecord(record.network, record.cid, now, _announced(record), block=check.batch.block)
-                self._stages[2].append(Output("blocks", record.cid.encode(), encode(block)))
+                self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
                 self._had.append(record)
             self._end(wanted.place, "blocks" if first else "again")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
         for fault in quarantine_records(stage, reason, detail, data, now):
-            self._stages[0].append(Output("quarantine", key, encode(fault)))
+            self._stages[0].append(FetchOutput("quarantine", key, encode(fault)))
         self.counts["quarantined"] += 1
 
-    def _end(self, place: Place, what: str) -> None:
+    def _end(self, place: KafkaPosition, what: str) -> None:
         self.counts[what] += 1
         self._finished.append(place)
 
     # -------- rounds
 
-    def next_writes(self, now: int) -> Writes:
+    def next_writes(self, now: int) -> StagedWrites:
         """What to write now."""
         going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition, now))}
         for cid in [cid for cid, check in self._checks.items() if not check.asked or check.until <= now]:
@@ -614,7 +614,7 @@ class PendingFetches:
             self._pass_on(check, now)
             for genesis in check.asked:
                 self._uncheck(BlockRequest("genesis", genesis), cid)
-        return Writes(self._stages, going)
+        return StagedWrites(self._stages, going)
 
     def _let_go(self, partition: int, now: int) -> set[int]:
         """Releases ready updates in their order, as many as can be going at a time. The offsets of the released ones.
@@ -685,7 +685,7 @@ def _announced(record: WantedRecord) -> SeparatorRecord:
     return record.separator
 
 
-def _heard(wanted: _Wanted) -> tuple[int, int, int, int]:
+def _heard(wanted: _WantedEntry) -> tuple[int, int, int, int]:
     """The order of the network. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
@@ -696,7 +696,7 @@ def _turn(fetch: _Fetch) -> tuple[bool, int, int, int]:
     return not fetch.waiting, fetch.tries, fetch.due, fetch.number
 
 
-def _by_separator(waiting: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, bool]]:
+def _by_separator(waiting: Iterable[_WantedEntry]) -> Iterator[tuple[_WantedEntry, bool]]:
     """Each, and whether it is the first with its separator: one block may be announced under several."""
     seen: set[SeparatorRecord | None] = set()
     for wanted in waiting:

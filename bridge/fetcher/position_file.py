@@ -15,24 +15,24 @@ import msgspec
 from kiln.schemas.kafka.records import UNREADABLE
 
 
-class FiledPlace(msgspec.Struct, frozen=True):
+class FilePosition(msgspec.Struct, frozen=True):
     """As committed."""
 
     offset: int
     metadata: str
 
 
-class _Filed(msgspec.Struct, frozen=True):
+class _PositionJson(msgspec.Struct, frozen=True):
     """The file: JSON of this."""
 
     topic: str
-    places: dict[int, FiledPlace]
+    places: dict[int, FilePosition]
 
 
-_FILED = msgspec.json.Decoder(_Filed)
+_FILED = msgspec.json.Decoder(_PositionJson)
 
 
-class PlaceFile:
+class PositionFile:
     """The file of one consumer group on one topic."""
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class PlaceFile:
     def __str__(self) -> str:
         return str(self._path)
 
-    def read(self, topic: str) -> Mapping[int, FiledPlace] | None:
+    def read(self, topic: str) -> Mapping[int, FilePosition] | None:
         """The places in this topic, by partition. None: there is no file, or one of another topic, or an unreadable
         one. OSError."""
         try:
@@ -50,10 +50,10 @@ class PlaceFile:
             return None
         return filed.places if filed.topic == topic else None
 
-    def write(self, topic: str, places: Mapping[int, FiledPlace]) -> None:
+    def write(self, topic: str, places: Mapping[int, FilePosition]) -> None:
         """Replaces the file in one step. OSError."""
         fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(_Filed(topic, dict(places))))
+        fresh.write_bytes(msgspec.json.encode(_PositionJson(topic, dict(places))))
         fresh.replace(self._path)
 
     def remove(self) -> None:

@@ -156,7 +156,7 @@ class SeenSet:
                 del self._known[self._order.popleft()]
 
 
-class Cached(NamedTuple):
+class CachedMessage(NamedTuple):
     """A message as kept for IWANT: its topic and its bytes."""
 
     topic: str
@@ -177,7 +177,7 @@ class MessageCache:
         self._gossip = gossip
         self._cap = cap
         self._bytes = 0
-        self._messages: dict[bytes, Cached] = {}
+        self._messages: dict[bytes, CachedMessage] = {}
         self._sent: dict[bytes, dict[bytes, int]] = {}  # id -> peer -> times sent for IWANT
         self._order: deque[bytes] = deque()
         # newest first: how many ids, and which of each topic
@@ -196,7 +196,7 @@ class MessageCache:
         """Keep a message; nothing if it is kept already."""
         if key in self._messages:
             return
-        self._messages[key] = Cached(topic, data)
+        self._messages[key] = CachedMessage(topic, data)
         self._order.append(key)
         self._bytes += len(data)
         count, topics = self._windows[0]
@@ -208,7 +208,7 @@ class MessageCache:
             self._drop()
             self.evicted += 1
 
-    def get(self, key: bytes) -> Cached | None:
+    def get(self, key: bytes) -> CachedMessage | None:
         """The message with this id, if it is still kept."""
         return self._messages.get(key)
 

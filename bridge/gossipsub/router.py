@@ -39,12 +39,12 @@ from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION,
 from kiln.bridge.gossipsub.rpc_parts import split
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signatures import Verify
-from kiln.bridge.gossipsub.table_agreements import Item, Savings, TableSide
+from kiln.bridge.gossipsub.table_agreements import Item, Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlExtensions, ControlMessage, Message
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, id_cost
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
 _TEXT_LOOKS: Final = 3  # of `max_ids_per_rpc`, that an id as text takes beside its own
@@ -64,13 +64,13 @@ class Router:
     """
 
     def __init__(
-        self, own: PeerID, options: RouterOptions, rng: Random, verify: Verify, table: TableSide | None = None
+        self, own: PeerID, options: RouterOptions, rng: Random, verify: Verify, table: TableAgreements | None = None
     ) -> None:
         self._own = {own, *options.authors}
         self._options = options
         self._rng = rng
         self._verify = verify
-        self._table = TableSide(Bundles()) if table is None else table
+        self._table = TableAgreements(BundleSet()) if table is None else table
         self._peers: dict[PeerID, PeerState] = {}
         self._floodsub = 0  # peers that speak only that
         # dicts in place of sets: their order is that of insertion, so a seeded rng always chooses the same

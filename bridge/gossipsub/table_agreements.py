@@ -23,7 +23,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import Bundles, TopicTable, agreement, hello_bytes, hello_extensions, read_hello
+from kiln.schemas.wire.topic_table import BundleSet, TopicTable, agreement, hello_bytes, hello_extensions, read_hello
 
 SendMode = Literal["cautious", "eager", "off"]
 Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
@@ -49,7 +49,7 @@ Savings = dict[tuple[SavingDirection, str], SavingStatus]
 """By direction and topic. Only topics of agreed bundles occur, so a peer cannot make it grow."""
 
 
-class _Peer:
+class _PeerTable:
     __slots__ = ("greeted", "heard", "hello", "is_kiln", "savings", "speaks", "table", "writes_indices")
 
     def __init__(self, speaks: bool) -> None:
@@ -63,10 +63,10 @@ class _Peer:
         self.savings: Savings = {}
 
 
-class TableSide:
+class TableAgreements:
     """The tables with all peers, each from its stream's opening to its end."""
 
-    def __init__(self, bundles: Bundles, send: SendMode = "cautious") -> None:
+    def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
         """`send`: when the node writes an index. cautious: to a peer that has itself sent an index, or is a Kiln. Names
         are always right (the draft, section "Protocol"), and one implementation agrees to a table of several bundles
         and then cannot read the table. eager: wherever a table has the topic. off: never. The node reads indices in
@@ -77,7 +77,7 @@ class TableSide:
         self._bundles = bundles
         self._send = send
         self._hello = hello_bytes(bundles)
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, _PeerTable] = {}
         self._counters: Counter[str] = Counter()
         self._gone: Savings = {}
         self._no_table = TopicTable((), bundles)
@@ -90,7 +90,7 @@ class TableSide:
         A peer that comes again begins anew, with no table.
         """
         self.remove(peer)
-        state = self._peers[peer] = _Peer(protocol == PROTOCOL)
+        state = self._peers[peer] = _PeerTable(protocol == PROTOCOL)
         return hello_extensions(self._bundles) if state.speaks and self._hello else None
 
     def remove(self, peer: bytes) -> None:
@@ -230,14 +230,14 @@ class TableSide:
                         item.ClearField("topicIndex")
         return copy
 
-    def _table_for(self, state: _Peer | None) -> TopicTable | None:
+    def _table_for(self, state: _PeerTable | None) -> TopicTable | None:
         """The table to write to a peer by; None: names."""
         if state is None or state.table is None or not len(state.table):
             return None
         eager = self._send == "eager" or (self._send == "cautious" and (state.writes_indices or state.is_kiln))
         return state.table if eager else None
 
-    def _index(self, table: TopicTable | None, state: _Peer | None, topic: str) -> int | None:
+    def _index(self, table: TopicTable | None, state: _PeerTable | None, topic: str) -> int | None:
         if table is None or state is None:
             return None
         index = table.index_of(topic)
@@ -287,7 +287,7 @@ class TableSide:
         return MappingProxyType(state.savings if state is not None else {})
 
 
-def _account(state: _Peer, direction: SavingDirection, topic: str, index: int) -> None:
+def _account(state: _PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
     key = (direction, topic)
     saving = state.savings.get(key)
     if saving is None:

@@ -17,7 +17,7 @@ class WireError(ValueError):
     """A length that is no varint: nothing after it on this stream can be read."""
 
 
-class Cut(NamedTuple):
+class OversizedRpc(NamedTuple):
     """An RPC over the limit: its first bytes and the length it was declared with. The rest is skipped as it comes."""
 
     head: bytes
@@ -37,7 +37,7 @@ def encode(payload: bytes) -> bytes:
     return bytes(prefix) + payload
 
 
-class Splitter:
+class RpcSplitter:
     """Cuts a stream of bytes, in chunks of any size, into the RPCs in it.
 
     `limit`: bytes of the longest RPC given out whole; of a longer one there is a Cut with its first `head` bytes as
@@ -71,7 +71,7 @@ class Splitter:
         """Bytes that are held of an unfinished RPC."""
         return len(self._partial)
 
-    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | Cut]:
+    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | OversizedRpc]:
         """The RPCs that end, or are cut, in this chunk, in order; b"" for an RPC of no bytes, which is legal.
 
         Take all of them before feeding the next chunk; do not change a buffer that is being read. WireError at a
@@ -120,7 +120,7 @@ class Splitter:
             self._next()
             if declared > self._limit:
                 self._skip = declared - wanted
-                yield Cut(payload, declared)
+                yield OversizedRpc(payload, declared)
             else:
                 yield payload
 

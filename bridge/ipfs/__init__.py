@@ -6,23 +6,23 @@ from pathlib import Path
 from kiln.bridge.ipfs.blocks import (
     MAX_READ,
     BlockRefusedError,
-    Blocks,
-    BlocksAwayError,
+    BlockStore,
+    BlockStoreUnavailableError,
     BlockUnavailableError,
     digest_of,
     verified,
 )
-from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
-from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.node import NodeBlockStore
 
 __all__ = [
     "MAX_READ",
     "BlockRefusedError",
+    "BlockStore",
+    "BlockStoreUnavailableError",
     "BlockUnavailableError",
-    "Blocks",
-    "BlocksAwayError",
     "digest_of",
     "open_blocks",
     "verified",
@@ -31,7 +31,7 @@ __all__ = [
 
 def open_blocks(
     api: str, state: Path, *, auth: str = "", listen: str = "", peers: Sequence[str] = (), at_most: int = 16
-) -> Blocks:
+) -> BlockStore:
     """Blocks as the settings `ipfs.…` say; returns at once, a node may come up later. End it with `close()`.
 
     `api`: "" (a folder, STATE/blocks), "helia" (a node of our own, in STATE/helia) or the URL of Kubo's RPC. `auth`:
@@ -40,9 +40,9 @@ def open_blocks(
     be.
     """
     if not api:
-        return FolderBlocks(state / "blocks")
+        return FolderBlockStore(state / "blocks")
     if api != "helia":
-        return NodeBlocks(Kubo(api, auth, at_most), peers)
+        return NodeBlockStore(Kubo(api, auth, at_most), peers)
     folder = state / "helia"
     helia = Helia(folder / "app", folder / "repo", state / "logs" / "helia.log", listen)
-    return NodeBlocks(Kubo("http://127.0.0.1:0", at_most=at_most), peers, helia)
+    return NodeBlockStore(Kubo("http://127.0.0.1:0", at_most=at_most), peers, helia)

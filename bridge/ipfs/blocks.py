@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, Protocol
 
-from kiln.bridge.ipfs.neighbours import Neighbour
+from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -27,7 +27,7 @@ HASH_UNSUPPORTED: Final = "cid_hash_unsupported"
 CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
 
-class BlocksAwayError(Exception):
+class BlockStoreUnavailableError(Exception):
     """There is no node to speak with, so the caller waits. The text says which node, and why."""
 
 
@@ -43,7 +43,7 @@ class BlockRefusedError(Exception):
         self.reason = reason
 
 
-class Blocks(Protocol):
+class BlockStore(Protocol):
     """A place that keeps blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
@@ -79,7 +79,7 @@ class Blocks(Protocol):
         """Tell others, where the node has a routing, who has this block: in its own time. Returns at once."""
         ...
 
-    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
         """The gossip peers that speak bitswap, the most important first: the node stays connected to them, as long as
         they are named. Returns at once."""
         ...

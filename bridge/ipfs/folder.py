@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kiln.bridge.ipfs.blocks import BlocksAwayError, BlockUnavailableError, digest_of, too_large, verified
-from kiln.bridge.ipfs.neighbours import Neighbour
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, digest_of, too_large, verified
+from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text
 
 
-class FolderBlocks:
+class FolderBlockStore:
     """`Blocks` in `folder`, made when first written to. A pin means nothing: nothing is ever collected."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class FolderBlocks:
                     os.unlink(file.name)
                     raise
         except OSError as error:
-            raise BlocksAwayError(f"{self._folder} cannot be written: {error.strerror}") from error
+            raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """As `Blocks.get`; there is nobody to wait for, so `timeout` is of no account."""
@@ -52,7 +52,7 @@ class FolderBlocks:
                 f"{cid[:80]} is not in {self._folder}, and no IPFS node is set to ask"
             ) from None
         except OSError as error:
-            raise BlocksAwayError(f"{self._folder} cannot be read: {error.strerror}") from error
+            raise BlockStoreUnavailableError(f"{self._folder} cannot be read: {error.strerror}") from error
         if len(data) > limit:
             raise too_large(cid, limit)
         return verified(cid, data)
@@ -69,7 +69,7 @@ class FolderBlocks:
     def provide(self, cid: str) -> None:
         """Nothing."""
 
-    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
         """Nothing."""
 
     def announced(self, peer: str) -> None:

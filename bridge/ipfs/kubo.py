@@ -21,7 +21,7 @@ from kiln.bridge.ipfs.blocks import (
     TOO_LARGE,
     WRONG_CID,
     BlockRefusedError,
-    BlocksAwayError,
+    BlockStoreUnavailableError,
     BlockUnavailableError,
     digest_of,
     too_large,
@@ -48,12 +48,12 @@ class NoRoutingError(Exception):
     """The node has no routing (no DHT) to which to tell who has a block."""
 
 
-class _NoSuchCommandError(BlocksAwayError):
+class _NoSuchCommandError(BlockStoreUnavailableError):
     """The RPC does not have the command."""
 
 
 @dataclass(frozen=True)
-class Identity:
+class NodeIdentity:
     """Who answers."""
 
     peer: str
@@ -115,7 +115,7 @@ class Kubo:
         except KuboError as error:
             if "big block" in str(error):
                 raise BlockRefusedError(TOO_LARGE, f"{cid}: {self.url} takes no block this large: {error}") from None
-            raise BlocksAwayError(f"{self.url} keeps no blocks: {error}") from None
+            raise BlockStoreUnavailableError(f"{self.url} keeps no blocks: {error}") from None
         theirs = answer.get("Key")
         if not isinstance(theirs, str):
             raise self._odd("block/put", answer)
@@ -169,7 +169,7 @@ class Kubo:
         except KuboError as error:
             if "not pinned" in str(error) or "pinned recursively" in str(error):
                 return
-            raise BlocksAwayError(f"{self.url} cannot unpin {cid}: {error}") from None
+            raise BlockStoreUnavailableError(f"{self.url} cannot unpin {cid}: {error}") from None
 
     def close(self) -> None:
         """As `Blocks.close`."""
@@ -178,16 +178,16 @@ class Kubo:
 
     # ------------------------------------------------------------ the node
 
-    def identity(self, timeout: float = _CALL) -> Identity:
+    def identity(self, timeout: float = _CALL) -> NodeIdentity:
         """Who answers. BlocksAwayError: nobody, or no RPC of Kubo's."""
         try:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
-            raise BlocksAwayError(f"{self.url} does not say who it is: {error}") from None
+            raise BlockStoreUnavailableError(f"{self.url} does not say who it is: {error}") from None
         peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
         if not isinstance(peer, str) or not isinstance(agent, str):
             raise self._odd("id", answer)
-        return Identity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
+        return NodeIdentity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
 
     def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
         """Connect the node to a peer, at one of its addresses; nothing if it is so already. KuboError: why not.
@@ -211,7 +211,7 @@ class Kubo:
         """Whether the node has a routing, as far as it says (Kubo's Routing.Type)."""
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
-        except (KuboError, BlocksAwayError):  # an RPC may be set to keep its configuration to itself
+        except (KuboError, BlockStoreUnavailableError):  # an RPC may be set to keep its configuration to itself
             return True  # `provide` will tell
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
@@ -281,7 +281,7 @@ class Kubo:
         except RuntimeError:
             if not self._closed:
                 raise
-            raise BlocksAwayError("the bridge is stopping") from None
+            raise BlockStoreUnavailableError("the bridge is stopping") from None
 
     def _failure(self, command: str, response: httpx.Response) -> Exception:
         body = _read(response, _MAX_ANSWER)
@@ -300,10 +300,10 @@ class Kubo:
             )
         return self._away(f"answers {command} with {status}: is ipfs.api the address of Kubo's RPC?")
 
-    def _away(self, text: str) -> BlocksAwayError:
-        return BlocksAwayError(f"{self.url} {text}")
+    def _away(self, text: str) -> BlockStoreUnavailableError:
+        return BlockStoreUnavailableError(f"{self.url} {text}")
 
-    def _odd(self, command: str, answer: object) -> BlocksAwayError:
+    def _odd(self, command: str, answer: object) -> BlockStoreUnavailableError:
         return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not as Kubo does")
 
 

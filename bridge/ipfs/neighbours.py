@@ -25,7 +25,7 @@ _FIRST_PAUSE: Final = 5.0  # s after the first failed dial
 _LONGEST_PAUSE: Final = 300.0  # s
 
 
-class Neighbour(NamedTuple):
+class BitswapPeer(NamedTuple):
     """A peer, and the multiaddrs at which it may be dialled, without /p2p/. None: the node may know some itself."""
 
     peer: str
@@ -37,11 +37,11 @@ class Neighbour(NamedTuple):
         return tuple(f"{address}/p2p/{self.peer}" for address in self.addresses) or (f"/p2p/{self.peer}",)
 
 
-class Neighbours:
+class BitswapPeers:
     """Who they are, and whom to dial now. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._gossip: dict[str, Neighbour] = {}
+        self._gossip: dict[str, BitswapPeer] = {}
         self._announcers: OrderedDict[str, float] = OrderedDict()  # until when, the latest last
         self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, not before when
         self._made: set[str] = set()  # connections that the node would not have without this
@@ -55,7 +55,7 @@ class Neighbours:
         """How many gossip peers speak bitswap."""
         return len(self._gossip)
 
-    def set_gossip(self, peers: Iterable[Neighbour]) -> bool:
+    def set_gossip(self, peers: Iterable[BitswapPeer]) -> bool:
         """The gossip peers that speak bitswap, the most important first. Whether one has come or gone."""
         before, self._gossip = self._gossip, {peer.peer: peer for peer in peers}
         return self._gossip.keys() != before.keys()
@@ -69,7 +69,7 @@ class Neighbours:
             self._announcers.popitem(last=False)
         return new
 
-    def to_dial(self, own: str, connected: Collection[str], now: float) -> list[Neighbour]:
+    def to_dial(self, own: str, connected: Collection[str], now: float) -> list[BitswapPeer]:
         """Whom to dial now, at most AT_ONCE. `own`: the node itself; `connected`: the peers it is connected to."""
         while self._announcers and next(iter(self._announcers.values())) <= now:
             self._announcers.popitem(last=False)
@@ -96,7 +96,7 @@ class Neighbours:
         self._made.difference_update(gone)
         return [peer for peer in gone if peer in connected]
 
-    def _wanted(self, own: str) -> dict[str, Neighbour]:
-        announcers = (self._gossip.get(peer, Neighbour(peer)) for peer in reversed(self._announcers))
+    def _wanted(self, own: str) -> dict[str, BitswapPeer]:
+        announcers = (self._gossip.get(peer, BitswapPeer(peer)) for peer in reversed(self._announcers))
         each = {one.peer: one for one in (*announcers, *self._gossip.values()) if one.peer != own}
         return dict(list(each.items())[:MOST])

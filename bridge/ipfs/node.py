@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
-from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.helia import Helia, HeliaError
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
-from kiln.bridge.ipfs.neighbours import AT_ONCE, Neighbour, Neighbours
-from kiln.bridge.ipfs.providing import Providing
+from kiln.bridge.ipfs.neighbours import AT_ONCE, BitswapPeer, BitswapPeers
+from kiln.bridge.ipfs.providing import BlockProvider
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -24,7 +24,7 @@ _LONGEST_PAUSE: Final = 60.0  # s between two tries to start one of our own
 _HELLO: Final = 5.0  # s for a word from the node, or a connection to a peer
 
 
-class NodeBlocks:
+class NodeBlockStore:
     """`Blocks` of an IPFS node: one that runs already, at the URL of `kubo`, or a Helia of our own.
 
     A thread of its own starts Helia, starts it again when it has ended, connects the node to `peers` and to its
@@ -45,10 +45,10 @@ class NodeBlocks:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()  # for `_neighbours`
-        self._neighbours = Neighbours()
+        self._neighbours = BitswapPeers()
         self._connections = 0
         self._pool = ThreadPoolExecutor(AT_ONCE, "ipfs-dial")
-        self._providing = Providing(kubo.provide)
+        self._providing = BlockProvider(kubo.provide)
         self._providing.set_routes(helia is None)
         self._thread = threading.Thread(target=self._look_after, name="ipfs", daemon=True)
         self._thread.start()
@@ -77,7 +77,7 @@ class NodeBlocks:
         """As `Blocks.provide`."""
         self._providing.add(cid)
 
-    def stay_near(self, peers: Sequence[Neighbour]) -> None:
+    def stay_near(self, peers: Sequence[BitswapPeer]) -> None:
         """As `Blocks.stay_near`."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
@@ -124,7 +124,7 @@ class NodeBlocks:
 
     def _need_node(self) -> None:
         if not self._up:
-            raise BlocksAwayError(self._about)
+            raise BlockStoreUnavailableError(self._about)
 
     def _look_after(self) -> None:
         failures = 0
@@ -164,7 +164,7 @@ class NodeBlocks:
             if self._routes is None:  # a node that was away may have come back with another configuration
                 self._routes = self._kubo.routes()
                 self._providing.set_routes(self._routes)
-        except BlocksAwayError as away:
+        except BlockStoreUnavailableError as away:
             self._nobody()
             self._routes = None if self._helia is None else False
             return str(away)
@@ -183,7 +183,10 @@ class NodeBlocks:
         near = self._neighbours
         try:
             connected = self._kubo.connected()
-        except (KuboError, BlocksAwayError) as error:  # an RPC may be set to allow the calls for blocks alone
+        except (
+            KuboError,
+            BlockStoreUnavailableError,
+        ) as error:  # an RPC may be set to allow the calls for blocks alone
             self._nobody()
             return f", gossip peers are not connected: {error}" if near.gossip_peers else ""
         with self._lock:
@@ -191,7 +194,7 @@ class NodeBlocks:
             dial = self._neighbours.to_dial(own, connected, time.monotonic())
         self._connections = len(connected) - len(leave)
         for peer in leave:
-            with suppress(KuboError, BlocksAwayError):  # it may be gone already
+            with suppress(KuboError, BlockStoreUnavailableError):  # it may be gone already
                 self._kubo.disconnect(peer)
         for neighbour, problem in zip(dial, self._dial([each.dialled for each in dial]), strict=True):
             self._connections += not problem
@@ -216,6 +219,6 @@ class NodeBlocks:
             return "the bridge is stopping"
         try:
             self._kubo.connect(*addresses, timeout=_HELLO)
-        except (KuboError, BlocksAwayError) as error:
+        except (KuboError, BlockStoreUnavailableError) as error:
             return str(error)
         return ""

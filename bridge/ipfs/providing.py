@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 
 MOST: Final = 1_000  # blocks that wait: at a few seconds each, what is further back would be told after an hour
@@ -21,7 +21,7 @@ _TRIES: Final = 3
 _PAUSE: Final = 10.0  # s before another try
 
 
-class Providing:
+class BlockProvider:
     """Calls `provide` for each block, in threads of its own, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
@@ -92,7 +92,7 @@ class Providing:
             except NoRoutingError:
                 self.set_routes(False)
                 return False
-            except (KuboError, BlocksAwayError):
+            except (KuboError, BlockStoreUnavailableError):
                 continue
             return True
         return False

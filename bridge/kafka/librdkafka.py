@@ -41,8 +41,8 @@ _TURN: Final = 0.2  # s at most between two looks whether to end
 _log = logging.getLogger("librdkafka")
 
 
-class Record:
-    """What becomes of one record: kiln.bridge.kafka.producers.Sent."""
+class DeliveryFuture:
+    """What becomes of one record: kiln.bridge.kafka.producers.SendFuture."""
 
     __slots__ = ("_callbacks", "_errbacks", "_error", "_lock", "_settled")
 
@@ -113,9 +113,9 @@ class LibrdkafkaProducer:
             self._thread.start()
             opened.pop_all()
 
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Record:
+    def send(self, topic: str, *, value: bytes, key: bytes) -> DeliveryFuture:
         """KafkaError: an earlier record was refused, or the producer has ended."""
-        record = Record(self._lock)
+        record = DeliveryFuture(self._lock)
         try:
             self._producer.produce(topic, value, key, on_delivery=record.settle)
         except KafkaException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class KafkaPosition(NamedTuple):
     """A record of one topic."""
 
     partition: int

@@ -40,7 +40,7 @@ class FramesProducerError(PrerequisiteError):
     """Frames that Kafka did not take: how many are not acknowledged, and the first error."""
 
 
-class Sent(Protocol):
+class SendFuture(Protocol):
     """The future of one record: what is used of kafka-python's."""
 
     def add_callback(self, f: Callable[[object], None], /) -> object: ...
@@ -50,7 +50,7 @@ class Sent(Protocol):
 class Producer(Protocol):
     """What is used of kafka-python's KafkaProducer."""
 
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
+    def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def flush(self, timeout: float | None = None) -> None: ...
     def close(self, timeout: float | None = None) -> None: ...
 
@@ -59,7 +59,7 @@ class _Cluster(Protocol):
     def partitions_for_topic(self, topic: str) -> set[int] | None: ...
 
 
-class RememberingPartitioner:
+class CachingPartitioner:
     """kafka-python's own choice of partition, made once for each key: its murmur2 is written in Python."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class RememberingPartitioner:
         return chosen
 
 
-Partitioner.register(RememberingPartitioner)
+Partitioner.register(CachingPartitioner)
 
 
 def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object] | None = None) -> Producer:
@@ -100,7 +100,7 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
         producer = open_client(
             KafkaProducer,
             bootstrap_servers=bootstrap_servers,
-            **{**_OPTIONS, "partitioner": RememberingPartitioner(), **(client_options or {})},
+            **{**_OPTIONS, "partitioner": CachingPartitioner(), **(client_options or {})},
         )
     # kafka-python asserts that it knows every option; a RuntimeError says that no thread can be started
     except (KafkaError, AssertionError, ValueError, RuntimeError) as error:
@@ -233,7 +233,7 @@ _STOPPABLE: Final[Mapping[str, object]] = {
 class StoppableProducer(Protocol):
     """What a sink needs of a producer: StoppableKafkaProducer, or another in tests."""
 
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent: ...
+    def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def abandon(self) -> None: ...
     def close(self, timeout: float) -> None: ...
 
@@ -245,7 +245,7 @@ class StoppableKafkaProducer:
         """`client_options` (security_protocol, sasl_…, ssl_…) override Kiln's. FramesProducerError: no broker."""
         self._producer = connect(bootstrap_servers, {**_STOPPABLE, **client_options})
 
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent:
+    def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture:
         """The future of one record. KafkaError."""
         return self._producer.send(topic, value=value, key=key)
 

@@ -24,13 +24,13 @@ _TICK: Final = 0.2  # s between two looks whether to stop
 _AWAY: Final = (KafkaError, FramesProducerError, ValueError, AssertionError, OSError)
 
 
-class _Waiting(NamedTuple):
+class _QueuedRecord(NamedTuple):
     key: bytes
     value: bytes
     written: threading.Event
 
 
-class Quarantine:
+class QuarantineWriter:
     """Writes records in a thread of its own, in their order, from `start()` to `stop()`."""
 
     def __init__(self, connect: Callable[[], StoppableProducer], topic: str, retry_after: float = 1.0) -> None:
@@ -38,7 +38,7 @@ class Quarantine:
         self._connect = connect
         self._topic = topic
         self._retry_after = retry_after
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._error: str | None = None
@@ -55,7 +55,7 @@ class Quarantine:
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
         """Takes a record without waiting, from any thread. The event is set once the broker has the record."""
-        waiting = _Waiting(key, encode(record), threading.Event())
+        waiting = _QueuedRecord(key, encode(record), threading.Event())
         self._waiting.append(waiting)
         self._wake.set()
         return waiting.written
@@ -87,7 +87,7 @@ class Quarantine:
         finally:
             producer.close(2)
 
-    def _write(self, producer: StoppableProducer, record: _Waiting) -> bool:
+    def _write(self, producer: StoppableProducer, record: _QueuedRecord) -> bool:
         """Whether the broker has the record; False when the thread is to stop."""
         told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         future = producer.send(self._topic, value=record.value, key=record.key)

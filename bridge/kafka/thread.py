@@ -46,15 +46,15 @@ _SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker
 _STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
 
 
-class CannotWorkError(RuntimeError):
+class BlockedError(RuntimeError):
     """The thread cannot work before somebody does what the text says."""
 
 
-class PlaceLostError(CannotWorkError):
+class PositionLostError(BlockedError):
     """Nobody knows any more which records are done. The text says what to do."""
 
 
-class TopicReplacedError(CannotWorkError):
+class TopicReplacedError(BlockedError):
     """A topic is not the one in which the offsets are kept. The text says what to do."""
 
 
@@ -151,7 +151,7 @@ class KafkaThread(ABC):
                 self._moved()
                 try:
                     self._session()
-                except CannotWorkError as error:
+                except BlockedError as error:
                     self._error = self._state = f"{self._failing}: {error}"
                     self._stop.wait(10.0)
                 # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
@@ -235,7 +235,7 @@ class Leadership(Protocol):
         ...
 
 
-class Alone:
+class SoleLeadership:
     """The leadership of a bridge that has no others beside it."""
 
     def leads(self) -> bool:
@@ -264,7 +264,7 @@ class LeaderThread(KafkaThread):
     ) -> None:
         """As `KafkaThread`. `leadership`: None is Alone. `notes`: keeps which topics the offsets are of."""
         super().__init__(name, failing, bootstrap_servers, client_options, prefix, group)
-        self._leadership = leadership or Alone()
+        self._leadership = leadership or SoleLeadership()
         self._lapsed = False  # the lead, in this session
         self._notes = notes
         self._watched: dict[str, TopicIdentity] = {}  # in which this session keeps offsets

@@ -25,7 +25,7 @@ class _Account:
         self.at = at
 
 
-class Budget:
+class CaptureBudget:
     """Bytes an hour, or CPU, of one peer and of all together. A period's worth may come at once; after that the rate
     holds.
 
@@ -101,7 +101,7 @@ class Budget:
 _Peer = TypeVar("_Peer", bound=Hashable)
 
 
-class Unfinished(Generic[_Peer]):
+class UnfinishedRpcs(Generic[_Peer]):
     """Bytes of RPCs that have begun and not ended. Each peer may have one of the longest under way, and hundreds of
     silent peers with one each would fill the memory."""
 
@@ -120,7 +120,7 @@ class Unfinished(Generic[_Peer]):
         return max(self._held, key=self._held.__getitem__) if self._sum > self._most else None
 
 
-class Banned:
+class BanList:
     """Peers that are kept out, each for so many seconds. Holds so many peers; the longest banned goes first."""
 
     def __init__(self, seconds: float, most: int = _MOST_KNOWN) -> None:

@@ -26,19 +26,19 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.network.stream.net_stream import NetStream
 from multiaddr import Multiaddr
 
-from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import ADDRESS_ERRORS, NodeError
 from kiln.bridge.libp2p.host import BROKEN, Node
 from kiln.bridge.libp2p.kademlia import (
     MAX_MESSAGE,
     MAX_PROVIDERS,
-    Address,
-    Contact,
+    AddressScope,
+    DhtContact,
+    DhtLimits,
+    DhtServer,
     K,
-    Limits,
-    Reach,
-    Server,
-    Table,
+    KademliaTable,
+    TcpAddress,
     announcement,
     heard,
     merged,
@@ -89,7 +89,7 @@ class DiscoveryOptions:
     streams: int = 32  # served at a time, a quarter of them to one peer
     answers: float = 200.0  # a second, to all
     idle: float = 60.0  # a served stream that says nothing is closed
-    limits: Limits = field(default_factory=Limits)
+    limits: DhtLimits = field(default_factory=DhtLimits)
 
     @property
     def protocol(self) -> str:
@@ -106,25 +106,25 @@ class _Topic:
 
 
 @dataclass
-class _Found:
+class _LookupResult:
     """What a look-up brought: the servers that answered, and the providers they named."""
 
-    servers: list[Contact]
-    providers: dict[bytes, Contact]
+    servers: list[DhtContact]
+    providers: dict[bytes, DhtContact]
 
 
-class Failures:
+class DialBackoff:
     """What to leave alone and until when. Bounded: the oldest are forgotten."""
 
     def __init__(self, first: float, most: float, remembered: int, per_address: int) -> None:
         self._first, self._most, self._remembered, self._per_address = first, most, remembered, per_address
-        self._failed: dict[tuple[bytes, Address | None], tuple[int, float]] = {}  # (count, until)
-        self._dialled: dict[Address, tuple[int, float]] = {}  # (count, since)
+        self._failed: dict[tuple[bytes, TcpAddress | None], tuple[int, float]] = {}  # (count, until)
+        self._dialled: dict[TcpAddress, tuple[int, float]] = {}  # (count, since)
 
     def __len__(self) -> int:
         return len(self._failed) + len(self._dialled)
 
-    def in_backoff(self, peer: bytes, address: Address | None, now: float) -> bool:
+    def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
         """Whether a peer at an address, None: the peer as such, is not to be tried now."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
@@ -134,7 +134,7 @@ class Failures:
         # many ids of one address are one machine, and may be a victim's; not failures: it may be an honest peer's
         return count >= self._per_address and now < since + self._first
 
-    def dialling(self, address: Address, now: float) -> None:
+    def dialling(self, address: TcpAddress, now: float) -> None:
         """The address is dialled, for whomever."""
         count, since = self._dialled.pop(address, (0, now))
         if now >= since + self._first:
@@ -143,14 +143,14 @@ class Failures:
         if len(self._dialled) > self._remembered:
             del self._dialled[next(iter(self._dialled))]
 
-    def failed(self, peer: bytes, address: Address | None, now: float) -> None:
+    def failed(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
         """The peer was not at the address, None: was of no use."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._most))
         if len(self._failed) > self._remembered:
             del self._failed[next(iter(self._failed))]
 
-    def well(self, peer: bytes, address: Address | None) -> None:
+    def well(self, peer: bytes, address: TcpAddress | None) -> None:
         """It was."""
         self._failed.pop((peer, address), None)
 
@@ -170,9 +170,11 @@ class Discovery:
         self._said = [_announced(text, node.peer) for text in options.announce]
         self._counters = node.counters
         self._topics: dict[str, _Topic] = {}
-        self._table = Table(node.peer)
-        self._server = Server(node.peer, options.limits)
-        self._failures = Failures(options.back_off, options.back_off_most, options.remembered, options.dials_of_address)
+        self._table = KademliaTable(node.peer)
+        self._server = DhtServer(node.peer, options.limits)
+        self._failures = DialBackoff(
+            options.back_off, options.back_off_most, options.remembered, options.dials_of_address
+        )
         self._dials = trio.CapacityLimiter(options.dials)
         self._tending = trio.CapacityLimiter(options.topics)
         self._up: dict[bytes, int] = {}  # bootstrap peers that are connected
@@ -183,7 +185,7 @@ class Discovery:
         self._calls: dict[bytes, trio.Event] = {}  # being dialled
         self._streams: dict[bytes, int] = {}  # served, by peer
         self._turn = 0.0
-        self._known_at, self._known_then = -_KNOWN_FOR, list[Contact]()
+        self._known_at, self._known_then = -_KNOWN_FOR, list[DhtContact]()
         self._serves = options.serve and node.listens
         if self._serves:
             node.serve(options.protocol, self._serve)
@@ -298,7 +300,7 @@ class Discovery:
 
     # ------------------------------------------------------------------ asking
 
-    async def _look_up(self, key: bytes, kind: Message.MessageType) -> _Found:
+    async def _look_up(self, key: bytes, kind: Message.MessageType) -> _LookupResult:
         """Ask ever nearer servers, until the K nearest there are have answered."""
         options = self._options
         target = place(key)
@@ -306,7 +308,7 @@ class Discovery:
         distance = {peer: place(peer) ^ target for peer in heard_of}
         waiting = set(heard_of)
         answered: set[bytes] = set()
-        providers: dict[bytes, Contact] = {}
+        providers: dict[bytes, DhtContact] = {}
         asked, running = 0, 0
         news = trio.Event()
 
@@ -319,7 +321,7 @@ class Discovery:
             waiting.discard(peer)
             return peer
 
-        def take(answer: Message, away: Reach) -> None:
+        def take(answer: Message, away: AddressScope) -> None:
             now = trio.current_time()
             for each in read_peers(answer.closerPeers, K, away):
                 peer = each.peer
@@ -362,17 +364,17 @@ class Discovery:
         for contact in servers:
             if contact.addresses:
                 self._table.add(contact)
-        return _Found(servers, providers)
+        return _LookupResult(servers, providers)
 
-    def _to_begin_with(self) -> Iterator[Contact]:
+    def _to_begin_with(self) -> Iterator[DhtContact]:
         """Servers that have answered, and those connected: these are not dialled, so they need no address."""
         known = {contact.peer: contact for contact in self._table.contacts()}
         for peer in (*self._up, *(peer for peer, _ in self._node.speaking(self._options.protocol))):
-            known.setdefault(peer, Contact(peer, ()))
+            known.setdefault(peer, DhtContact(peer, ()))
         now = trio.current_time()
         return (each for each in known.values() if not self._failures.in_backoff(each.peer, None, now))
 
-    async def _ask(self, contact: Contact, message: Message) -> tuple[Message, Reach] | None:
+    async def _ask(self, contact: DhtContact, message: Message) -> tuple[Message, AddressScope] | None:
         """The answer, and how far away it came from. None, and the server is forgotten, if there is none."""
         peer = contact.peer
         if not await self._dial(contact):
@@ -396,7 +398,7 @@ class Discovery:
         self._failures.well(peer, None)
         return answer, away
 
-    async def _announce(self, key: bytes, servers: Iterable[Contact]) -> int:
+    async def _announce(self, key: bytes, servers: Iterable[DhtContact]) -> int:
         """Tell servers that we provide a key. How many took it, as far as can be known: it is not answered."""
         rest = list(servers)
         count = 0
@@ -420,11 +422,11 @@ class Discovery:
                 nursery.start_soon(worker)
         return count
 
-    def _own_addresses(self, peer: bytes) -> list[Address]:
+    def _own_addresses(self, peer: bytes) -> list[TcpAddress]:
         """Where a connected peer reaches us."""
         if self._said:
             return self._said
-        found: list[Address] = []
+        found: list[TcpAddress] = []
         for text in self._node.addresses:
             address = read_address(Multiaddr(text).to_bytes(), self._node.peer)
             if address is None:
@@ -434,16 +436,16 @@ class Discovery:
                 host = _source_of_route(self._node.remote_address(peer))
                 if host is None or (":" in host) != (":" in address.host):
                     continue
-                address = Address(host, address.port)
+                address = TcpAddress(host, address.port)
             found.append(address)
         return found
 
-    def _away(self, peer: bytes) -> Reach:
+    def _away(self, peer: bytes) -> AddressScope:
         remote = self._node.remote_address(peer)
         if remote is None:
             raise trio.ClosedResourceError("no connection")
         how_far = reach(remote[0])
-        return Reach.WORLD if how_far is None else how_far
+        return AddressScope.WORLD if how_far is None else how_far
 
     @contextmanager
     def _using(self, peer: bytes) -> Iterator[None]:
@@ -458,7 +460,7 @@ class Discovery:
 
     # ------------------------------------------------------------------ dialling
 
-    async def _dial(self, contact: Contact) -> bool:
+    async def _dial(self, contact: DhtContact) -> bool:
         """Whether the peer is connected, or answered at one of its addresses that are not to be left alone now."""
         peer = contact.peer
         while (call := self._calls.get(peer)) is not None:
@@ -487,14 +489,14 @@ class Discovery:
             del self._calls[peer]
             call.set()
 
-    async def _find(self, topic: str, providers: list[Contact]) -> None:
+    async def _find(self, topic: str, providers: list[DhtContact]) -> None:
         """Dial providers of a topic, by chance, until it has the peers it wants."""
         self._counters["discovery_named"] += len(providers)
         self._rng.shuffle(providers)
         tries = self._options.tries
         trying = 0
 
-        def following() -> Contact | None:
+        def following() -> DhtContact | None:
             nonlocal tries
             now = trio.current_time()
             while providers and tries and self._wanting(topic) > trying:
@@ -586,17 +588,17 @@ class Discovery:
     def _answer(self, peer: bytes, asked: Message) -> bytes | None:
         away = self._away(peer)
         answer = self._server.answer(
-            asked, Contact(peer, ()), away, self._known(), self._ours(peer), trio.current_time()
+            asked, DhtContact(peer, ()), away, self._known(), self._ours(peer), trio.current_time()
         )
         if answer is None:
             return None
         self._counters["discovery_answered"] += 1
         return answer.SerializeToString()
 
-    def _ours(self, peer: bytes) -> Contact:
-        return Contact(self._node.peer, tuple(self._own_addresses(peer)))
+    def _ours(self, peer: bytes) -> DhtContact:
+        return DhtContact(self._node.peer, tuple(self._own_addresses(peer)))
 
-    def _known(self) -> list[Contact]:
+    def _known(self) -> list[DhtContact]:
         """Servers to name to others: who answered us, and who is connected and serves."""
         now = trio.current_time()
         if now >= self._known_at + _KNOWN_FOR:
@@ -629,8 +631,8 @@ class _Messages:
 
     def __init__(self, stream: NetStream) -> None:
         self._stream = stream
-        self._splitter = Splitter(MAX_MESSAGE, 1)
-        self._waiting: deque[bytes | Cut] = deque()
+        self._splitter = RpcSplitter(MAX_MESSAGE, 1)
+        self._waiting: deque[bytes | OversizedRpc] = deque()
 
     async def next(self) -> Message | None:
         """None at the end. WireError, DecodeError, and what a broken stream raises."""
@@ -641,12 +643,12 @@ class _Messages:
                 return None
             self._waiting.extend(self._splitter.feed(data))
         payload = self._waiting.popleft()
-        if isinstance(payload, Cut):
+        if isinstance(payload, OversizedRpc):
             raise WireError("the message is too long")
         return Message.FromString(payload)
 
 
-def _announced(text: str, own: bytes) -> Address:
+def _announced(text: str, own: bytes) -> TcpAddress:
     hint = "TCP at an IP address is wanted, such as /ip4/192.0.2.1/tcp/4811"
     try:
         address = read_address(Multiaddr(text).to_bytes(), own)

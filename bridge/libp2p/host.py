@@ -38,13 +38,13 @@ from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
 from kiln.bridge.capture.sink import Sink
-from kiln.bridge.capture.tap import Connection
+from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.signatures import verifier
-from kiln.bridge.gossipsub.table_agreements import TableSide
-from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
+from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.addresses import (
     BootstrapPeer,
     NodeError,
@@ -53,15 +53,15 @@ from kiln.bridge.libp2p.addresses import (
     socket_address,
     tcp_address,
 )
-from kiln.bridge.libp2p.budget import Banned, Budget, Unfinished
+from kiln.bridge.libp2p.budget import BanList, CaptureBudget, UnfinishedRpcs
 from kiln.bridge.libp2p.closing import hang_up, reset, shielded
 from kiln.bridge.libp2p.inflow import READ_BYTES
 from kiln.bridge.libp2p.keys import author_keys
-from kiln.bridge.libp2p.links import Inbound, Link, Session
+from kiln.bridge.libp2p.links import InboundStream, PeerLink, PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.streams import AGENT, GossipStream, make_host, swarm_of
-from kiln.bridge.libp2p.view import BootstrapInfo, NodeView, peer_name
+from kiln.bridge.libp2p.view import BootstrapState, NodeView, peer_name
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
 from kiln.conf.process.logs import say
@@ -128,10 +128,10 @@ class Node:
         self._clock_ns = clock_ns
         self._listen = [tcp_address(text, "listen") for text in options.listen]
         self.bootstrap_peers = bootstrap_peers(options.bootstrap, self.peer)
-        table = TableSide(options.bundles, options.send_indices)
+        table = TableAgreements(options.bundles, options.send_indices)
         gossip = replace(options.gossip, authors=frozenset(map(peer_of, self._author_keys)))
         self.router = router or Router(self.peer, gossip, random.Random(), verifier(gossip.policy), table)
-        self._links: dict[bytes, Link] = {}
+        self._links: dict[bytes, PeerLink] = {}
         self._room = trio.Event()
         self._scope = trio.CancelScope()
         self._topics: dict[str, None] = {}
@@ -142,11 +142,11 @@ class Node:
         bootstrap."""
         self._discovered: dict[bytes, None] = {}  # peers that strangers named, dialled or connected
         self._reached: set[bytes] = set()  # those of them being dialled
-        self._budget = Budget(options.peer_bytes, options.all_bytes)
-        self._budget_out = Budget(options.peer_bytes_out, options.all_bytes_out)
-        self._budget_cpu = Budget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
-        self._unfinished = Unfinished[Session](options.unfinished_bytes)
-        self._banned = Banned(options.ban)
+        self._budget = CaptureBudget(options.peer_bytes, options.all_bytes)
+        self._budget_out = CaptureBudget(options.peer_bytes_out, options.all_bytes_out)
+        self._budget_cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
+        self._unfinished = UnfinishedRpcs[PubsubSession](options.unfinished_bytes)
+        self._banned = BanList(options.ban)
 
     # ------------------------------------------------------------------ the life of a node
 
@@ -341,7 +341,7 @@ class Node:
             addresses=self.addresses,
             peers=tuple(peers),
             bootstrap=tuple(
-                BootstrapInfo(
+                BootstrapState(
                     peer=peer_name(t.id.to_bytes()),
                     addresses=tuple(str(a) for a in t.addresses),
                     connected=t.id.to_bytes() in self._links,
@@ -366,10 +366,10 @@ class Node:
 
     # ------------------------------------------------------------------ connections
 
-    def _connected(self, peer: bytes) -> Link:
+    def _connected(self, peer: bytes) -> PeerLink:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(peer)
+            link = self._links[peer] = PeerLink(peer)
             self._nursery.start_soon(self._serve, link)
         return link
 
@@ -444,7 +444,7 @@ class Node:
             await reset(stream)
             return
         link = self._connected(stream.muxed_conn.peer_id.to_bytes())
-        inbound = Inbound(stream)
+        inbound = InboundStream(stream)
         if link.offered is not None:
             await self._drop_inbound(link.offered)
         link.offered = inbound
@@ -455,13 +455,13 @@ class Node:
             link.session.end("it opened a new stream")
         await inbound.done.wait()
 
-    async def _drop_inbound(self, inbound: Inbound) -> None:
+    async def _drop_inbound(self, inbound: InboundStream) -> None:
         await reset(inbound.stream)
         inbound.done.set()
 
     # ------------------------------------------------------------------ one peer
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: PeerLink) -> None:
         """Keep a stream pair with a connected peer; a new pair when the streams broke and the connection did not."""
         delay, failures = 0.05, 0
         try:
@@ -484,7 +484,7 @@ class Node:
             if link.offered is not None:
                 await self._drop_inbound(link.offered)
 
-    async def _converse(self, link: Link) -> bool:
+    async def _converse(self, link: PeerLink) -> bool:
         """Open the node's stream, exchange frames until either stream ends. True: the stream could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
@@ -523,7 +523,7 @@ class Node:
                 await self._drop_inbound(session.inbound)
         return False
 
-    def _tell_came(self, link: Link, session: Session) -> None:
+    def _tell_came(self, link: PeerLink, session: PubsubSession) -> None:
         say(
             _LOG,
             "peer came",
@@ -533,7 +533,7 @@ class Node:
             dialled=session.dialled,
         )
 
-    def _tell_went(self, link: Link, session: Session) -> None:
+    def _tell_went(self, link: PeerLink, session: PubsubSession) -> None:
         say(
             _LOG,
             "peer went",
@@ -544,7 +544,7 @@ class Node:
             frames_out=session.frames_out,
         )
 
-    async def _open(self, link: Link) -> tuple[NetStream, str]:
+    async def _open(self, link: PeerLink) -> tuple[NetStream, str]:
         # not host.new_stream: it dials addresses that strangers advertise when the peer is gone
         offered = link.offered.stream.swarm_conn if link.offered is not None else None
         connections = self._open_connections(link.id)
@@ -566,12 +566,12 @@ class Node:
         stream.set_protocol(protocol)
         return stream
 
-    def _session(self, link: Link, outbound: NetStream, protocol: str) -> Session:
+    def _session(self, link: PeerLink, outbound: NetStream, protocol: str) -> PubsubSession:
         conn = outbound.swarm_conn
         assert conn is not None
         remote = outbound.get_remote_address()
         address = socket_address(remote)
-        tap = Connection(
+        tap = ConnectionTap(
             self._options.network,
             os.urandom(CONNECTION_BYTES),
             self.peer,
@@ -579,7 +579,7 @@ class Node:
             protocol,
             address.to_bytes() if address else b"",
         )
-        session = Session(outbound, tap, protocol)
+        session = PubsubSession(outbound, tap, protocol)
         session.dialled = conn.direction == Direction.OUTBOUND
         session.address = str(address) if address else ""
         session.ip = remote[0] if remote else ""
@@ -593,7 +593,7 @@ class Node:
         for peer in there:
             self.router.colocated(peer, len(there))
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: PubsubSession) -> None:
         """Notice that the peer reset the node's stream, also when there is nothing to write. Peers send no pubsub
         there."""
         try:
@@ -604,14 +604,14 @@ class Node:
         except BROKEN:
             session.end("it reset the node's stream")
 
-    async def _read(self, link: Link, session: Session) -> None:
+    async def _read(self, link: PeerLink, session: PubsubSession) -> None:
         while link.offered is None:
             link.offer = trio.Event()
             await link.offer.wait()
         session.inbound, link.offered = link.offered, None
         link.offer = trio.Event()
         stream = session.inbound.stream.muxed_stream
-        splitter = Splitter(self._options.max_rpc, CUT_PAYLOAD)
+        splitter = RpcSplitter(self._options.max_rpc, CUT_PAYLOAD)
         payloads, chunk = splitter.feed(b""), b""
         done = 0
         try:
@@ -654,7 +654,9 @@ class Node:
             with suppress(WireError):
                 for payload in chain(payloads, splitter.feed(unread)):
                     if over:
-                        self.counters["over_budget_left"] += len(payload.head if isinstance(payload, Cut) else payload)
+                        self.counters["over_budget_left"] += len(
+                            payload.head if isinstance(payload, OversizedRpc) else payload
+                        )
                         continue
                     session.cpu = 0.0
                     self._take_in(link, session, payload, read=last < _LAST_CPU)
@@ -664,7 +666,7 @@ class Node:
             self.counters["stream_broken_off"] += 1
         session.scope.cancel()
 
-    async def _hold_back(self, link: Link, session: Session, size: int) -> None:
+    async def _hold_back(self, link: PeerLink, session: PubsubSession, size: int) -> None:
         """So many bytes of the peer have come: waits as long as it is over its budget."""
         pause = self._spend(link, session, size)
         if not pause:
@@ -676,7 +678,7 @@ class Node:
             pause = self._spend(link, session, 0)
         session.held_back = False
 
-    async def _end_turn(self, link: Link, session: Session) -> None:
+    async def _end_turn(self, link: PeerLink, session: PubsubSession) -> None:
         """Lets others have their turn: waits as long as the peer is over its budget of CPU."""
         cpu, session.cpu = session.cpu, 0.0
         pause = self._budget_cpu.spend(link.peer, cpu, self._links, trio.current_time())
@@ -690,7 +692,7 @@ class Node:
             pause = self._budget_cpu.spend(link.peer, 0, self._links, trio.current_time())
         session.cpu_held = False
 
-    def _spend(self, link: Link, session: Session, size: int) -> float:
+    def _spend(self, link: PeerLink, session: PubsubSession, size: int) -> float:
         # what is captured of many small RPCs is more than what came
         size += max(0, session.bytes_in - session.bytes_spent)
         session.bytes_spent += size
@@ -699,7 +701,7 @@ class Node:
     def _kept_out(self, peer: bytes) -> float:
         return self._banned.left(peer, trio.current_time())
 
-    def _keep_out(self, link: Link, session: Session) -> None:
+    def _keep_out(self, link: PeerLink, session: PubsubSession) -> None:
         """Hangs up on a peer, for its conduct, and takes it back only after a while."""
         if not self._options.ban:
             return
@@ -709,16 +711,18 @@ class Node:
         self._nursery.start_soon(self._disconnect, link.id)
         session.end("kept out for its conduct")
 
-    def _take_in(self, link: Link, session: Session, payload: bytes | Cut, read: bool = True) -> None:
+    def _take_in(
+        self, link: PeerLink, session: PubsubSession, payload: bytes | OversizedRpc, read: bool = True
+    ) -> None:
         """Capture an RPC, after the router has read it. Unless `read`, no router reads it: the queries check it."""
         began = time.thread_time()
-        if isinstance(payload, Cut):
+        if isinstance(payload, OversizedRpc):
             self._incoming(link, session, payload.head, payload.declared_length, read)
         else:
             self._incoming(link, session, payload, 0, read)
         session.cpu += time.thread_time() - began
 
-    def _incoming(self, link: Link, session: Session, payload: bytes, declared: int, read: bool) -> None:
+    def _incoming(self, link: PeerLink, session: PubsubSession, payload: bytes, declared: int, read: bool) -> None:
         counters = self.counters
         if not payload:
             # an RPC of nothing: captured, it would read as the end of this direction
@@ -752,7 +756,7 @@ class Node:
             for deliver in delivers:
                 self._on_message(deliver)
 
-    async def _write(self, link: Link, session: Session) -> None:
+    async def _write(self, link: PeerLink, session: PubsubSession) -> None:
         queue, stream = session.queue, session.outbound.muxed_stream
         while True:
             await queue.filled.wait()
@@ -785,7 +789,7 @@ class Node:
             except BROKEN:
                 session.end("nothing could be written to it")
 
-    async def _until_affordable(self, link: Link, session: Session, size: int) -> None:
+    async def _until_affordable(self, link: PeerLink, session: PubsubSession, size: int) -> None:
         """So many bytes are to be sent to the peer: waits as long as it is over its budget. Meanwhile its queue takes
         what there is room for, and `_dispatch` counts what it drops."""
         pause = self._budget_out.spend(link.peer, size, self._links, trio.current_time())
@@ -851,7 +855,7 @@ class Node:
         self._room.set()
         self._room = trio.Event()
 
-    def _identify(self, link: Link, session: Session) -> None:
+    def _identify(self, link: PeerLink, session: PubsubSession) -> None:
         """Tell the router the peer's agent version, once libp2p has asked the peer."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet

@@ -62,7 +62,7 @@ def is_peer_id(raw: bytes) -> bool:
 # ---------------------------------------------------------------- addresses
 
 
-class Reach(IntEnum):
+class AddressScope(IntEnum):
     """From where an address can be reached."""
 
     HOST = 0  # this machine alone
@@ -70,7 +70,7 @@ class Reach(IntEnum):
     WORLD = 2
 
 
-def reach(host: str) -> Reach | None:
+def reach(host: str) -> AddressScope | None:
     """From where an IP address can be reached; None for an address that nobody should dial."""
     ip: IPv4Address | IPv6Address = ip_address(host)
     if isinstance(ip, IPv6Address):
@@ -79,14 +79,14 @@ def reach(host: str) -> Reach | None:
         elif ip.sixtofour is not None or ip.teredo is not None or ip in _NAT64:
             return None  # an IPv4 address in disguise
     if ip.is_loopback:
-        return Reach.HOST
+        return AddressScope.HOST
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved or ip.is_link_local:
         # connect() takes "unspecified" for this machine; clouds serve their secrets at link-local addresses
         return None
-    return Reach.WORLD if ip.is_global else Reach.SITE
+    return AddressScope.WORLD if ip.is_global else AddressScope.SITE
 
 
-class Address(NamedTuple):
+class TcpAddress(NamedTuple):
     """A TCP address by its numbers."""
 
     host: str
@@ -105,7 +105,7 @@ class Address(NamedTuple):
         return (_IP6 if ip.version == 6 else _IP4) + ip.packed + _TCP + self.port.to_bytes(2, "big")
 
 
-def read_address(raw: bytes, peer: bytes) -> Address | None:
+def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
     """A multiaddr of TCP over IP, with or without /p2p/ of that peer. None for any other: a name would be resolved."""
     if raw[:1] == _IP4:
         size = 4
@@ -117,23 +117,23 @@ def read_address(raw: bytes, peer: bytes) -> Address | None:
     if len(rest) < 3 or rest[:1] != _TCP or rest[3:] not in (b"", _P2P + bytes((len(peer),)) + peer):
         return None
     port = int.from_bytes(rest[1:3], "big")
-    return Address(str(ip_address(packed)), port) if port else None
+    return TcpAddress(str(ip_address(packed)), port) if port else None
 
 
-class Contact(NamedTuple):
+class DhtContact(NamedTuple):
     """A peer, and the addresses that it is said to have."""
 
     peer: bytes
-    addresses: tuple[Address, ...]
+    addresses: tuple[TcpAddress, ...]
 
 
-def heard(peer: bytes, addresses: Iterable[bytes], speaker: Reach) -> Contact:
+def heard(peer: bytes, addresses: Iterable[bytes], speaker: AddressScope) -> DhtContact:
     """The addresses of a peer that may be believed, if a speaker from so far away names them.
 
     A speaker outside cannot know what is on this machine or in its network. Addresses in there, named from outside,
     would only have the node knock on doors inside.
     """
-    believed: dict[Address, None] = {}
+    believed: dict[TcpAddress, None] = {}
     for raw in addresses:
         address = read_address(raw, peer)
         if address is not None:
@@ -142,15 +142,15 @@ def heard(peer: bytes, addresses: Iterable[bytes], speaker: Reach) -> Contact:
                 believed[address] = None
         if len(believed) == MAX_ADDRESSES:
             break
-    return Contact(peer, tuple(believed))
+    return DhtContact(peer, tuple(believed))
 
 
-def merged(one: Contact, other: Contact) -> Contact:
+def merged(one: DhtContact, other: DhtContact) -> DhtContact:
     """The addresses of both, those of the first first."""
-    return Contact(one.peer, tuple(dict.fromkeys((*one.addresses, *other.addresses)))[:MAX_ADDRESSES])
+    return DhtContact(one.peer, tuple(dict.fromkeys((*one.addresses, *other.addresses)))[:MAX_ADDRESSES])
 
 
-def told(addresses: Iterable[Address], listener: Reach) -> list[bytes]:
+def told(addresses: Iterable[TcpAddress], listener: AddressScope) -> list[bytes]:
     """The addresses that mean something to a listener who is so far away."""
     found = []
     for address in addresses:
@@ -163,7 +163,7 @@ def told(addresses: Iterable[Address], listener: Reach) -> list[bytes]:
 # ---------------------------------------------------------------- memory
 
 
-class Table:
+class KademliaTable:
     """Servers that have answered, up to K for each number of leading bits that they share with the node's own place.
 
     A full bucket takes no more: a server that has been there for long is likely to stay.
@@ -171,15 +171,15 @@ class Table:
 
     def __init__(self, own: bytes) -> None:
         self._own = place(own)
-        self._buckets: dict[int, dict[bytes, Contact]] = {}
+        self._buckets: dict[int, dict[bytes, DhtContact]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
-    def _bucket(self, peer: bytes) -> dict[bytes, Contact]:
+    def _bucket(self, peer: bytes) -> dict[bytes, DhtContact]:
         return self._buckets.setdefault((self._own ^ place(peer)).bit_length(), {})
 
-    def add(self, contact: Contact) -> None:
+    def add(self, contact: DhtContact) -> None:
         """A server has answered at these addresses."""
         bucket = self._bucket(contact.peer)
         if contact.peer in bucket or len(bucket) < K:
@@ -189,19 +189,19 @@ class Table:
         """It did not answer."""
         self._bucket(peer).pop(peer, None)
 
-    def contacts(self) -> list[Contact]:
+    def contacts(self) -> list[DhtContact]:
         """All of them."""
         return [contact for bucket in self._buckets.values() for contact in bucket.values()]
 
 
-def nearest(contacts: Iterable[Contact], key: bytes, count: int = K) -> list[Contact]:
+def nearest(contacts: Iterable[DhtContact], key: bytes, count: int = K) -> list[DhtContact]:
     """Those that are nearest to a key, the nearest first."""
     target = place(key)
     return sorted(contacts, key=lambda contact: place(contact.peer) ^ target)[:count]
 
 
 @dataclass(frozen=True)
-class Limits:
+class DhtLimits:
     """What is kept for others, and how long (seconds)."""
 
     records: int = 10_000
@@ -210,20 +210,20 @@ class Limits:
     age: float = 24 * 3600.0  # go forgets addresses of providers after a day, and the record after two
 
 
-class Providers:
+class ProviderRecords:
     """Which peers provide which keys, as these peers told. When there is no room, the record renewed longest ago
     goes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: DhtLimits) -> None:
         self._limits = limits
-        self._records: dict[tuple[bytes, bytes], tuple[Contact, float]] = {}  # (key, peer); the oldest first
+        self._records: dict[tuple[bytes, bytes], tuple[DhtContact, float]] = {}  # (key, peer); the oldest first
         self._by_key: dict[bytes, dict[bytes, None]] = {}
         self._by_peer: dict[bytes, dict[bytes, None]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, key: bytes, contact: Contact, now: float) -> None:
+    def add(self, key: bytes, contact: DhtContact, now: float) -> None:
         """A peer provides a key; again, if it does already."""
         self._remove(key, contact.peer)
         limits = self._limits
@@ -238,7 +238,7 @@ class Providers:
         self._by_key.setdefault(key, {})[contact.peer] = None
         self._by_peer.setdefault(contact.peer, {})[key] = None
 
-    def of(self, key: bytes, now: float) -> list[Contact]:
+    def of(self, key: bytes, now: float) -> list[DhtContact]:
         """Who provides a key."""
         self._forget(now)
         return [self._records[key, peer][0] for peer in self._by_key.get(key, ())]
@@ -273,12 +273,12 @@ def announcement(key: bytes, own: bytes, addresses: Iterable[bytes]) -> Message:
     return Message(type=Message.ADD_PROVIDER, key=key, providerPeers=[provider])
 
 
-def read_peers(peers: Sequence[Message.Peer], most: int, speaker: Reach) -> list[Contact]:
+def read_peers(peers: Sequence[Message.Peer], most: int, speaker: AddressScope) -> list[DhtContact]:
     """The peers in an answer, up to so many, with those of their addresses that may be believed."""
     return [heard(each.id, each.addrs, speaker) for each in peers[:most] if is_peer_id(each.id)]
 
 
-def write_peers(contacts: Iterable[Contact], listener: Reach) -> list[Message.Peer]:
+def write_peers(contacts: Iterable[DhtContact], listener: AddressScope) -> list[Message.Peer]:
     """Peers for an answer, without those of which there is nothing to tell."""
     written = []
     for contact in contacts:
@@ -288,17 +288,23 @@ def write_peers(contacts: Iterable[Contact], listener: Reach) -> list[Message.Pe
     return written
 
 
-class Server:
+class DhtServer:
     """Answers to others: servers and providers that the node knows. The node neither keeps nor gives values."""
 
-    def __init__(self, own: bytes, limits: Limits) -> None:
+    def __init__(self, own: bytes, limits: DhtLimits) -> None:
         self._own = own
-        self.providers = Providers(limits)
+        self.providers = ProviderRecords(limits)
         self.provided: set[bytes] = set()
         """Keys that we provide ourselves."""
 
     def answer(
-        self, asked: Message, asker: Contact, away: Reach, known: Iterable[Contact], ours: Contact, now: float
+        self,
+        asked: Message,
+        asker: DhtContact,
+        away: AddressScope,
+        known: Iterable[DhtContact],
+        ours: DhtContact,
+        now: float,
     ) -> Message | None:
         """The answer; an empty message where there is none, None where the stream is to be reset.
 

@@ -8,7 +8,7 @@ import trio
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 
-from kiln.bridge.capture.tap import Connection
+from kiln.bridge.capture.tap import ConnectionTap
 
 
 class SendQueue:
@@ -51,7 +51,7 @@ class SendQueue:
         return taken
 
 
-class Inbound:
+class InboundStream:
     """A pubsub stream that a peer opened to the node. libp2p's handler waits until `done`."""
 
     def __init__(self, stream: NetStream) -> None:
@@ -59,15 +59,15 @@ class Inbound:
         self.done = trio.Event()
 
 
-class Session:
+class PubsubSession:
     """The stream pair with a peer: the node's stream to the peer, and the peer's stream once the peer opened it."""
 
-    def __init__(self, outbound: NetStream, connection: Connection, protocol: str) -> None:
+    def __init__(self, outbound: NetStream, connection: ConnectionTap, protocol: str) -> None:
         self.outbound = outbound
         self.connection = connection
         self.id = connection.id
         self.protocol = protocol
-        self.inbound: Inbound | None = None
+        self.inbound: InboundStream | None = None
         self.queue = SendQueue()
         self.scope = trio.CancelScope()
         self.dialled = False
@@ -90,7 +90,7 @@ class Session:
         self.scope.cancel()
 
 
-class Link:
+class PeerLink:
     """A connected peer, whether or not it speaks pubsub."""
 
     def __init__(self, peer: bytes) -> None:
@@ -98,6 +98,6 @@ class Link:
         self.id = ID(peer)
         self.gone = trio.Event()  # no connection is left
         self.scope = trio.CancelScope()
-        self.session: Session | None = None
-        self.offered: Inbound | None = None  # not read yet
+        self.session: PubsubSession | None = None
+        self.offered: InboundStream | None = None  # not read yet
         self.offer = trio.Event()

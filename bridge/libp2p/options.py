@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.table_agreements import SendMode
 from kiln.schemas.kafka.frames import MAX_RPC
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class NodeOptions:
     listen: Sequence[str] = ()  # multiaddrs; none: the node only dials
     bootstrap: Sequence[str] = ()  # multiaddrs that end in /p2p/<peer id>
     gossip: RouterOptions = field(default_factory=RouterOptions)
-    bundles: Bundles = field(default_factory=Bundles)  # of topics that may go by index
+    bundles: BundleSet = field(default_factory=BundleSet)  # of topics that may go by index
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
     max_connections: int = 300

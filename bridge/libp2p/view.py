@@ -20,7 +20,7 @@ def peer_name(peer: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class BootstrapInfo:
+class BootstrapState:
     """A peer of `bridge.bootstrap`."""
 
     peer: str
@@ -37,7 +37,7 @@ class NodeView:
     peer: str
     addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
     peers: tuple[PeerStatus, ...]
-    bootstrap: tuple[BootstrapInfo, ...]
+    bootstrap: tuple[BootstrapState, ...]
     connections: int
     mesh: Mapping[str, tuple[str, ...]]
     topics: tuple[str, ...]

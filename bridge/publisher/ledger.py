@@ -10,14 +10,14 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from kiln.bridge.kafka.thread import PlaceLostError
+from kiln.bridge.kafka.thread import PositionLostError
 
 
-class LedgerError(PlaceLostError):
+class PublishLedgerError(PositionLostError):
     """The file cannot be used; the text names it. Without it nobody knows which batches of runs went out."""
 
 
-class Ledger:
+class PublishLedger:
     """For one thread, and one transport."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -77,5 +77,5 @@ class Ledger:
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
-    def _failed(self, error: Exception) -> LedgerError:
-        return LedgerError(f"{self._path}: {error}. The file says which batches of backfill runs went out")
+    def _failed(self, error: Exception) -> PublishLedgerError:
+        return PublishLedgerError(f"{self._path}: {error}. The file says which batches of backfill runs went out")

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import structs
 
-from kiln.bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError
-from kiln.bridge.kafka.position import Place
-from kiln.bridge.publisher.ledger import Ledger
-from kiln.bridge.publisher.pace import Pace
+from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.kafka.position import KafkaPosition
+from kiln.bridge.publisher.ledger import PublishLedger
+from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
-from kiln.bridge.publisher.transition import BY_SEPARATOR, Topics
+from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
     UNREADABLE,
@@ -89,18 +89,18 @@ class PublishingOptions:
     """what the transport calls a topic, where it has a name of its own for it"""
 
 
-class Output(NamedTuple):
+class OutboxRecord(NamedTuple):
     """A record to write because of one batch. Once the broker has the record, the caller says `done` with its place."""
 
-    place: Place
+    place: KafkaPosition
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
     value: bytes
 
 
-class Keeper(Protocol):
-    """Keeps blocks before they are announced: `kiln.bridge.publisher.pins.Pins`, or another in tests."""
+class BlockKeeper(Protocol):
+    """Keeps blocks before they are announced: `kiln.bridge.publisher.pins.BlockPins`, or another in tests."""
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
         """Once this returns, peers can fetch the block. Does nothing if they can already.
@@ -121,10 +121,10 @@ def number_of(partition: int, of_runs: bool) -> int:
     return -1 - partition if of_runs else partition
 
 
-class Publication:
+class PendingPublication:
     """One batch on its way. Pure."""
 
-    def __init__(self, place: Place, batch: BatchRecord, batch_typ: int) -> None:
+    def __init__(self, place: KafkaPosition, batch: BatchRecord, batch_typ: int) -> None:
         """TopicError, CidError: no message can be made of it."""
         self.place = place
         self.cid = batch.cid
@@ -133,7 +133,7 @@ class Publication:
         self.separator = Separator(batch.separator.key, batch.separator.value)
         self.topic = BY_SEPARATOR.of(batch.network, self.separator)[0]
         self.data = write_batch_update(self.separator, batch.cid, batch_typ)
-        self.to: dict[str, Delivery] = {}
+        self.to: dict[str, TopicDelivery] = {}
         """by topic, what has no receipt yet"""
         self.receipted: set[str] = set()
         """topics"""
@@ -148,10 +148,10 @@ class Publication:
         return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=why)
 
 
-class Delivery:
+class TopicDelivery:
     """One batch on its way to one topic. Pure: time comes from the caller, in µs."""
 
-    def __init__(self, publication: Publication, topic: str) -> None:
+    def __init__(self, publication: PendingPublication, topic: str) -> None:
         self.publication = publication
         self.topic = topic
         self._waited = 0
@@ -194,13 +194,13 @@ class Outbox:
     def __init__(
         self,
         options: PublishingOptions,
-        ledger: Ledger | None = None,
+        ledger: PublishLedger | None = None,
         receipts: Callable[[], Mapping[str, Set[str]]] = dict,
     ) -> None:
         """`receipts`: topics by CID of what went out so far; asked when the first batch of a run comes. LedgerError,
         from every method that takes or publishes batches: the ledger cannot be used."""
         self._options = options
-        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger = PublishLedger() if ledger is None else ledger
         self._receipts = receipts
         self._went_out: dict[str, set[str]] | None = None  # topics by CID; None: not asked for yet
         self._not_before: dict[int, int] = {}
@@ -208,9 +208,9 @@ class Outbox:
         self._taken: dict[int, dict[_Closing, None]] = {}  # of live, by partition; the oldest come first
         self._next: dict[int, int] = {}
         self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
-        self._owed: dict[Place, int] = {}  # of an open place: receipts the broker does not have yet
-        self._new: deque[Publication] = deque()  # not in IPFS yet
-        self._lines: dict[str, deque[Delivery]] = {}  # by topic
+        self._owed: dict[KafkaPosition, int] = {}  # of an open place: receipts the broker does not have yet
+        self._new: deque[PendingPublication] = deque()  # not in IPFS yet
+        self._lines: dict[str, deque[TopicDelivery]] = {}  # by topic
         self._due: dict[str, int] = {}
         self._held_back = False
         self._on = BY_SEPARATOR
@@ -253,14 +253,14 @@ class Outbox:
         """The offset of the next record, if Kafka has left out none."""
         return self._next[partition]
 
-    def gone(self, partition: int, before: int, now: int) -> Output | None:
+    def gone(self, partition: int, before: int, now: int) -> OutboxRecord | None:
         """Kafka has nothing before this offset any more. What to write, if records were lost so."""
         first = self._next[partition]
         if before <= first:
             return None
         self.lost += before - first
         self._next[partition] = before
-        place = Place(partition, first)
+        place = KafkaPosition(partition, first)
         self._begin(place)
         topic, number, _ = _kafka_place(place)
         detail = f"records {number}/{first} to {number}/{before - 1} of {topic}"
@@ -286,7 +286,7 @@ class Outbox:
         """How many batches are not in IPFS yet."""
         return len(self._new)
 
-    def take(self, place: Place, value: bytes | None, now: int) -> Output | None:
+    def take(self, place: KafkaPosition, value: bytes | None, now: int) -> OutboxRecord | None:
         """Takes the next record of a partition. What to write at once, if anything."""
         before = place.offset < self._from[place.partition]
         if not before:
@@ -295,7 +295,7 @@ class Outbox:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
                 return None
-            publication = Publication(place, batch, self._options.batch_typ)
+            publication = PendingPublication(place, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
             if before:
                 return None
@@ -319,12 +319,12 @@ class Outbox:
     def step(
         self,
         held_back: bool,
-        keeper: Keeper,
+        keeper: BlockKeeper,
         publish: Callable[[str, bytes], int],
         now: int,
-        on: Topics = BY_SEPARATOR,
-        pace: Pace | None = None,
-    ) -> list[Output]:
+        on: TopicScheme = BY_SEPARATOR,
+        pace: AuthorPacer | None = None,
+    ) -> list[OutboxRecord]:
         """Puts blocks into IPFS and tries the batches that are due. `publish` says to how many peers a message went;
         PublishError: it could not try. `pace`: when a topic's author may speak. `publish` tells it what went out.
 
@@ -353,7 +353,7 @@ class Outbox:
         soonest = min((self._due.get(topic, now) - now for topic in self._lines), default=most)
         return max(0, min(most, soonest))
 
-    def done(self, place: Place) -> None:
+    def done(self, place: KafkaPosition) -> None:
         """The broker has one of the records that were to be written because of this one."""
         self._settle(place, 1)
 
@@ -369,14 +369,14 @@ class Outbox:
         at = self._open[partition][0] if self._open[partition] else self._next[partition]
         return f"{self._not_before[partition]} {until}" if at < until else f"{self._not_before[partition]}"
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: KafkaPosition) -> None:
         self._open[place.partition].append(place.offset)
         self._owed[place] = 1
 
-    def _settle(self, place: Place, count: int) -> None:
+    def _settle(self, place: KafkaPosition, count: int) -> None:
         self._owed[place] -= count
         line = self._open[place.partition]
-        while line and not self._owed[head := Place(place.partition, line[0])]:
+        while line and not self._owed[head := KafkaPosition(place.partition, line[0])]:
             del self._owed[head]
             line.popleft()
 
@@ -388,11 +388,11 @@ class Outbox:
             self._due.clear()
         self._held_back = True
 
-    def _keep(self, keeper: Keeper, now: int) -> list[Output]:
+    def _keep(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
         """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""
         if self.away is not None and now < self._keep_again:
             return []
-        outputs: list[Output] = []
+        outputs: list[OutboxRecord] = []
         try:
             for _ in range(min(len(self._new), _KEEP_AT_ONCE)):
                 publication = self._new[0]
@@ -410,14 +410,14 @@ class Outbox:
                 publication = next(iter(self._lines.values()))[0].publication
                 keeper.keep(publication.cid, publication.block, now)
                 self._kept_at = now
-        except (BlocksAwayError, BlockUnavailableError, PinsError) as error:
+        except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
             self.away = str(error)
             self._keep_again = now + self._options.retry_every
         else:
             self.away = None
         return outputs
 
-    def _plan(self, publication: Publication) -> None:
+    def _plan(self, publication: PendingPublication) -> None:
         topics = self._on.of(publication.network, publication.separator)
         known = publication.place.offset < self._end[publication.place.partition]
         if known and self._receipted.get(publication.cid, frozenset()) >= set(topics):
@@ -428,8 +428,8 @@ class Outbox:
             self._line_up(publication, topic)
         self._owed[publication.place] = len(topics)
 
-    def _line_up(self, publication: Publication, topic: str) -> None:
-        delivery = Delivery(publication, topic)
+    def _line_up(self, publication: PendingPublication, topic: str) -> None:
+        delivery = TopicDelivery(publication, topic)
         publication.to[topic] = delivery
         self._lines.setdefault(topic, deque()).append(delivery)
 
@@ -461,7 +461,7 @@ class Outbox:
             del taken[next(iter(taken))]
         return False
 
-    def _is_others(self, publication: Publication) -> bool:
+    def _is_others(self, publication: PendingPublication) -> bool:
         """Whether a batch of live has gone out as one of a run, or the other way round."""
         handed_over = publication.cid in self._ledger
         if not publication.of_run:
@@ -470,14 +470,14 @@ class Outbox:
             self._went_out = {cid: set(topics) for cid, topics in self._receipts().items()}
         return publication.cid in self._went_out and not handed_over
 
-    def _is_over(self, delivery: Delivery) -> bool:
+    def _is_over(self, delivery: TopicDelivery) -> bool:
         """Whether nothing is to be done and said any more: the batch went out on this topic before."""
         publication = delivery.publication
         if self._is_others(publication):
             return True
         return publication.of_run and delivery.topic in (self._went_out or {}).get(publication.cid, ())
 
-    def _publish(self, delivery: Delivery, publish: Callable[[str, bytes], int]) -> int:
+    def _publish(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int]) -> int:
         """To how many peers it goes. PublishError."""
         publication, topic = delivery.publication, delivery.topic
         if not publication.of_run:
@@ -492,7 +492,7 @@ class Outbox:
             self._ledger.undo(publication.cid, topic)
         return peers
 
-    def _out_of_line(self, delivery: Delivery) -> None:
+    def _out_of_line(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
         del publication.to[delivery.topic]
         if not publication.to:
@@ -503,8 +503,10 @@ class Outbox:
             del self._lines[delivery.topic]
             self._due.pop(delivery.topic, None)
 
-    def _try(self, topic: str, publish: Callable[[str, bytes], int], now: int, pace: Pace | None) -> Iterable[Output]:
-        outputs: list[Output] = []
+    def _try(
+        self, topic: str, publish: Callable[[str, bytes], int], now: int, pace: AuthorPacer | None
+    ) -> Iterable[OutboxRecord]:
+        outputs: list[OutboxRecord] = []
         blocked: str | None = None  # once a batch has found no peer, the next batches need not ask
         self._due[topic] = now + self._options.retry_every
         for delivery in list(self._lines[topic]):
@@ -540,7 +542,7 @@ class Outbox:
                 outputs.append(self._receipt(publication.place, receipt))
         return outputs
 
-    def _receipt(self, place: Place, receipt: PublicationRecord) -> Output:
+    def _receipt(self, place: KafkaPosition, receipt: PublicationRecord) -> OutboxRecord:
         if receipt.error is None:
             self.published += 1
             if self._went_out is not None and receipt.topic:
@@ -551,21 +553,21 @@ class Outbox:
         target = options.target(receipt.topic) if options.target and receipt.topic else None
         error = receipt.error and receipt.error[:MAX_DETAIL]
         receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return Output(place, "publications", receipt.cid.encode(), encode(receipt))
+        return OutboxRecord(place, "publications", receipt.cid.encode(), encode(receipt))
 
-    def _quarantine(self, place: Place, reason: str, detail: str, value: bytes, now: int) -> Output:
+    def _quarantine(self, place: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
         self.quarantined += 1
         # one output for each record: of more than a record of quarantine holds, the batch's own record has the rest
         fault = next(quarantine_records("publisher", reason, detail, value, now))
         topic, partition, offset = _kafka_place(place)
-        return Output(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
+        return OutboxRecord(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
 
 
 def _closing(batch: BatchRecord) -> _Closing:
     return batch.cid, batch.separator.key, batch.separator.value, batch.closed_at
 
 
-def _kafka_place(place: Place) -> tuple[str, int, int]:
+def _kafka_place(place: KafkaPosition) -> tuple[str, int, int]:
     """Topic, partition and offset, from what `number_of` made."""
     if place.partition < 0:
         return "history", -1 - place.partition, place.offset

@@ -18,7 +18,7 @@ IN_A_GAP: Final = 16
 """Messages of all authors that leave in one gap at most."""
 
 
-class Pace:
+class AuthorPacer:
     """Keeps `gap` µs between two messages of one of `authors` authors."""
 
     def __init__(self, gap: int, authors: int) -> None:

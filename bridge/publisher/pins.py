@@ -10,7 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from kiln.bridge.ipfs import Blocks
+from kiln.bridge.ipfs import BlockStore
 
 _AT_ONCE: Final = 100  # unpinned in one go, so that nothing waits long behind it
 
@@ -19,10 +19,10 @@ class PinsError(Exception):
     """The file of pins cannot be used; the text names it."""
 
 
-class Pins:
+class BlockPins:
     """Keeps blocks in IPFS for a while. Time comes from the caller, in µs. For one thread."""
 
-    def __init__(self, blocks: Blocks, path: Path, pin_for: int) -> None:
+    def __init__(self, blocks: BlockStore, path: Path, pin_for: int) -> None:
         self._blocks = blocks
         self._path = path
         self._pin_for = pin_for

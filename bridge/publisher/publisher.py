@@ -48,27 +48,27 @@ from typing import Final
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
-from kiln.bridge.ipfs import BlocksAwayError
-from kiln.bridge.kafka.position import Place
+from kiln.bridge.ipfs import BlockStoreUnavailableError
+from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.thread import RENEW_EVERY, Leadership, LeaderThread
 from kiln.bridge.kafka.topic_notes import TopicNotes
-from kiln.bridge.publisher.ledger import Ledger
+from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
     REMEMBERED,
     RUNS_AT_ONCE,
-    Keeper,
+    BlockKeeper,
     Outbox,
-    Output,
+    OutboxRecord,
     PublishError,
     PublishingOptions,
     number_of,
 )
-from kiln.bridge.publisher.pace import Pace
+from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
-from kiln.bridge.publisher.transition import BY_SEPARATOR, Topics
+from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.schemas.kafka.records import UNREADABLE, decode_publication
 from kiln.schemas.wire.topics import topic_name
@@ -99,12 +99,12 @@ class Publisher(LeaderThread):
         options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
-        keeper: Keeper,
-        topics: Callable[[], Topics] = lambda: BY_SEPARATOR,
+        keeper: BlockKeeper,
+        topics: Callable[[], TopicScheme] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
-        pace: Pace | None = None,
-        ledger: Ledger | None = None,
+        pace: AuthorPacer | None = None,
+        ledger: PublishLedger | None = None,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
     ) -> None:
@@ -134,7 +134,7 @@ class Publisher(LeaderThread):
         self._topics = topics
         self._clock_us = clock_us
         self._pace = pace
-        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger = PublishLedger() if ledger is None else ledger
         self._counted = (0, 0, 0, 0)
         self._places_lost = 0
 
@@ -178,7 +178,7 @@ class Publisher(LeaderThread):
         of_runs = [part for part in consumer.assignment() if self._is_of_runs(part)]
         of_live = [part for part in consumer.assignment() if not self._is_of_runs(part)]
         commit_at, renew_at = 0, self._clock_us() + RENEW_EVERY
-        answers: deque[tuple[Place, BaseException | None]] = deque()  # filled by kafka-python's thread
+        answers: deque[tuple[KafkaPosition, BaseException | None]] = deque()  # filled by kafka-python's thread
         under_way = 0
         patience = 2.0
         unpin_at = 0
@@ -207,7 +207,7 @@ class Publisher(LeaderThread):
                         if record.offset > outbox.expects(number):
                             first = consumer.beginning_offsets([part])[part]
                             outputs += self._gone(outbox, part, min(first, record.offset), now)
-                        output = outbox.take(Place(number, record.offset), record.value, now)
+                        output = outbox.take(KafkaPosition(number, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
                 if not self._halts:  # else receipts may not have been read to their end
                     outputs += outbox.step(
@@ -256,7 +256,7 @@ class Publisher(LeaderThread):
 
     def _unpin_expired(self, now: int) -> None:
         # a pin that lasts too long does no harm, and `keep` reports a node that is away
-        with suppress(BlocksAwayError, PinsError):
+        with suppress(BlockStoreUnavailableError, PinsError):
             self._keeper.unpin_expired(now)
 
     def _is_of_runs(self, part: TopicPartition) -> bool:
@@ -279,7 +279,7 @@ class Publisher(LeaderThread):
         producer.flush(timeout=30)
         return self._receipts(0, only_out=True)
 
-    def _begin(self, consumer: KafkaConsumer, outbox: Outbox) -> tuple[dict[int, int], list[Output]]:
+    def _begin(self, consumer: KafkaConsumer, outbox: Outbox) -> tuple[dict[int, int], list[OutboxRecord]]:
         """Moves the consumer to the committed places, which it returns, with what to write at once.
 
         A first start draws and keeps the line of `max_age`. Where Kafka has lost a place, receipts say what is done.
@@ -291,7 +291,7 @@ class Publisher(LeaderThread):
         consumer.assign([*parts, *of_runs])
         starts, ends = consumer.beginning_offsets([*parts, *of_runs]), consumer.end_offsets(parts)
         now = self._clock_us()
-        outputs: list[Output] = []
+        outputs: list[OutboxRecord] = []
         receipted: dict[str, set[str]] | None = None
         since: int | None = None
         for part in parts:
@@ -335,7 +335,7 @@ class Publisher(LeaderThread):
             self._note_topics()
         return outbox.places(), outputs
 
-    def _gone(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[Output]:
+    def _gone(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[OutboxRecord]:
         first = outbox.expects(self._number(part))
         output = outbox.gone(self._number(part), before, now)
         if output is None:
@@ -391,11 +391,13 @@ def _read_metadata(text: str) -> tuple[int, int]:
     return (*numbers, 0, 0)[0], (*numbers, 0, 0)[1]
 
 
-def _took(answers: deque[tuple[Place, BaseException | None]], place: Place, _: object) -> None:
+def _took(answers: deque[tuple[KafkaPosition, BaseException | None]], place: KafkaPosition, _: object) -> None:
     answers.append((place, None))
 
 
-def _refused(answers: deque[tuple[Place, BaseException | None]], place: Place, error: BaseException) -> None:
+def _refused(
+    answers: deque[tuple[KafkaPosition, BaseException | None]], place: KafkaPosition, error: BaseException
+) -> None:
     answers.append((place, error))
 
 

@@ -23,7 +23,7 @@ from kiln.schemas.wire.topics import Separator, parse_topic, topic_name
 Mode = Literal["cutover", "duplicate"]
 
 
-class Topics(NamedTuple):
+class TopicScheme(NamedTuple):
     """Which topics of a separator's messages: that of the network, that of the separator."""
 
     network: bool
@@ -35,12 +35,12 @@ class Topics(NamedTuple):
         return (*by_separator, topic_name(network, None)) if self.network else by_separator
 
 
-BY_NETWORK: Final = Topics(network=True, separator=False)
-BY_SEPARATOR: Final = Topics(network=False, separator=True)
-BOTH: Final = Topics(network=True, separator=True)
+BY_NETWORK: Final = TopicScheme(network=True, separator=False)
+BY_SEPARATOR: Final = TopicScheme(network=False, separator=True)
+BOTH: Final = TopicScheme(network=True, separator=True)
 
 
-def unreached(on: Topics, network: str, peers: Iterable[Collection[str]]) -> str:
+def unreached(on: TopicScheme, network: str, peers: Iterable[Collection[str]]) -> str:
     """How many peers hear no batch, because they are on the topic of the network alone, and what to do; empty: none.
 
     `on`: the topics on which batches go out. `peers`: the topics of each peer.
@@ -82,7 +82,7 @@ class Transition:
         since = self.over_since(reached_at)
         return since is not None and since <= now
 
-    def published_on(self, now: int, reached_at: int | None = None) -> Topics:
+    def published_on(self, now: int, reached_at: int | None = None) -> TopicScheme:
         """On which topics a batch goes out now."""
         if self._over(now, reached_at):
             return BY_SEPARATOR

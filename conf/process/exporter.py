@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger("kiln.deploy.ops.monitor")
 _PATIENCE: Final = 10.0  # s that a client may take to ask
 
 
-class Process(Protocol):
+class ObservedProcess(Protocol):
     """A process as it says of itself; asked from threads of the exporter."""
 
     def metrics(self) -> Iterable[Metric]:
@@ -39,7 +39,7 @@ class Process(Protocol):
 class Exporter:
     """A context manager: serves from threads of its own, and never keeps the process from its work."""
 
-    def __init__(self, listen: tuple[str, int] | None, process: Process) -> None:
+    def __init__(self, listen: tuple[str, int] | None, process: ObservedProcess) -> None:
         """`listen`: host and port, None: serve nothing; port 0: any free one."""
         self._listen = listen
         self._process = process
@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, process: Process, listen: tuple[str, int]) -> None:
+    def __init__(self, process: ObservedProcess, listen: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self.process = process
         super().__init__(listen, _Handler)

@@ -52,7 +52,7 @@ def words_of(error: Exception) -> str:
     return ": ".join(part.split("\n")[0] for part in parts)[:_MOST]
 
 
-class Found(NamedTuple):
+class FileEntry(NamedTuple):
     """A file that is straight in a place. `modified`: µs."""
 
     name: str
@@ -93,7 +93,7 @@ class Location(ABC):
         """Whether there is a file, or a folder; of a folder in a store, whether anything is in it."""
 
     @abstractmethod
-    def files(self) -> Iterator[Found]:
+    def files(self) -> Iterator[FileEntry]:
         """The files straight in the folder, in no order; none where there is no folder."""
 
     @abstractmethod
@@ -137,8 +137,8 @@ def location(place: str | Path, options: Mapping[str, str] | None = None) -> Loc
     """The place of a path or a URI."""
     uri = str(place)
     if uri.startswith(STORE):
-        return Prefix(uri.rstrip("/"), _reachable(options or {}))
-    return Folder(uri)
+        return StorePrefix(uri.rstrip("/"), _reachable(options or {}))
+    return LocalFolder(uri)
 
 
 def _reachable(options: Mapping[str, str]) -> dict[str, str]:
@@ -147,7 +147,7 @@ def _reachable(options: Mapping[str, str]) -> dict[str, str]:
     return ({"aws_allow_http": "true"} if plain else {}) | dict(options)
 
 
-class Folder(Location):
+class LocalFolder(Location):
     """A folder, or a file, of this machine."""
 
     @property
@@ -161,13 +161,13 @@ class Folder(Location):
     def exists(self) -> bool:
         return self.folder.exists()
 
-    def files(self) -> Iterator[Found]:
+    def files(self) -> Iterator[FileEntry]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # somebody has removed the file meanwhile
                     if entry.is_file(follow_symlinks=False):
                         said = entry.stat(follow_symlinks=False)
-                        yield Found(entry.name, said.st_size, said.st_mtime_ns // 1_000)
+                        yield FileEntry(entry.name, said.st_size, said.st_mtime_ns // 1_000)
 
     def folders(self) -> Iterator[str]:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
@@ -184,11 +184,11 @@ class Folder(Location):
         return pa.OSFile(self.uri)
 
     def create(self) -> Output:
-        return _Synced(io.FileIO(self.uri, "w"))
+        return _SyncedFile(io.FileIO(self.uri, "w"))
 
     def write(self, data: Iterable[bytes]) -> None:
         fresh = self.folder.with_name(self.name + _FRESH)
-        with Folder(str(fresh)).create() as out:
+        with LocalFolder(str(fresh)).create() as out:
             out.writelines(data)
         fresh.replace(self.folder)
         to_disk(self.folder.parent)
@@ -207,7 +207,7 @@ class Folder(Location):
         os.utime(self.folder)
 
 
-class _Synced(io.BufferedWriter):
+class _SyncedFile(io.BufferedWriter):
     """A file whose bytes are on the disk once it is closed."""
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class _Synced(io.BufferedWriter):
         super().close()
 
 
-class Prefix(Location):
+class StorePrefix(Location):
     """What of a bucket's objects has a key that begins so. delta-rs speaks with the store here too, so that options and
     credentials are the same for a table's log and for its files."""
 
@@ -240,10 +240,10 @@ class Prefix(Location):
             (found,) = self._store.get_file_info([self._key])
         return bool(found.type != FileType.NotFound)
 
-    def files(self) -> Iterator[Found]:
+    def files(self) -> Iterator[FileEntry]:
         for found in self._listed(recursive=False):
             if found.is_file:
-                yield Found(found.base_name, found.size, found.mtime_ns // 1_000)
+                yield FileEntry(found.base_name, found.size, found.mtime_ns // 1_000)
 
     def folders(self) -> Iterator[str]:
         for found in self._listed(recursive=False):

@@ -29,7 +29,7 @@ def say(log: logging.Logger, event: str, level: int = logging.INFO, **fields: Va
     log.log(level, event, extra={"fields": fields})
 
 
-class Problems:
+class ProblemLog:
     """What is wrong now, told once when it comes and once when it goes."""
 
     def __init__(self, log: logging.Logger) -> None:
@@ -59,7 +59,7 @@ def set_up_logs(
     """
     handler = handler or logging.StreamHandler()
     handler.setFormatter(_JsonLine() if form == "json" else _TextLine())
-    handler.addFilter(Limit())
+    handler.addFilter(RateLimitFilter())
     logging.basicConfig(level=others, handlers=[handler])
     for name, of_name in {"kiln": level, **levels}.items():
         logging.getLogger(name).setLevel(of_name.upper())
@@ -85,7 +85,7 @@ class LogFile(RotatingFileHandler):
         self._lost += 1
 
 
-class Limit:
+class RateLimitFilter:
     """A filter: at most 20 lines of a kind a minute. The last of them says that more are left out, and the first of a
     later minute how many were. A kind is the words of an event, of one part."""
 

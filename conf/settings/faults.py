@@ -70,7 +70,7 @@ def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
-class Places:
+class ValueSources:
     """Where values came from: the settings file and its text, the variables that are set, the command line."""
 
     path: Path
@@ -92,7 +92,7 @@ class Places:
         return ", environment ".join([file, *within])
 
 
-def problem(details: ErrorDetails, places: Places) -> str:
+def problem(details: ErrorDetails, places: ValueSources) -> str:
     """One line for one of pydantic's errors: the place, the key, the value, what is expected."""
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))

@@ -321,9 +321,12 @@ class TopicTable(Section):
     @classmethod
     def _usable(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
         if value:
-            from kiln.schemas.wire.topic_table import Bundles, hello_bytes  # not at the top: protobuf slows every start
+            from kiln.schemas.wire.topic_table import (  # not at the top: protobuf slows every start
+                BundleSet,
+                hello_bytes,
+            )
 
-            hello_bytes(Bundles(value))
+            hello_bytes(BundleSet(value))
         return value
 
 
@@ -669,12 +672,12 @@ class Bep50(Section):
         if value == cls.model_fields[str(info.field_name)].default:
             return value
         from kiln.schemas.dht.announcement import parse_source  # not at the top: its codecs slow every start
-        from kiln.schemas.dht.krpc import Address, host_and_port
+        from kiln.schemas.dht.krpc import DhtAddress, host_and_port
 
         checks: dict[str, Callable[[str], object]] = {"bootstrap": host_and_port, "follow": parse_source}
-        cls._check_each(value, info, checks.get(str(info.field_name), Address.from_text))
+        cls._check_each(value, info, checks.get(str(info.field_name), DhtAddress.from_text))
         if info.field_name == "listen":
-            families = {Address.from_text(text).family for text in value}
+            families = {DhtAddress.from_text(text).family for text in value}
             if not value or len(families) < len(value):
                 raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
         return value

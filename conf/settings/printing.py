@@ -11,17 +11,17 @@ from pydantic import SecretStr
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.keys import Keys, dotted, known_keys, value_at
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.reading import Loaded
+from kiln.conf.settings.reading import LoadedSettings
 from kiln.conf.settings.secrets import MASK, may_be_secret, without_secrets
 
 
-def shown(loaded: Loaded) -> str:
+def shown(loaded: LoadedSettings) -> str:
     """The settings as TOML, secrets masked, each value that is not a default with where it came from."""
     said = f"# settings file: {loaded.file}; where a value is not the default, its place is named"
     return _toml(said, known_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
 
 
-def changed(loaded: Loaded) -> str:
+def changed(loaded: LoadedSettings) -> str:
     """As `shown`, only the values that are not defaults, each with the default too."""
     defaults = _defaults()
     keys = [each for each in known_keys() if value_at(loaded.settings, each) != value_at(defaults, each)]
@@ -29,7 +29,7 @@ def changed(loaded: Loaded) -> str:
     return _toml(said, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
 
 
-def _toml(said: str, wanted: Iterable[Keys], loaded: Loaded, remark: Callable[[Keys, str], str]) -> str:
+def _toml(said: str, wanted: Iterable[Keys], loaded: LoadedSettings, remark: Callable[[Keys, str], str]) -> str:
     defaults = _defaults()
     lines: list[str] = []
     table: Keys = ()

@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text
-from kiln.conf.settings.faults import Places, problem, service_links, unknown_variables, unreadable_tables
+from kiln.conf.settings.faults import ValueSources, problem, service_links, unknown_variables, unreadable_tables
 from kiln.conf.settings.keys import CONFIG_VARIABLE, ENV_PREFIX, Keys, known_keys, value_at, variable
 from kiln.conf.settings.model import Settings
 
@@ -34,7 +34,7 @@ class _Environment(Settings, BaseSettings):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedSettings:
     """Settings together with where they came from."""
 
     settings: Settings
@@ -54,7 +54,7 @@ class Loaded:
         return "default"
 
 
-def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Loaded:
+def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> LoadedSettings:
     """Read the settings file (`config`, else `KILN_CONFIG`, else `conf/kiln.toml`) and the environment.
 
     Arguments that are not None weigh more than both. SettingsError lists everything that is wrong, not just the first.
@@ -81,10 +81,10 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        places = Places(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
+        places = ValueSources(path, text, frozenset(map(str.upper, os.environ)), _leaves(command_line))
         raise SettingsError(problem(details, places) for details in error.errors()) from None
     resolved = settings.model_copy(update={"state": settings.state.expanduser().absolute()})
-    return Loaded(
+    return LoadedSettings(
         settings=resolved,
         file=path,
         from_file=_leaves(file),

@@ -79,9 +79,9 @@ def run(
     import json
 
     from kiln.deploy.run.backfill import run_backfill
-    from kiln.deploy.screens.backfill_run import Pace, as_object, told
-    from kiln.pipelines.app.backfill_run import Request, parse_source, parse_time
-    from kiln.pipelines.backfill.run import Progress
+    from kiln.deploy.screens.backfill_run import ProgressPrinter, as_object, told
+    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
+    from kiln.pipelines.backfill.run import RunProgress
 
     def time_of(option: str, text: str) -> int:
         try:
@@ -100,7 +100,7 @@ def run(
     for path in paths:
         if not path.is_file():
             raise UsageError(f"{path}: no such file")
-    request = Request(
+    request = BackfillRequest(
         name,
         begin,
         end,
@@ -111,10 +111,10 @@ def run(
         as_of=None if as_of is None else time_of("--as-of", as_of),
         publish=publish,
     )
-    out, pace = notes(), Pace()
+    out, pace = notes(), ProgressPrinter()
     with out.status("…") as shown:
 
-        def report(progress: Progress) -> None:
+        def report(progress: RunProgress) -> None:
             words = pace.words(progress)
             shown.update(words)
             if not out.is_terminal:
@@ -192,7 +192,7 @@ def backfill_swap(
     """
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import held, the_run
-    from kiln.pipelines.backfill.swap import Exchange
+    from kiln.pipelines.backfill.swap import FileSwap
     from kiln.pipelines.backfill.swap_runs import add_frames, swap
 
     if replace and only_frames:
@@ -201,7 +201,7 @@ def backfill_swap(
     the_run(lake, name)
     with held(settings.state, name, swap=True):
         run = the_run(lake, name)
-        exchange = Exchange(lake, durable=settings.durability == "power")
+        exchange = FileSwap(lake, durable=settings.durability == "power")
 
         def say(words: str) -> None:
             out.print(words, style="dim")

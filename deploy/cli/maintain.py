@@ -12,7 +12,7 @@ from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
 
 if TYPE_CHECKING:
-    from kiln.deploy.ops.maintenance import TableCare
+    from kiln.deploy.ops.maintenance import TableMaintenance
 
 commands = typer.Typer()
 
@@ -41,7 +41,7 @@ def maintain(
     from kiln.deploy.ops.maintenance import Maintenance, foreseen
     from kiln.deploy.screens.maintain import cared_json, cared_line, render_cared
 
-    def show(cared: Sequence[TableCare], *, done: bool = True) -> None:
+    def show(cared: Sequence[TableMaintenance], *, done: bool = True) -> None:
         if as_json:
             print(cared_json(cared, as_lines=watch), flush=True)
         elif watch:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kiln.conf.settings.model import Settings
-    from kiln.conf.settings.reading import Loaded
+    from kiln.conf.settings.reading import LoadedSettings
     from kiln.pipelines.delta.lake import Lake
 
 # kiln.conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
@@ -38,7 +38,7 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def loaded(config: Path | None, state: Path | None, network: str | None = None) -> Loaded:
+def loaded(config: Path | None, state: Path | None, network: str | None = None) -> LoadedSettings:
     """The settings in force, and where each came from. SettingsError."""
     from kiln.conf.settings.reading import load
 

@@ -23,7 +23,7 @@ from kiln.deploy.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from kiln.pipelines.quality.results import Result
+    from kiln.pipelines.quality.results import CheckResult
 
 commands = typer.Typer()
 
@@ -67,9 +67,9 @@ def quality(
     every = read_all(settings.quality.suites)  # what is wrong in a suite is said before seconds of imports
     say = notes()
     from kiln.deploy.screens.quality import render_results
-    from kiln.pipelines.quality.expectations import Judge
+    from kiln.pipelines.quality.expectations import RowValidator
 
-    judge, lake = Judge(), lake_of(settings)
+    judge, lake = RowValidator(), lake_of(settings)
     while True:
         began = time.monotonic()
         results = check_lake(settings, lake, every, judge, datetime.now(UTC), tables=table or (), since=length)
@@ -89,7 +89,7 @@ def quality(
     raise typer.Exit(FAILED if any(each.is_error for each in results) else OK)
 
 
-def _write_docs(results: list[Result], folder: Path, show: bool) -> None:
+def _write_docs(results: list[CheckResult], folder: Path, show: bool) -> None:
     import webbrowser
 
     from kiln.pipelines.quality.data_docs import write_docs

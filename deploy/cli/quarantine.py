@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kiln.bridge.kafka.producers import FramesProducer
-    from kiln.deploy.ops.quarantine.picking import Selection
+    from kiln.deploy.ops.quarantine.picking import QuarantineFilter
 
 _WIDE = 240
 """columns: two peer ids and two stamps"""
@@ -67,10 +67,10 @@ def quarantine_list(
     """Count what is in quarantine, by stage and reason, by hour, or by author."""
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.ops.quarantine.picking import QuarantineRows
     from kiln.deploy.screens.quarantine import counts_json, render_counts
 
-    with Picked(lake_of(settings), wanted, authors=by == "author") as picked:
+    with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
     if as_json:
         print(counts_json(counts, by))
@@ -98,10 +98,10 @@ def quarantine_show(
     """
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.ops.quarantine.picking import QuarantineRows
     from kiln.deploy.screens.quarantine import render_counts, render_row, rows_json
 
-    with Picked(lake_of(settings), wanted, authors=True) as picked:
+    with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
             print(rows_json(picked.rows(rows)))
             return
@@ -136,12 +136,12 @@ def quarantine_drop(
         raise UsageError("name --stage, --reason, --since, --until or --author; or --all for every row")
     if not why.strip():
         raise UsageError("--why: expected words")
-    from kiln.deploy.ops.quarantine.picking import Picked
+    from kiln.deploy.ops.quarantine.picking import QuarantineRows
     from kiln.deploy.screens.quarantine import counts_json, dropped_json, render_counts
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
-        with Picked(lake, wanted) as picked:
+        with QuarantineRows(lake, wanted) as picked:
             counts = picked.counts()
         if as_json:
             print(counts_json(counts, "reason"))
@@ -178,10 +178,10 @@ def _table_on() -> Console:
 
 def _selection(
     stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
-) -> Selection:
-    from kiln.deploy.ops.quarantine.picking import Selection
+) -> QuarantineFilter:
+    from kiln.deploy.ops.quarantine.picking import QuarantineFilter
 
-    return Selection(
+    return QuarantineFilter(
         stage,
         reason,
         _moment(since, "--since") if since else None,

@@ -142,12 +142,12 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     settings = settings_of(config, state)
     from kiln.bridge.app.main import run as run_bridge
     from kiln.conf.process.exporter import Exporter
-    from kiln.deploy.ops.monitor.bridge import BridgeAlone
+    from kiln.deploy.ops.monitor.bridge import BridgeMonitor
     from kiln.deploy.stack.kafka_broker import broker_in_time
 
     out = notes()
     told = settings.bridge_dir / "status.json"
-    alone = BridgeAlone(told, settings.network, metadata.version("kiln"))
+    alone = BridgeMonitor(told, settings.network, metadata.version("kiln"))
     with broker_in_time(settings, note_once(out)), Exporter(settings.monitor.host_and_port, alone) as exporter:
         out.print(exporter.error or f"{told} says how the bridge does; Ctrl-C stops it", style="dim")
         run_bridge(settings)

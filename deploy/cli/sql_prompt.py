@@ -48,7 +48,7 @@ def converse(
         "kiln> ",
         multiline=True,
         prompt_continuation="  ... ",
-        completer=Names(columns),
+        completer=SqlNames(columns),
         complete_while_typing=False,
         history=FileHistory(_private(history)),
         key_bindings=_keys(),
@@ -99,7 +99,7 @@ def _comment(table: str) -> str:
     return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
 
 
-class Names(Completer):
+class SqlNames(Completer):
     """Completes names of tables, views and columns, and words of SQL; after `table.`, columns of that table."""
 
     def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:

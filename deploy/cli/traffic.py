@@ -44,7 +44,7 @@ def replay(
     settings = settings_of(config, state)
     import time
 
-    from kiln.deploy.demo.traffic.replay import Progress, survey_file
+    from kiln.deploy.demo.traffic.replay import ReplayProgress, survey_file
     from kiln.deploy.demo.traffic.replay import replay as replay_file
     from kiln.schemas.captures.capture_file import CaptureError
 
@@ -64,7 +64,7 @@ def replay(
             producing = FramesProducer(connect(servers.split(","), settings.broker.security_options()), topic)
             with producing as producer, out.status(file.name) as shown:
 
-                def progress(now: Progress, name: str = file.name) -> None:
+                def progress(now: ReplayProgress, name: str = file.name) -> None:
                     if now.records % 2_000 == 0:
                         shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
 

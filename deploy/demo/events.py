@@ -52,7 +52,7 @@ class Events:
 
 
 @dataclass
-class Tally:
+class EventCounts:
     """What the nodes have said and heard so far. `failed`: messages that nobody took; `errors`: in words."""
 
     published: Counter[str] = field(default_factory=Counter)

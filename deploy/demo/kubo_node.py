@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from kiln.deploy.demo.events import Events, Tally, event_line
+from kiln.deploy.demo.events import EventCounts, Events, event_line
 from kiln.deploy.demo.kubo_peer import KuboError, library_path
 from kiln.deploy.demo.traffic.content import TopicData
 from kiln.deploy.stack.spawn import dies_with_parent
@@ -27,10 +27,10 @@ _LINE: Final = 32 << 20  # bytes; one line has all messages that Kubo heard sinc
 _FAREWELL: Final = 2.0  # s that Kubo gets to end by itself
 
 
-class KuboNode:
+class KuboProcess:
     """The Kubo process. `running`: Kubo listens, and has not ended."""
 
-    def __init__(self, folder: Path, tally: Tally, out: Events) -> None:
+    def __init__(self, folder: Path, tally: EventCounts, out: Events) -> None:
         self._folder = folder
         self._tally = tally
         self._out = out

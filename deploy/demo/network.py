@@ -47,8 +47,8 @@ from kiln.bridge.libp2p.keys import KeyFileError, load_or_create
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.conf.process.locks import StateInUseError, locked
-from kiln.deploy.demo.events import Events, Tally, in_thread
-from kiln.deploy.demo.kubo_node import KUBO, KuboNode
+from kiln.deploy.demo.events import EventCounts, Events, in_thread
+from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
 from kiln.deploy.demo.overlay import NODES, Listeners
 from kiln.deploy.demo.traffic.content import TopicData, contents, topics
@@ -69,7 +69,7 @@ class NetworkError(Exception):
     """The demo network cannot run as it was told to."""
 
 
-class _Nowhere:
+class _NullSink:
     """A sink for nodes whose frames nobody wants."""
 
     full = False
@@ -91,9 +91,9 @@ class _Network:
         self._fd = fd
         self._topics = topics(world, MOST_SEPARATORS)
         self._contents: Iterator[TopicData] = contents(world, time.time_ns, self._topics)
-        self._tally = Tally()
+        self._tally = EventCounts()
         self._out = Events()
-        self._kubo = KuboNode(folder / KUBO, self._tally, self._out)
+        self._kubo = KuboProcess(folder / KUBO, self._tally, self._out)
         self._nodes: dict[str, Node] = {}
         self._names: dict[str, str] = {}  # peer id: node
         self._go = trio.Event()
@@ -145,7 +145,7 @@ class _Network:
                 agent="kiln-demo",
                 redial_most=5.0,
             )
-            node = self._nodes[name] = Node(options, key, seqno, _Nowhere(), self._ear(name), authors=self._authors)
+            node = self._nodes[name] = Node(options, key, seqno, _NullSink(), self._ear(name), authors=self._authors)
             await nursery.start(node.run)
             for topic in self._topics:
                 node.join(topic)
@@ -156,7 +156,7 @@ class _Network:
         if self._publisher is not None:
             found = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
             tell = self._tally.error
-            overlay = Listeners(self._folder, self._world.network, self._publisher, found, _Nowhere(), tell)
+            overlay = Listeners(self._folder, self._world.network, self._publisher, found, _NullSink(), tell)
             await nursery.start(overlay.run)
             self._overlay = overlay
             ready["overlay"] = {"contacts": overlay.addresses, "follow": overlay.sources}
@@ -219,14 +219,14 @@ class _Network:
                 await trio.sleep(0.05)
 
     async def _kubo_speaks(self) -> None:
-        pace = _Pace(self._kubo_rate)
+        pace = _TrafficPace(self._kubo_rate)
         while True:
             await pace.next()
             await self._kubo.publish(next(self._contents))
 
     async def _node_speaks(self, name: str) -> None:
         node = self._nodes[name]
-        pace = _Pace(self._node_rate)
+        pace = _TrafficPace(self._node_rate)
         for author in cycle(range(self._authors)):
             await pace.next()
             topic, data = next(self._contents)
@@ -270,7 +270,7 @@ async def _until(ends: Callable[[], Awaitable[None]], scope: trio.CancelScope) -
     scope.cancel()
 
 
-class _Pace:
+class _TrafficPace:
     """When to say the next thing, at so many a second, evenly; `rate` may change, and 0 is silence.
 
     Who fell behind makes up for a little only: a burst is what peers drop.

@@ -20,7 +20,7 @@ from trio_typing import TaskStatus
 from kiln.bridge.bep50.carrier import Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.sink import Sink
 from kiln.bridge.publisher.outbox import PublishError
-from kiln.schemas.dht.announcement import Source, read_announcement, topic_salt
+from kiln.schemas.dht.announcement import PublisherKey, read_announcement, topic_salt
 from kiln.schemas.dht.items import Item
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_text
@@ -47,7 +47,7 @@ class Listeners:
         """`publisher`: the public key to follow, for these separators. `error` hears in words what goes wrong."""
         self._folder = folder
         self._network = network
-        self._follow = tuple(Source(publisher, each) for each in separators)
+        self._follow = tuple(PublisherKey(publisher, each) for each in separators)
         self._reannounced = {topic_salt(network, each): each for each in separators[:REANNOUNCED]}
         self._sink = sink
         self._error = error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kiln.bridge.cluster.group import Round, group_name, read_member, read_round
+from kiln.bridge.cluster.group import GroupView, group_name, read_member, read_round
 from kiln.conf.settings.model import Kafka
 
 
@@ -45,7 +45,7 @@ def _members(told: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
         member, joined = _user_data(each["member_metadata"]), _user_data(each["member_assignment"])
         try:
             said = read_member(member)
-            round_ = read_round(joined) if joined else Round("", (), ())
+            round_ = read_round(joined) if joined else GroupView("", (), ())
         except msgspec.DecodeError:
             continue  # a member that is no bridge, or one of another version
         address = str(each["client_host"]).lstrip("/")

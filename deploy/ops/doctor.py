@@ -1,6 +1,6 @@
 """What `kiln doctor` looks at: whether this machine, these settings and this state folder will do, and what to do.
 
-A check is a pure function from what was found to a `Check`; `examine` finds it.
+A check is a pure function from what was found to a `DoctorCheck`; `examine` finds it.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from typing import Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
-from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.helia import HeliaError, find_node, is_installed
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
@@ -38,7 +38,7 @@ _SILENT = 10.0  # s without a status after which a bridge does not run
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One thing that was looked at. `what_to_do` is empty where nothing is to be done."""
 
     name: str
@@ -50,43 +50,45 @@ class Check:
 # ---------------------------------------------------------------- the checks, pure
 
 
-def check_python(version: tuple[int, int]) -> Check:
+def check_python(version: tuple[int, int]) -> DoctorCheck:
     """Kiln is tried on Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
     found = ".".join(map(str, version))
     if (3, 11) <= version <= (3, 13):
-        return Check("python", "ok", found)
-    return Check("python", "fail", found, "make a new .venv with Python 3.11, 3.12 or 3.13: make setup")
+        return DoctorCheck("python", "ok", found)
+    return DoctorCheck("python", "fail", found, "make a new .venv with Python 3.11, 3.12 or 3.13: make setup")
 
 
-def check_java(java: Java | JavaError) -> Check:
+def check_java(java: Java | JavaError) -> DoctorCheck:
     """Java 17 or 21, as a system package (docs/design, Versions that work together)."""
     if isinstance(java, JavaError):
         found, _, remedy = str(java).partition("\n")
-        return Check("java", "fail", found, " ".join(remedy.split()) or "install Java 17")
+        return DoctorCheck("java", "fail", found, " ".join(remedy.split()) or "install Java 17")
     found = f"{java.version} ({java.executable})"
     if java.version not in TRIED:
         tried = " and ".join(map(str, TRIED))
-        return Check(
+        return DoctorCheck(
             "java", "warn", found, f"Kiln is tried with {tried}: if something is odd, set JAVA_HOME to one of them"
         )
-    return Check("java", "ok", found)
+    return DoctorCheck("java", "ok", found)
 
 
-def check_jars(complete: bool, root: Path) -> Check:
+def check_jars(complete: bool, root: Path) -> DoctorCheck:
     """The jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
     if complete:
-        return Check("jars", "ok", str(root))
-    return Check("jars", "warn", f"not complete in {root}", "make jars (kiln run fetches them too, when it needs them)")
+        return DoctorCheck("jars", "ok", str(root))
+    return DoctorCheck(
+        "jars", "warn", f"not complete in {root}", "make jars (kiln run fetches them too, when it needs them)"
+    )
 
 
-def check_s3_jars(complete: bool) -> Check:
+def check_s3_jars(complete: bool) -> DoctorCheck:
     """The jars of Spark for an object store, pinned in `conf/ivy-s3.xml`."""
     if complete:
-        return Check("jars for the store", "ok", "complete")
-    return Check("jars for the store", "warn", "not complete", "make jars-s3 (kiln run fetches them too)")
+        return DoctorCheck("jars for the store", "ok", "complete")
+    return DoctorCheck("jars for the store", "warn", "not complete", "make jars-s3 (kiln run fetches them too)")
 
 
-def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Check:
+def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> DoctorCheck:
     """Installed versions against what the project asks for; `required` as in package metadata, extras left out."""
     wrong: list[str] = []
     number = 0
@@ -110,30 +112,30 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str]) -> Che
         if not fits:
             wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
     if wrong:
-        return Check("packages", "fail", "; ".join(wrong), "make setup")
-    return Check("packages", "ok", f"{number} as required")
+        return DoctorCheck("packages", "fail", "; ".join(wrong), "make setup")
+    return DoctorCheck("packages", "ok", f"{number} as required")
 
 
-def check_state(folder: Path, problem: str, private: bool = True) -> Check:
+def check_state(folder: Path, problem: str, private: bool = True) -> DoctorCheck:
     """Whether the state folder can be written to; `problem` is empty if so. `private`: no other user may enter it."""
     if problem:
-        return Check("state folder", "fail", f"{folder}: {problem}", "name another with --state or KILN_STATE")
+        return DoctorCheck("state folder", "fail", f"{folder}: {problem}", "name another with --state or KILN_STATE")
     if not private:
         advice = (
             f"chmod 700 {folder}, as its owner: the folder has keys (a folder of its user's own is closed at a start)"
         )
-        return Check("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
-    return Check("state folder", "ok", str(folder))
+        return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
+    return DoctorCheck("state folder", "ok", str(folder))
 
 
-def check_disk(free: int) -> Check:
+def check_disk(free: int) -> DoctorCheck:
     """Room for broker data and lake, bytes."""
     found = f"{free / _GB:,.1f} GB free"
     if free < _GB:
-        return Check("disk", "fail", found, "free some: the broker stops when the disk is full")
+        return DoctorCheck("disk", "fail", found, "free some: the broker stops when the disk is full")
     if free < 5 * _GB:
-        return Check("disk", "warn", found, "enough to try; mainnet traffic fills some GB a day")
-    return Check("disk", "ok", found)
+        return DoctorCheck("disk", "warn", found, "enough to try; mainnet traffic fills some GB a day")
+    return DoctorCheck("disk", "ok", found)
 
 
 def memory_bytes(text: str) -> int:
@@ -141,123 +143,131 @@ def memory_bytes(text: str) -> int:
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
 
-def check_memory(available: int | None, wanted: int) -> Check:
+def check_memory(available: int | None, wanted: int) -> DoctorCheck:
     """Memory for Spark, its Python workers and the broker, bytes; None: the system does not say."""
     if available is None:
-        return Check("memory", "ok", "not known on this system")
+        return DoctorCheck("memory", "ok", "not known on this system")
     found = f"{available / _GB:,.1f} GB available, about {wanted / _GB:,.1f} GB wanted"
     if available < wanted:
-        return Check("memory", "warn", found, "lower spark.driver_memory, or close something")
-    return Check("memory", "ok", found)
+        return DoctorCheck("memory", "warn", found, "lower spark.driver_memory, or close something")
+    return DoctorCheck("memory", "ok", found)
 
 
-def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHolder | None = None) -> Check:
+def check_port(setting: str, port: int, free: bool, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
     """A port of the embedded broker. `ours`: the broker of this state folder runs, and so has the port. `holder`: who
     has the port, where that is known."""
     name = f"port {port}"
     if ours:
-        return Check(name, "ok", "held by this folder's broker")
+        return DoctorCheck(name, "ok", "held by this folder's broker")
     if free:
-        return Check(name, "ok", "free")
+        return DoctorCheck(name, "ok", "free")
     by = holder.in_words if holder is not None else "another program"
-    return Check(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_variable(setting)})")
+    return DoctorCheck(name, "fail", f"in use by {by}", f"set {setting} to a free one ({_variable(setting)})")
 
 
 def _variable(setting: str) -> str:
     return "KILN_" + setting.upper().replace(".", "__")
 
 
-def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> Check:
+def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> DoctorCheck:
     """Whether the broker answers. The embedded one need not run: `kiln run` and `kiln replay` start it."""
     if broker.reachable:
-        return Check("broker", "ok", f"{broker.servers} answers, {len(broker.topics)} topics of Kiln's")
+        return DoctorCheck("broker", "ok", f"{broker.servers} answers, {len(broker.topics)} topics of Kiln's")
     if embedded and not runs:
-        return Check("broker", "ok", "the embedded one, not running; kiln run starts it")
+        return DoctorCheck("broker", "ok", "the embedded one, not running; kiln run starts it")
     if embedded:
-        return Check("broker", "fail", f"runs, but {broker.problem}", "see logs/broker.log in the state folder")
-    return Check(
+        return DoctorCheck("broker", "fail", f"runs, but {broker.problem}", "see logs/broker.log in the state folder")
+    return DoctorCheck(
         "broker", "fail", f"{broker.servers}: {broker.problem}", "see kafka.bootstrap, and the TLS and SASL keys"
     )
 
 
-def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> Check:
+def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> DoctorCheck:
     """The partition count of `updates` is for life (docs/design, Kafka topics)."""
     name = "partitions of updates"
     found = next((len(status.end) for status in broker.topics if status.name == topic), None)
     if found is None:
         what = "not made yet" if broker.reachable else "the broker does not run"
-        return Check(name, "ok", f"{what}; {wanted} by the settings")
+        return DoctorCheck(name, "ok", f"{what}; {wanted} by the settings")
     if found != wanted:
         advice = f"set kafka.updates_partitions = {found}, or another kafka.prefix to start anew"
-        return Check(name, "fail", f"{topic} has {found}, the settings say {wanted}", advice)
-    return Check(name, "ok", str(found))
+        return DoctorCheck(name, "fail", f"{topic} has {found}, the settings say {wanted}", advice)
+    return DoctorCheck(name, "ok", str(found))
 
 
-def check_lake(tables: Sequence[TableStatus]) -> Check:
+def check_lake(tables: Sequence[TableStatus]) -> DoctorCheck:
     """Whether each table of the lake can be opened."""
     bad = [table for table in tables if table.problem]
     if bad:
         problem = "; ".join(table.problem for table in bad)
         advice = "type kiln recover, which says what can be done"
-        return Check("lake", "fail", problem, advice)
-    return Check("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
+        return DoctorCheck("lake", "fail", problem, advice)
+    return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
 
 
-def check_store(uri: str, problem: str) -> Check:
+def check_store(uri: str, problem: str) -> DoctorCheck:
     """Whether commits are safe in the object store of the lake; `problem` is empty if so."""
     if problem:
         advice = "see docs/object-store.md: lake.uri and lake.options, the store's rights, and which stores will do"
-        return Check("object store", "fail", f"{uri}: {problem}", advice)
+        return DoctorCheck("object store", "fail", f"{uri}: {problem}", advice)
     found = (
         f"{uri}: refuses a second write of one key. Kiln commits by delta-rs; let nothing else write these tables by "
         "Delta's own log store for S3 (Spark, delta-spark), which loses commits"
     )
-    return Check("object store", "ok", found)
+    return DoctorCheck("object store", "ok", found)
 
 
-def check_checkpoints(queries: Sequence[QueryStatus]) -> Check:
+def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     """Whether each checkpoint can be understood, and is of the topics that Kafka has."""
     others = [query for query in queries if query.problem and query.batch is not None]
     if others:
         problem = "; ".join(f"{query.name}: {query.problem}" for query in others)
-        return Check("checkpoints", "fail", problem, "type kiln recover, which says what can be done")
+        return DoctorCheck("checkpoints", "fail", problem, "type kiln recover, which says what can be done")
     bad = [query for query in queries if query.problem]
     if bad:
         problem = "; ".join(f"{query.name}: {query.problem}" for query in bad)
-        return Check("checkpoints", "fail", problem, "written by another Spark? use the versions in requirements.lock")
+        return DoctorCheck(
+            "checkpoints", "fail", problem, "written by another Spark? use the versions in requirements.lock"
+        )
     begun = [query.name for query in queries if query.batch is not None]
-    return Check("checkpoints", "ok", ", ".join(begun) or "none yet")
+    return DoctorCheck("checkpoints", "ok", ", ".join(begun) or "none yet")
 
 
-def check_clocks(trailing: Sequence[ClockStatus]) -> Check:
+def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Whether a clock trails what Kiln has kept."""
     if not trailing:
-        return Check("clocks", "ok", "none trails")
-    return Check("clocks", "warn", "; ".join(clock.problem for clock in trailing), "set a clock right that is wrong")
+        return DoctorCheck("clocks", "ok", "none trails")
+    return DoctorCheck(
+        "clocks", "warn", "; ".join(clock.problem for clock in trailing), "set a clock right that is wrong"
+    )
 
 
-def check_bridge(status: BridgeStatus | None, now: float) -> Check:
+def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
     """What the bridge says is wrong; `now`: unix seconds."""
     if status is None or now - status.at > _SILENT:
-        return Check("bridge", "ok", "does not run")
+        return DoctorCheck("bridge", "ok", "does not run")
     if status.errors:
-        return Check("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
-    return Check("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
+        return DoctorCheck("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
+    return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
 
 
-def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> Check:
+def check_ipfs(api: str, found: str, problem: str, alone: bool = False) -> DoctorCheck:
     """Where the blocks of batches are, by `ipfs.api`; `problem` is empty if that works. `alone`: see `helia_alone`."""
     if not api:
         found = f"no node: no peer can fetch the blocks of batches ({found}), and none is fetched from others"
-        return Check("ipfs", "warn", found, 'set ipfs.api: the URL of Kubo\'s RPC, or "helia" for a node of our own')
+        return DoctorCheck(
+            "ipfs", "warn", found, 'set ipfs.api: the URL of Kubo\'s RPC, or "helia" for a node of our own'
+        )
     if problem:
         first = "" if api == "helia" else "start Kubo, or "
-        return Check("ipfs", "fail", problem, f"{first}set another ipfs.api ({_variable('ipfs.api')}): batches wait")
+        return DoctorCheck(
+            "ipfs", "fail", problem, f"{first}set another ipfs.api ({_variable('ipfs.api')}): batches wait"
+        )
     if alone:
         found = f"{found}; with no ipfs.peers, batches go out only while a gossip peer speaks bitswap: none is known"
         advice = "set ipfs.peers, or publish.enabled = true for batches to go out in any case"
-        return Check("ipfs", "warn", found, advice)
-    return Check("ipfs", "ok", found)
+        return DoctorCheck("ipfs", "warn", found, advice)
+    return DoctorCheck("ipfs", "ok", found)
 
 
 def helia_alone(settings: Settings, status: BridgeStatus | None, now: float) -> bool:
@@ -272,7 +282,7 @@ def helia_alone(settings: Settings, status: BridgeStatus | None, now: float) -> 
 # ---------------------------------------------------------------- finding out
 
 
-def examine(settings: Settings) -> list[Check]:
+def examine(settings: Settings) -> list[DoctorCheck]:
     """Look at everything; takes a few seconds at most."""
     kafka = settings.kafka
     runs = kafka.embedded and settings.state.is_dir() and running(settings.state) is not None
@@ -338,7 +348,7 @@ def _ipfs(settings: Settings) -> tuple[str, str]:
     kubo = Kubo(api, settings.ipfs.api_auth.get_secret_value())
     try:
         return f"{kubo.identity(_KUBO).name} at {api}", ""
-    except BlocksAwayError as away:
+    except BlockStoreUnavailableError as away:
         return "", str(away)
     finally:
         kubo.close()
@@ -361,7 +371,7 @@ def _writing_problem(folder: Path) -> str:
         return f"cannot be written: {error.strerror}"
 
 
-def _port(setting: str, port: int, ours: bool) -> Check:
+def _port(setting: str, port: int, ours: bool) -> DoctorCheck:
     free = why_taken(port) is None
     return check_port(setting, port, free, ours, None if free or ours else port_holder(port))
 
@@ -378,6 +388,6 @@ def _available_memory() -> int | None:
 # ---------------------------------------------------------------- output
 
 
-def failed(checks: Iterable[Check]) -> bool:
+def failed(checks: Iterable[DoctorCheck]) -> bool:
     """Whether something is in the way."""
     return any(check.level == "fail" for check in checks)

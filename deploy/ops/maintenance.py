@@ -13,20 +13,20 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.locks import locked
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.backfill.account import Run, runs
+from kiln.pipelines.backfill.account import BackfillRun, runs
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.maintenance.plan import Rules
-from kiln.pipelines.maintenance.steps import Cared, Say, care_for, foresee
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
+from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, care_for, foresee
 
 LOCK = "maintain"
 _USUAL_PAUSE = 600.0  # s, where `kiln run` does not care for tables
 
 
 @dataclass(frozen=True)
-class TableCare:
+class TableMaintenance:
     """How it went with one table."""
 
-    cared: Cared
+    cared: MaintenanceResult
     seconds: float
     error: str = ""
     """why care did not come to its end; empty: it did"""
@@ -52,7 +52,7 @@ class Maintenance:
     ) -> None:
         self._lock.close()
 
-    def once(self) -> list[TableCare]:
+    def once(self) -> list[TableMaintenance]:
         """Cares for each table. What goes wrong with one does not keep the others from care."""
         durable = self._settings.durability == "power"
         return _each_table(
@@ -65,35 +65,40 @@ class Maintenance:
         time.sleep(self._settings.maintain.every.total_seconds() or _USUAL_PAUSE)
 
 
-def foreseen(settings: Settings) -> list[TableCare]:
+def foreseen(settings: Settings) -> list[TableMaintenance]:
     """What care would do with each table. Changes nothing, and needs no lock."""
     return _each_table(settings, lambda lake, name, rules: foresee(lake, name, rules, _now()))
 
 
-def rules_of(settings: Settings, table: str, begun: Iterable[Run] = ()) -> Rules:
+def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
     """What the settings say of one table, and what runs need of it that have `begun`."""
     told, kept = settings.maintain, settings.lake.retention.get(table)
     pinned = min((run.reads[table] for run in begun if table in run.reads), default=None)
     retention = None if kept is None else micros(kept)
-    return Rules(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
+    return MaintenancePolicy(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
 
 
-def _each_table(settings: Settings, care: Callable[[Lake, str, Rules], Cared]) -> list[TableCare]:
+def _each_table(
+    settings: Settings, care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
+) -> list[TableMaintenance]:
     lake = Lake.at(settings.lake_root)
     return list(_each(settings, lake, lake.tables(), care))
 
 
 def _each(
-    settings: Settings, lake: Lake, names: Iterable[str], care: Callable[[Lake, str, Rules], Cared]
-) -> Iterable[TableCare]:
+    settings: Settings,
+    lake: Lake,
+    names: Iterable[str],
+    care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult],
+) -> Iterable[TableMaintenance]:
     begun = runs(lake)
     for name in names:
         started = time.monotonic()
         try:
             cared, error = care(lake, name, rules_of(settings, name, begun)), ""
         except KilnError as failed:
-            cared, error = Cared(name), str(failed)
-        yield TableCare(cared, time.monotonic() - started, error)
+            cared, error = MaintenanceResult(name), str(failed)
+        yield TableMaintenance(cared, time.monotonic() - started, error)
 
 
 def _now() -> int:

@@ -22,7 +22,7 @@ from kiln.deploy.stack.kafka_broker import Say, broker
 from kiln.pipelines.app.supervisor import has_told, place_of, read_topics, told_by
 from kiln.pipelines.recovery import Damage, DamageError, examine, go_back, go_on, read_anew, set_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.progress_marker import ToldPlace
+from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES
@@ -134,7 +134,7 @@ class Recovery:
         kafka = self._settings.broker
         self._broker()
         try:
-            with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+            with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
                 return place.since(ends, (now - micros(self._settings.dedupe.signed)) // 1_000)
         except KafkaError as error:
             raise DamageError(f"the broker at {kafka.servers} does not say where to begin: {error}") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kiln.conf.process.bridge_status import BridgeStatus
-from kiln.pipelines.runtime.query_status import QueryLine
+from kiln.pipelines.runtime.query_status import QueryState
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Snapshot:
     """in all batches"""
     quarantine: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """by stage and reason"""
-    queries: Sequence[QueryLine] = ()
+    queries: Sequence[QueryState] = ()
     bridge: BridgeInRun | None = None
     """None: there is no bridge in this run"""
     quality: QualityInRun | None = None

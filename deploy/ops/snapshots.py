@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from kiln.conf.settings.model import JobName
 from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
-from kiln.deploy.ops.watch import Watch
+from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
-from kiln.pipelines.runtime.query_status import QueryLine, QueryWatch
+from kiln.pipelines.runtime.query_status import QueryState, QueryWatch
 from kiln.pipelines.runtime.topic_ends import Ends
 from kiln.schemas.queries import QUERIES
 
@@ -21,7 +21,7 @@ class Snapshots:
     def __init__(
         self,
         names: Sequence[JobName],
-        watch: Watch,
+        watch: TopicWatch,
         topic: Callable[[str], str],
         *,
         network: str,
@@ -104,7 +104,7 @@ class Snapshots:
             errors=[*(f"{name}: {text}" for name, text in queries.errors.items()), *errors],
         )
 
-    def _line(self, now: float, name: JobName, ends: Ends, queries: Supervisor) -> QueryLine:
+    def _line(self, now: float, name: JobName, ends: Ends, queries: Supervisor) -> QueryState:
         return self._watches[name].line(
             now,
             ends,

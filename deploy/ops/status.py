@@ -21,7 +21,7 @@ from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.bridges import BridgeMember, live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, trailing_clocks
-from kiln.pipelines.decode.breaker_state import Trip, read_trip
+from kiln.pipelines.decode.breaker_state import BreakerState, read_trip
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.runtime.topics import read_noted
 from kiln.schemas.delta.tables import TABLES
@@ -33,7 +33,7 @@ Offsets = dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointProgress:
     """Where a query is: its newest finished micro-batch (None: none yet) and the offsets up to which that one read."""
 
     batch: int | None
@@ -93,7 +93,7 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class Saving:
+class WireSavings:
     """What topics by index took on the wire one way, and what their names would have, in bytes."""
 
     name: str
@@ -105,16 +105,16 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Savings:
+class TopicTableSavings:
     """What the bridge said last of its topic tables; `by_peer`: of the peers that are connected, over all topics."""
 
     said_at: datetime
-    by_topic: tuple[Saving, ...]
-    by_peer: tuple[Saving, ...]
+    by_topic: tuple[WireSavings, ...]
+    by_peer: tuple[WireSavings, ...]
 
 
 @dataclass(frozen=True)
-class Status:
+class KilnStatus:
     """All of it; `savings` is None where no topic went by index, `clocks` has those that trail, `trip` is None where
     the breaker has not tripped, or its query has started since. `bridges`: those of the network that live, on whatever
     machine."""
@@ -123,9 +123,9 @@ class Status:
     broker: BrokerStatus
     queries: tuple[QueryStatus, ...]
     tables: tuple[TableStatus, ...]
-    savings: Savings | None = None
+    savings: TopicTableSavings | None = None
     clocks: tuple[ClockStatus, ...] = ()
-    trip: Trip | None = None
+    trip: BreakerState | None = None
     bridges: tuple[BridgeMember, ...] = ()
 
 
@@ -158,12 +158,12 @@ def parse_offsets(text: str) -> Offsets:
     return merged
 
 
-def read_checkpoint(folder: Location) -> Checkpoint:
+def read_checkpoint(folder: Location) -> CheckpointProgress:
     """A query's progress. CheckpointError: a file cannot be understood; the message names it."""
     done = _numbers(folder / "commits")
     both = done.keys() & _numbers(folder / "offsets").keys()
     if not both:
-        return Checkpoint(None, None, {})
+        return CheckpointProgress(None, None, {})
     newest = max(both)
     path = folder / "offsets" / str(newest)
     try:
@@ -174,7 +174,7 @@ def read_checkpoint(folder: Location) -> Checkpoint:
     except FileNotFoundError:
         # Spark removes old ones while it runs: what is newest now is newer than what was listed
         return read_checkpoint(folder)
-    return Checkpoint(newest, datetime.fromtimestamp(committed / 1e6, UTC), offsets)
+    return CheckpointProgress(newest, datetime.fromtimestamp(committed / 1e6, UTC), offsets)
 
 
 def _numbers(folder: Location) -> dict[int, int]:
@@ -301,31 +301,32 @@ def lake_status(lake: Lake) -> tuple[TableStatus, ...]:
 # ---------------------------------------------------------------- topics by index
 
 
-def savings_of(bridge: BridgeStatus | None) -> Savings | None:
+def savings_of(bridge: BridgeStatus | None) -> TopicTableSavings | None:
     """What a bridge's status says of topics by index."""
     if bridge is None or not bridge.savings:
         return None
     by_topic = tuple(
-        Saving(each.topic, each.direction, each.references, each.as_names, each.as_indices) for each in bridge.savings
+        WireSavings(each.topic, each.direction, each.references, each.as_names, each.as_indices)
+        for each in bridge.savings
     )
-    by_peer: dict[tuple[str, str], Saving] = {}
+    by_peer: dict[tuple[str, str], WireSavings] = {}
     for peer in bridge.peers:
         for each in peer.savings:
-            before = by_peer.get((peer.peer, each.direction), Saving(peer.peer, each.direction, 0, 0, 0))
-            by_peer[peer.peer, each.direction] = Saving(
+            before = by_peer.get((peer.peer, each.direction), WireSavings(peer.peer, each.direction, 0, 0, 0))
+            by_peer[peer.peer, each.direction] = WireSavings(
                 peer.peer,
                 each.direction,
                 before.references + each.references,
                 before.as_names + each.as_names,
                 before.as_indices + each.as_indices,
             )
-    return Savings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
+    return TopicTableSavings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
 
 
 # ---------------------------------------------------------------- together
 
 
-def read_status(settings: Settings, patience: float = 3.0) -> Status:
+def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     """How Kiln stands now."""
     broker = broker_status(settings.broker, patience)
     topics = {topic.name: topic for topic in broker.topics}
@@ -338,7 +339,7 @@ def read_status(settings: Settings, patience: float = 3.0) -> Status:
     bridges = live_bridges(settings.broker, settings.network, patience) if broker.reachable else ()
     tables = lake_status(Lake.at(settings.lake_root))
     trip = read_trip(settings.state)
-    return Status(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
+    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
 
 
 def _other_checkpoints(folder: Location) -> Sequence[str]:

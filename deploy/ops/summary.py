@@ -22,7 +22,7 @@ class TableTotal:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """What is told at the end of a run."""
 
     lake: Lake
@@ -55,14 +55,14 @@ def read_summary(
     late_p99: float | None,
     before: Mapping[str, int],
     errors: Sequence[str] = (),
-) -> Summary:
+) -> RunSummary:
     """Read the lake for the summary; `before`: `row_counts` as the run began. SqlError, LakeError: it cannot."""
     tables = [
         TableTotal(table.name, table.rows, None if table.rows is None else table.rows - before.get(table.name, 0))
         for table in lake_status(lake)
     ]
     quarantine = _quarantine(lake) if "quarantine" in lake.tables() else []
-    return Summary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
+    return RunSummary(lake, elapsed, first_batch, tables, batches, late_p50, late_p99, quarantine, errors)
 
 
 def _quarantine(lake: Lake) -> list[tuple[str, str, int]]:

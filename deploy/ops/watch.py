@@ -23,7 +23,7 @@ _LATENESS = 20_000  # newest batches to take percentiles of
 
 
 @dataclass
-class Seen:
+class TopicCounts:
     """What was seen since the watch began.
 
     `late`: of live batches, how many s later than T after the first update was heard the broker had the batch. A
@@ -85,7 +85,7 @@ class OpenWindows:
         return sum(map(len, self._closing.values()))
 
 
-class Watch:
+class TopicWatch:
     """Reads the topics from their ends on, in a thread of its own. While the broker is away it tries again."""
 
     def __init__(self, client_options: Mapping[str, object], prefix: str, window: float) -> None:
@@ -94,7 +94,7 @@ class Watch:
         self._topics = {prefix + name: name for name in ("updates", "batches", "quarantine")}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.seen = Seen()
+        self.seen = TopicCounts()
         self.open = OpenWindows(window)
         self.first_batch = threading.Event()
 

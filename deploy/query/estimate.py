@@ -23,7 +23,7 @@ from kiln.schemas.wire.pubsub import BATCH_UPDATE, write_batch_update
 from kiln.schemas.wire.topics import Separator
 
 
-class HeardUpdate(NamedTuple):
+class ReceivedUpdate(NamedTuple):
     """An UPDATE message that was sent: when it was heard in µs, and its length in bytes."""
 
     network: str
@@ -36,7 +36,7 @@ class HeardUpdate(NamedTuple):
 
 
 @dataclass
-class Saving:
+class BatchSavings:
     """Messages and bytes of one separator, or of None, with the T `window` (µs)."""
 
     network: str
@@ -65,17 +65,17 @@ class Saving:
 
 
 def estimate(
-    heard: Iterable[HeardUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
-) -> list[Saving]:
+    heard: Iterable[ReceivedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
+) -> list[BatchSavings]:
     """What each T of `windows` (µs) makes of the updates that were heard, by network, origin and separator.
 
     `heard`: separator by separator, each in the order of hearing; of those heard at once, the new ones first. A window
     takes all that was heard within T of its first update, however late the log had it: `kiln.batches` has the same
     windows where the log's clock ended none of them early, and more where it did.
     """
-    found: list[Saving] = []
+    found: list[BatchSavings] = []
     for (network, origin, separator), updates in groupby(heard, key=itemgetter(0, 1, 2)):
-        open_ = [(Saving(network, origin, separator, window), Window(0, 0)) for window in windows]
+        open_ = [(BatchSavings(network, origin, separator, window), Window(0, 0)) for window in windows]
         for update in updates:
             for number, (saving, window) in enumerate(open_):
                 saving.updates += 1
@@ -97,7 +97,7 @@ def estimate(
     return found
 
 
-def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit: int) -> None:
+def _count(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
     """Adds what the window comes to: nothing where it holds no tips."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
@@ -105,7 +105,7 @@ def _count(saving: Saving, separator: Separator, window: Window, typ: int, limit
         saving.block_bytes += len(block.data)
 
 
-def read_heard(lake: Lake) -> Iterator[HeardUpdate]:
+def read_heard(lake: Lake) -> Iterator[ReceivedUpdate]:
     """The UPDATEs of the tables `updates` and `messages`, as `estimate` takes them. SqlError, LakeError: they cannot be
     read."""
     sql = """
@@ -127,7 +127,7 @@ def read_heard(lake: Lake) -> Iterator[HeardUpdate]:
             ):
                 separator = Separator(key, value) if isinstance(key, str) and isinstance(value, str) else None
                 new = None if again else (stream, cid_bytes(tip))
-                yield HeardUpdate(network, origin, separator, heard_at, size, new)
+                yield ReceivedUpdate(network, origin, separator, heard_at, size, new)
             case _:
                 raise TypeError(f"a row of updates or messages has other types than its columns: {row!r}")
 
@@ -158,7 +158,7 @@ _SEPARATOR = ("separator_key", "separator_value")
 Record = dict[str, str | int | float | None]
 
 
-def separator_records(savings: Iterable[Saving]) -> list[Record]:
+def separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
     """One for each network, origin, separator and T, those with the most updates first."""
     return [
         {
@@ -173,9 +173,9 @@ def separator_records(savings: Iterable[Saving]) -> list[Record]:
     ]
 
 
-def total_records(savings: Iterable[Saving]) -> list[Record]:
+def total_records(savings: Iterable[BatchSavings]) -> list[Record]:
     """One for each network, origin and T: all its separators, and the updates without one."""
-    together: dict[tuple[str, str, int], list[Saving]] = {}
+    together: dict[tuple[str, str, int], list[BatchSavings]] = {}
     for saving in savings:
         together.setdefault((saving.network, saving.origin, saving.window), []).append(saving)
     return [
@@ -190,7 +190,7 @@ def total_records(savings: Iterable[Saving]) -> list[Record]:
     ]
 
 
-def _counts(group: Sequence[Saving]) -> dict[str, int]:
+def _counts(group: Sequence[BatchSavings]) -> dict[str, int]:
     values = (
         sum(saving.batches for saving in group),
         sum(saving.block_bytes for saving in group),
@@ -202,13 +202,13 @@ def _counts(group: Sequence[Saving]) -> dict[str, int]:
     return dict(zip(_COUNTS, values, strict=True))
 
 
-def write_estimate(savings: Sequence[Saving], out: TextIO) -> None:
+def write_estimate(savings: Sequence[BatchSavings], out: TextIO) -> None:
     """As JSON: `{"totals": […], "separators": […]}`."""
     found = {"totals": total_records(savings), "separators": separator_records(savings)}
     out.write(json.dumps(found, indent=1) + "\n")
 
 
-def print_estimate(savings: Sequence[Saving], console: Console, limit: int) -> None:
+def print_estimate(savings: Sequence[BatchSavings], console: Console, limit: int) -> None:
     """The totals, then the first `limit` rows by separator."""
     print_table(_answer(total_records(savings), (*_PLACE, "window_seconds", "separators", *_COUNTS)), console, 1_000)
     console.print()

@@ -17,20 +17,20 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from kiln.conf.process.locks import locked
-from kiln.conf.process.logs import Problems, say
+from kiln.conf.process.logs import ProblemLog, say
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor
 from kiln.deploy.ops.snapshot import QualityInRun, by_reason
 from kiln.deploy.ops.snapshots import Snapshots
-from kiln.deploy.ops.watch import Watch
-from kiln.deploy.run.maintenance import CareProcess
+from kiln.deploy.ops.watch import TopicWatch
+from kiln.deploy.run.maintenance import MaintenanceProcess
 from kiln.deploy.run.network import LiveNetwork, Source
 from kiln.deploy.run.quality import QualityChecks
 from kiln.deploy.screens.views import View
 from kiln.deploy.stack.kafka_broker import LaunchedBroker, launched_broker
-from kiln.deploy.stack.periodic_process import NowAndThen
+from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.deploy.stack.spark import jvm_end, spark_session
-from kiln.pipelines.app.supervisor import GaveUpError, Supervisor, place_of
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, place_of
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import mend
 from kiln.pipelines.runtime.topic_ends import TopicEnds
@@ -48,7 +48,7 @@ _DYING = 5.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run went, for the summary at its end."""
 
     seconds: float = 0.0
@@ -72,7 +72,7 @@ def run_application(
     catch_up: bool = False,
     source: Source = "none",
     maintain: bool = False,
-) -> Outcome:
+) -> RunOutcome:
     """Runs the queries until `duration` is over, all is caught up, or Ctrl-C or SIGTERM asks for the end.
 
     `names`: the queries, by default those of the settings. `source`: where frames come from. `maintain`: also cares for
@@ -97,22 +97,22 @@ def run_application(
         lake.create(TABLES)
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
-        care = CareProcess(settings) if maintain else None
+        care = MaintenanceProcess(settings) if maintain else None
         quality = QualityChecks(settings) if maintain else None
         names = names or settings.jobs.run
-        beside = _Beside(broker, live, monitor, care, quality)
+        beside = _Companions(broker, live, monitor, care, quality)
         run = _Run(settings, view, spark, names, duration, catch_up, beside, started)
         return run.go(stop)
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _Companions:
     """What runs beside the queries."""
 
     broker: LaunchedBroker
     live: LiveNetwork
     monitor: Monitor
-    care: CareProcess | None
+    care: MaintenanceProcess | None
     quality: QualityChecks | None
 
     def check_children(self) -> None:
@@ -125,7 +125,7 @@ class _Beside:
             each.stop()
 
     @property
-    def _children(self) -> list[NowAndThen]:
+    def _children(self) -> list[PeriodicProcess]:
         return [each.child for each in (self.care, self.quality) if each is not None]
 
     @property
@@ -153,7 +153,7 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
-        beside: _Beside,
+        beside: _Companions,
         started: float,
     ) -> None:
         self._view = view
@@ -164,7 +164,7 @@ class _Run:
         self._started = started
         kafka = settings.broker
         open_for = settings.batch.window + settings.batch.grace
-        self._watch = Watch(kafka.client_options(), kafka.prefix, open_for.total_seconds())
+        self._watch = TopicWatch(kafka.client_options(), kafka.prefix, open_for.total_seconds())
         self._ends = TopicEnds(kafka.client_options(), map(kafka.topic, TOPICS))
         self._snapshots = Snapshots(
             names,
@@ -177,10 +177,10 @@ class _Run:
             started=started,
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
-        self._problems = Problems(_LOG)
+        self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
 
-    def go(self, stop: threading.Event) -> Outcome:
+    def go(self, stop: threading.Event) -> RunOutcome:
         """Until `stop` is set, the time is over, all is caught up, or a query gives up."""
         self._watch.start()
         self._view.say("starting the queries")
@@ -190,7 +190,7 @@ class _Run:
             self._queries.start()
             self._until_the_end(stop)
             error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held)[:1])
-        except GaveUpError as gave_up:
+        except RestartsExhaustedError as gave_up:
             error = str(gave_up)
         except _NO_ANSWER:
             ended = jvm_end(_DYING)
@@ -208,7 +208,7 @@ class _Run:
             self._watch.stop()
             self._ends.close()
         seen = self._watch.seen
-        return Outcome(
+        return RunOutcome(
             seconds=time.monotonic() - self._started,
             first_batch=self._first_batch,
             frames=self._snapshots.frames,

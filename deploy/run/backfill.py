@@ -9,16 +9,16 @@ from kiln.conf.process.locks import locked
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import broker
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import Request, backfill, stoppable, terms_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, stoppable, terms_of
 from kiln.pipelines.backfill.account import check_name
-from kiln.pipelines.backfill.run import Outcome, Progress, begun, rows_of
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress, begun, rows_of
 from kiln.pipelines.backfill.runs import lock_of
 from kiln.pipelines.delta.lake import Lake
 
 
 def run_backfill(
-    settings: Settings, request: Request, say: Callable[[str], None], report: Callable[[Progress], None]
-) -> Outcome:
+    settings: Settings, request: BackfillRequest, say: Callable[[str], None], report: Callable[[RunProgress], None]
+) -> RunOutcome:
     """Does a run, or what is left of the run of that name. One process at a time does so.
 
     KilnError: something that a user can mend, or a signal that asked for the end.
@@ -28,7 +28,7 @@ def run_backfill(
         terms = terms_of(settings, request)
         found = begun(terms, Lake.at(settings.lake_root))
         if found is not None and found.done and (found.published or not request.publish):
-            return Outcome(found.name, rows_of(found.chunks), 0, 0)
+            return RunOutcome(found.name, rows_of(found.chunks), 0, 0)
         if request.source == "kafka" or request.publish:
             stack.enter_context(broker(settings, say))
         say("starting Spark")

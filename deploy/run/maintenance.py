@@ -9,23 +9,23 @@ from collections.abc import Callable
 
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.bridge_process import child_environment
-from kiln.deploy.stack.periodic_process import NowAndThen, Work
+from kiln.deploy.stack.periodic_process import ChildCommand, PeriodicProcess
 
 _SMALL = {"TOKIO_WORKER_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 """One thread for delta-rs, and memory of Arrow that goes back at once."""
 
 
-class CareProcess:
+class MaintenanceProcess:
     """`child.check()` now and then, then `child.stop()`. What each child says is in `logs/maintain.log`."""
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: monotonic s."""
-        work = Work(
+        work = ChildCommand(
             [sys.executable, "-m", "kiln.deploy.run.maintenance_job"],
             {**child_environment(settings), **_SMALL},
             settings.logs / "maintain.log",
         )
-        self.child = NowAndThen(work, settings.maintain.every, self._ended, now)
+        self.child = PeriodicProcess(work, settings.maintain.every, self._ended, now)
         self.error = ""
         """in words why the last child did not do its work; empty: it did"""
 

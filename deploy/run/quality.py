@@ -14,13 +14,13 @@ import msgspec
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.stack.bridge_process import child_environment
-from kiln.deploy.stack.periodic_process import NowAndThen, Work
+from kiln.deploy.stack.periodic_process import ChildCommand, PeriodicProcess
 
 _KNOWN: Final = (0, 1)
 """exit codes of a check that was made"""
 
 
-class Told(msgspec.Struct):
+class QualityReport(msgspec.Struct):
     """What `kiln quality --json` prints, as far as a run tells it."""
 
     table: str
@@ -37,13 +37,13 @@ class QualityChecks:
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         """`now`: monotonic s."""
         self._told = settings.quality_dir / "results.json"
-        work = Work(
+        work = ChildCommand(
             [*_yielding(), sys.executable, "-m", "kiln.deploy.cli", "quality", "--json"],
             child_environment(settings),
             settings.logs / "quality.log",
             self._told,
         )
-        self.child = NowAndThen(work, settings.quality.every, self._ended, now)
+        self.child = PeriodicProcess(work, settings.quality.every, self._ended, now)
         self.errors: list[str] = []
         """the errors that the last check found, in words; warnings are in `quality_results`"""
         self.seen: QualityInRun | None = None
@@ -56,7 +56,7 @@ class QualityChecks:
         if code not in _KNOWN:
             return [f"quality: the check ended with {code}: {self.child.last_words()}"]
         try:
-            results = msgspec.json.decode(self._told.read_bytes(), type=list[Told])
+            results = msgspec.json.decode(self._told.read_bytes(), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
             return [f"quality: the check said nothing: {self.child.last_words()}"]
         outcomes = Counter((each.table, "passed" if each.success else each.level) for each in results)

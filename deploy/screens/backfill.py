@@ -12,8 +12,8 @@ from rich.text import Text
 
 from kiln.deploy.query.answer import cell
 from kiln.deploy.query.answer_json import json_value
-from kiln.pipelines.backfill.diff import FIRST, Difference, TableDiff
-from kiln.pipelines.backfill.runs import Listed
+from kiln.pipelines.backfill.diff import FIRST, RowDifference, TableDiff
+from kiln.pipelines.backfill.runs import RunSummary
 from kiln.schemas.printable import printable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ _COLORS: Mapping[str, str] = {
 # ---------------------------------------------------------------- list
 
 
-def runs_json(runs: Sequence[Listed]) -> str:
+def runs_json(runs: Sequence[RunSummary]) -> str:
     """As a JSON array of objects."""
     return json.dumps(
         [
@@ -54,7 +54,7 @@ def runs_json(runs: Sequence[Listed]) -> str:
     )
 
 
-def render_runs(runs: Sequence[Listed]) -> Text:
+def render_runs(runs: Sequence[RunSummary]) -> Text:
     """For the screen."""
     if not runs:
         return Text("no run yet. To begin one, type kiln backfill run --from T --to T --run NAME")
@@ -131,7 +131,7 @@ def _where(found: TableDiff) -> RenderableType:
     return Group(*lines)
 
 
-def in_words(found: Difference) -> str:
+def in_words(found: RowDifference) -> str:
     """One difference in words: the key, and who has the row, or which columns differ."""
     key = " ".join(f"{name} {cell(value)}" for name, value in found.key.items())
     if found.live is not None and found.run is not None:

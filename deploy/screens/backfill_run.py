@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from kiln.pipelines.backfill.run import Outcome, Progress
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 
 
-class Pace:
+class ProgressPrinter:
     """Says how far a run is, how fast it goes, and how long the step that it is at will take."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._step = ""
         self._began = 0.0
-        self._first = Progress("", 0, 0)
+        self._first = RunProgress("", 0, 0)
 
-    def words(self, progress: Progress) -> str:
+    def words(self, progress: RunProgress) -> str:
         """A line."""
         now = self._now()
         if progress.step != self._step:
@@ -39,7 +39,7 @@ class Pace:
         return ", ".join(words)
 
 
-def told(outcome: Outcome, publish: bool = False) -> str:
+def told(outcome: RunOutcome, publish: bool = False) -> str:
     """The end of a run in words. `publish`: its batches were to be published."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     words = f"the run {outcome.name} is done: {tables or 'no rows'}"
@@ -52,7 +52,7 @@ def told(outcome: Outcome, publish: bool = False) -> str:
     return words
 
 
-def as_object(outcome: Outcome) -> dict[str, object]:
+def as_object(outcome: RunOutcome) -> dict[str, object]:
     """The end of a run, for --json."""
     return {
         "run": outcome.name,

@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.doctor import Check
+from kiln.deploy.ops.doctor import DoctorCheck
 from kiln.schemas.printable import printable
 
 
-def doctor_json(checks: Sequence[Check]) -> str:
+def doctor_json(checks: Sequence[DoctorCheck]) -> str:
     """As a JSON array of objects."""
     return json.dumps([asdict(check) for check in checks], indent=2)
 
 
-def render_checks(checks: Sequence[Check]) -> RenderableType:
+def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
     """The checks for the screen, and a last line that says how it stands."""
     marks = {"ok": ("ok", "green"), "warn": ("!", "yellow"), "fail": ("✕", "bold red")}
     table = Table.grid(padding=(0, 2, 0, 0))

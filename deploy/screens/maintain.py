@@ -11,10 +11,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.maintenance import TableCare
+from kiln.deploy.ops.maintenance import TableMaintenance
 
 
-def cared_json(cared: Sequence[TableCare], *, as_lines: bool) -> str:
+def cared_json(cared: Sequence[TableMaintenance], *, as_lines: bool) -> str:
     """As a JSON array of objects, one for each table, or as a line for each table."""
     objects = [_object(each) for each in cared]
     if as_lines:
@@ -22,7 +22,7 @@ def cared_json(cared: Sequence[TableCare], *, as_lines: bool) -> str:
     return json.dumps(objects, indent=2, ensure_ascii=False)
 
 
-def _object(each: TableCare) -> dict[str, object]:
+def _object(each: TableMaintenance) -> dict[str, object]:
     pairs = asdict(each.cared)
     told: dict[str, object] = {"table": pairs["table"]}
     for name in ("files", "size", "entries"):
@@ -39,7 +39,7 @@ def _object(each: TableCare) -> dict[str, object]:
     }
 
 
-def render_cared(cared: Sequence[TableCare], *, done: bool) -> Group:
+def render_cared(cared: Sequence[TableMaintenance], *, done: bool) -> Group:
     """A line for each table, before → after; below, what went wrong. `done` False: what is to be done, with reasons."""
     shown = Table(box=None, pad_edge=False)
     for name in ("table", "files", "bytes", "log entries", "written anew", "old rows", "removed", "s"):
@@ -72,7 +72,7 @@ def render_cared(cared: Sequence[TableCare], *, done: bool) -> Group:
     return Group(*lines)
 
 
-def cared_line(cared: Sequence[TableCare]) -> str:
+def cared_line(cared: Sequence[TableMaintenance]) -> str:
     """One line for one time: what changed."""
     parts = [
         f"{each.cared.table} {each.cared.files[0]:,} → {each.cared.files[1]:,} files"

@@ -8,13 +8,13 @@ from itertools import groupby
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kiln.pipelines.quality.results import Result
+from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
 _KEYS = 5
 
 
-def render_results(results: Sequence[Result]) -> RenderableType:
+def render_results(results: Sequence[CheckResult]) -> RenderableType:
     """The results by table, and a last line that says how it stands."""
     lines: list[RenderableType] = []
     for table, found in groupby(sorted(results, key=lambda each: each.check.table), key=lambda each: each.check.table):
@@ -37,7 +37,7 @@ def render_results(results: Sequence[Result]) -> RenderableType:
     return Group(*lines, "", last)
 
 
-def _failed(result: Result) -> list[RenderableType]:
+def _failed(result: CheckResult) -> list[RenderableType]:
     check = result.check
     style = "bold red" if check.level == "error" else "yellow"
     lines: list[RenderableType] = [Text(f"  {check.level:5} {check.name}: {printable(result.observed)}", style)]

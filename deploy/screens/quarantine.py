@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.quarantine.dropping import Dropped
-from kiln.deploy.ops.quarantine.picking import GROUPS, By, Count, Row
+from kiln.deploy.ops.quarantine.dropping import DropResult
+from kiln.deploy.ops.quarantine.picking import GROUPS, By, QuarantineRow, ReasonCount
 from kiln.deploy.query.answer import cell
 from kiln.deploy.query.answer_json import json_value
 from kiln.schemas.faults import FAULTS
@@ -29,7 +29,7 @@ _READABLE: Final = 0.9
 _TO_DO: Final = {(fault.stage, fault.reason): fault.what_to_do for fault in FAULTS}
 
 
-def render_counts(counts: Sequence[Count], by: By) -> RenderableType:
+def render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
     """A table of counts."""
     if not counts:
         return Text("no rows")
@@ -44,7 +44,7 @@ def render_counts(counts: Sequence[Count], by: By) -> RenderableType:
     return Group(table, Text(f"({sum(each.rows for each in counts):,} rows)", style="dim"))
 
 
-def counts_json(counts: Iterable[Count], by: By) -> str:
+def counts_json(counts: Iterable[ReasonCount], by: By) -> str:
     """The counts as a JSON array of objects."""
     return _json(
         dict(zip(GROUPS[by], each.of, strict=True)) | {"rows": each.rows, "oldest": each.oldest, "newest": each.newest}
@@ -52,11 +52,11 @@ def counts_json(counts: Iterable[Count], by: By) -> str:
     )
 
 
-def render_row(row: Row, limit: int) -> RenderableType:
+def render_row(row: QuarantineRow, limit: int) -> RenderableType:
     """A row, each value on a line of its own, with what to do about its reason. `limit`: bytes of the data that are
     shown; 0: all."""
     lines = [Text(f"── {printable(row.stage)}: {printable(row.reason)}", "bold")]
-    for name, value in zip(Row._fields[2:-1], row[2:-1], strict=True):
+    for name, value in zip(QuarantineRow._fields[2:-1], row[2:-1], strict=True):
         if value is not None:
             lines.append(Text.assemble((f"{name:<15}", "dim"), "  ", cell(value)))
     lines += [Text(line) for line in readable(row.data, limit)]
@@ -65,7 +65,7 @@ def render_row(row: Row, limit: int) -> RenderableType:
     return Group(*lines, "")
 
 
-def rows_json(rows: Iterable[Row]) -> str:
+def rows_json(rows: Iterable[QuarantineRow]) -> str:
     """Rows as a JSON array of objects, whole; the data is hex."""
     return _json(row._asdict() for row in rows)
 
@@ -96,7 +96,7 @@ def _hex(data: bytes) -> Iterator[str]:
         yield f"{at:08x}  {line.hex(' '):<{3 * _LINE - 1}}  {ascii_part}"
 
 
-def dropped_json(done: Dropped) -> str:
+def dropped_json(done: DropResult) -> str:
     """What a drop took out, as a JSON object."""
     return json.dumps(done._asdict())
 

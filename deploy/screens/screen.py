@@ -100,11 +100,11 @@ def _fetcher(status: BridgeStatus) -> FetcherStatus | None:
 
 def render(snapshot: Snapshot) -> RenderableType:
     """The snapshot as a picture that fills the terminal it is shown on; made for 80x24 and larger."""
-    return _Picture(snapshot)
+    return _ScreenLayout(snapshot)
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _ScreenLayout:
     snapshot: Snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

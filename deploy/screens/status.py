@@ -11,11 +11,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.status import Status
+from kiln.deploy.ops.status import KilnStatus
 from kiln.schemas.printable import printable
 
 
-def status_json(status: Status) -> str:
+def status_json(status: KilnStatus) -> str:
     """As JSON: times ISO 8601 in UTC, offsets by partition."""
     return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
 
@@ -36,7 +36,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
-def render_status(status: Status, now: datetime) -> RenderableType:
+def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     """The status for the screen."""
     broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
     if status.broker.reachable:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kiln.deploy.ops.formatting import clock, seconds
-from kiln.deploy.ops.summary import Summary
+from kiln.deploy.ops.summary import RunSummary
 from kiln.schemas.printable import printable
 
 _LOOK = (
@@ -52,7 +52,7 @@ def look_with(there: Sequence[str], command: str) -> list[tuple[str, str]]:
     return [(what, f'{command} "{sql}"') for table, what, sql in _LOOK if {table, *_NEEDS.get(table, ())} <= have]
 
 
-def render_summary(summary: Summary, command: str = "kiln sql") -> RenderableType:
+def render_summary(summary: RunSummary, command: str = "kiln sql") -> RenderableType:
     """The summary for the end of the screen, or of a log."""
     first = (
         "no batch"

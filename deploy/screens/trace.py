@@ -26,7 +26,7 @@ _OMITTED = ("connection", "declared_length")
 _PLACE = ("kafka_partition", "kafka_offset", "message_index")
 
 
-class _Brief(Answer):
+class _CompactAnswer(Answer):
     """An answer as the screen has room for: long ids show how they begin and end, places are one column, and what all
     rows share, the day of their times too, is in `shared` and no column."""
 
@@ -79,7 +79,7 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
         head = Text.assemble((f"{number}. ", "dim"), (answer.step.says, "bold" if filled else "dim"))
         console.print(head if filled else head.append(f": {answer.step.nothing}"), soft_wrap=True)
         if filled:
-            brief = _Brief(answer, whole_ids=whole_ids)
+            brief = _CompactAnswer(answer, whole_ids=whole_ids)
             if brief.shared:
                 shared = "  ".join(f"{name} {cell(value)}" for name, value in brief.shared.items())
                 console.print(Text(f"all: {shared}", style="dim"), soft_wrap=True)

@@ -47,7 +47,7 @@ class LaunchedBroker:
         return ""
 
 
-class KeptBroker(LaunchedBroker):
+class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started where none runs, and started again whenever it has died.
 
     One Kiln at a time owns the broker (`Ownership`). The owner starts it, and ends it at the owner's own end. A broker
@@ -168,8 +168,8 @@ def broker(settings: Settings, say: Say, *, die_with_parent: bool = False) -> It
     """`host:port,…` of a broker that answers and has Kiln's topics, for as long as the context lasts.
 
     The embedded broker is started where it does not run, started again when it dies, and ended at the end, unless
-    another Kiln that runs owns it (`KeptBroker`). `say` hears what is waited for. JavaError, JarsError, BrokerError,
-    TopicsError: there is no broker to be had; the text says why and what to do.
+    another Kiln that runs owns it (`SupervisedBroker`). `say` hears what is waited for. JavaError, JarsError,
+    BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
     """
     with launched_broker(settings, say, die_with_parent=die_with_parent) as launched:
         yield launched.ready()
@@ -182,7 +182,7 @@ def launched_broker(settings: Settings, say: Say, *, die_with_parent: bool = Fal
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
         return
-    kept = KeptBroker(settings, say, die_with_parent=die_with_parent)
+    kept = SupervisedBroker(settings, say, die_with_parent=die_with_parent)
     try:
         kept.launch()
         yield kept

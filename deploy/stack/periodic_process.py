@@ -15,7 +15,7 @@ _PATIENCE = 5.0  # s that a child has to end
 
 
 @dataclass(frozen=True)
-class Work:
+class ChildCommand:
     """What a child is started with. `told`: the file for what it prints; None: the log too."""
 
     command: Sequence[str]
@@ -24,10 +24,12 @@ class Work:
     told: Path | None = None
 
 
-class NowAndThen:
+class PeriodicProcess:
     """`check()` now and then, then `stop()`. One child at a time; the pause begins when a child has ended."""
 
-    def __init__(self, work: Work, every: timedelta, ended: Callable[[int], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, work: ChildCommand, every: timedelta, ended: Callable[[int], None], now: Callable[[], float]
+    ) -> None:
         """`every`: the pause, also before the first child, so that a short run has none; none: there never is one.
         `ended` hears the exit code of each child. `now`: monotonic s."""
         self._work = work

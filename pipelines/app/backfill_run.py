@@ -32,10 +32,19 @@ from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batching, decoding
 from kiln.pipelines.backfill.account import check_name
-from kiln.pipelines.backfill.chunks import Span
+from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.frames import FilePart, parts_of
-from kiln.pipelines.backfill.run import LIVE, Inputs, Means, Outcome, Progress, RunError, run, stopped_in_words
-from kiln.pipelines.backfill.terms import Source, Terms
+from kiln.pipelines.backfill.run import (
+    LIVE,
+    RunError,
+    RunInputs,
+    RunOutcome,
+    RunProgress,
+    RunResources,
+    run,
+    stopped_in_words,
+)
+from kiln.pipelines.backfill.terms import RunTerms, Source
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
@@ -61,7 +70,7 @@ class RequestError(KilnError):
 
 
 @dataclass(frozen=True)
-class Request:
+class BackfillRequest:
     """What a user asks of a run. Times are µs."""
 
     name: str
@@ -83,12 +92,12 @@ class Request:
             )
 
 
-def terms_of(settings: Settings, request: Request) -> Terms:
+def terms_of(settings: Settings, request: BackfillRequest) -> RunTerms:
     """The terms of a run. BundleError: the settings' topic bundles contradict those of the table `bundles`."""
     batches = batching(settings)
-    return Terms(
+    return RunTerms(
         name=request.name,
-        span=Span(request.low, request.high),
+        span=TimeRange(request.low, request.high),
         decoding=decoding(settings),
         window=batches.window if request.window is None else micros(request.window),
         grace=batches.grace,
@@ -107,11 +116,11 @@ def terms_of(settings: Settings, request: Request) -> Terms:
 def backfill(
     spark: SparkSession,
     settings: Settings,
-    terms: Terms,
+    terms: RunTerms,
     stopped: Callable[[], bool],
-    report: Callable[[Progress], None],
+    report: Callable[[RunProgress], None],
     publish: bool = False,
-) -> Outcome:
+) -> RunOutcome:
     """Does a run, or what is left of it. `publish`: its batches go to the bridge, too.
 
     RunError: there is a run of this name with other terms. StoppedError: `stopped` said so. InputError.
@@ -127,7 +136,7 @@ def backfill(
             return DeltaRsCommits(where, durable=durable)
         return DeltaSparkCommits(where, spark, durable=durable)
 
-    live = Means(
+    live = RunResources(
         spark=spark,
         lake=lake,
         commits=commits,
@@ -208,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings()
         source, files = parse_source(options.source or ())
-        request = Request(
+        request = BackfillRequest(
             options.run,
             parse_time(options.low),
             parse_time(options.high),
@@ -229,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _submitted(settings: Settings, request: Request) -> Outcome:
+def _submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
     terms = terms_of(settings, request)
     spark = create_session(
         "kiln-backfill",
@@ -240,7 +249,7 @@ def _submitted(settings: Settings, request: Request) -> Outcome:
         extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
     )
 
-    def report(progress: Progress) -> None:
+    def report(progress: RunProgress) -> None:
         print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.of}), flush=True)
 
     try:
@@ -270,7 +279,7 @@ def _code_version() -> str:
         return "unknown"
 
 
-def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Inputs:
+def _inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) -> RunInputs:
     live = {name: lake.open(name).version() for name in LIVE}
     if terms.as_of is not None:
         known = _version_at(lake, "streams", terms.as_of)
@@ -278,7 +287,7 @@ def _inputs(settings: Settings, lake: Lake, terms: Terms, at_once: int) -> Input
             del live["streams"]
         else:
             live["streams"] = known
-    inputs = Inputs(live, at_once)
+    inputs = RunInputs(live, at_once)
     if terms.source == "kafka":
         topic_id = frames_topic_id(settings)
         offsets, gone = kafka_offsets(settings, terms)
@@ -305,7 +314,7 @@ def frames_topic_id(settings: Settings) -> str:
     return found[topic].id if topic in found else ""
 
 
-def kafka_offsets(settings: Settings, terms: Terms) -> tuple[dict[str, tuple[int, int]], list[str]]:
+def kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """By partition of `kiln.frames`, the offset of the first record that the broker stamped when the run's reading
     begins, or later, and the end. A frame is stamped after it was heard, however late. And in words what of the range
     Kafka has let go. InputError: all of it."""
@@ -339,7 +348,7 @@ def kafka_offsets(settings: Settings, terms: Terms) -> tuple[dict[str, tuple[int
         consumer.close()
 
 
-def _gone(start: int, oldest: int | None, span: Span) -> str:
+def _gone(start: int, oldest: int | None, span: TimeRange) -> str:
     """What of a range a partition has let go, in words; empty: nothing. `start`: its first offset. `oldest`: when the
     broker stamped the first record that is there, ms; None: there is none."""
     if not start:
@@ -356,7 +365,7 @@ def _by_partition(gone: Mapping[int, str]) -> list[str]:
     return [f"partition {partition}: {words}" for partition, words in gone.items()]
 
 
-def _parts(file: str, terms: Terms, fallback: str) -> list[FilePart]:
+def _parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
     path = Path(file)
     try:
         with path.open("rb") as opened:

@@ -1,4 +1,5 @@
-"""From settings to running queries: each setting becomes a plain value here, and reaches a query in the `Plan`."""
+"""From settings to running queries: each setting becomes a plain value here, and reaches a query in the
+`QueryContext`."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.settings.durations import micros, spark_interval
 from kiln.conf.settings.model import JobName, Settings
-from kiln.pipelines.batch.batching import Batching
-from kiln.pipelines.batch.offset_range import Selection
-from kiln.pipelines.decode.breaker import Breaker
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.batch.batching import BatchConfig
+from kiln.pipelines.batch.offset_range import UpdateFilter
+from kiln.pipelines.decode.breaker import DecodeBreaker
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
-from kiln.pipelines.runtime.query_plan import Plan, Report, unheard
+from kiln.pipelines.runtime.query_plan import QueryContext, Report, unheard
 from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.transform import Separating
+from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 
 
 def launch(
@@ -42,7 +43,7 @@ def launch(
     DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
     settings contradict those of the table `bundles`.
     """
-    start: Callable[[Plan], StreamingQuery] = import_module(f"kiln.pipelines.{name}.query").start
+    start: Callable[[QueryContext], StreamingQuery] = import_module(f"kiln.pipelines.{name}.query").start
     return start(plan(name, spark, settings, listener, report))
 
 
@@ -52,12 +53,12 @@ def plan(
     settings: Settings,
     listener: StreamingQueryListener | None = None,
     report: Report = unheard,
-) -> Plan:
+) -> QueryContext:
     """What the settings say of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
     lake = Lake.at(settings.lake_root)
     durable = settings.durability == "power"
-    return Plan(
+    return QueryContext(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
         client=kafka.client_options(),
@@ -73,7 +74,7 @@ def plan(
         decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
         separating=separating(settings),
         batching=batching(settings),
-        breaker=Breaker(settings.breaker.authors, settings.breaker.streak),
+        breaker=DecodeBreaker(settings.breaker.authors, settings.breaker.streak),
         now=lambda: time.time_ns() // 1000,
         uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
         durable=durable,
@@ -82,26 +83,28 @@ def plan(
     )
 
 
-def batching(settings: Settings) -> Batching:
+def batching(settings: Settings) -> BatchConfig:
     """How the settings make batches."""
     told = settings.batch
     authors = None if "*" in told.authors else frozenset(peer_text(peer_bytes(text)) for text in told.authors)
-    return Batching(micros(told.window), micros(told.grace), told.block_limit, Selection(authors, told.only_verified))
+    return BatchConfig(
+        micros(told.window), micros(told.grace), told.block_limit, UpdateFilter(authors, told.only_verified)
+    )
 
 
-def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
+def decoding(settings: Settings, *, remember: bool = False) -> DecodeConfig:
     """How to decode as the settings say, with all topic bundles of the settings and of the table `bundles`.
 
     `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
     """
     lake = Lake.at(settings.lake_root)
-    given = Bundles(settings.topic_table.bundles)
+    given = BundleSet(settings.topic_table.bundles)
     if remember:
         lake.create(("bundles",))
         bundles = remember_bundles(lake, given, datetime.now(UTC))
     else:
         bundles = given.joined(read_bundles(lake))
-    return Decoding(
+    return DecodeConfig(
         default_policy=settings.policy.default,
         policies=settings.policy.networks,
         batch_typ=settings.batch.typ,
@@ -110,9 +113,9 @@ def decoding(settings: Settings, *, remember: bool = False) -> Decoding:
     )
 
 
-def separating(settings: Settings) -> Separating:
+def separating(settings: Settings) -> SeparatorConfig:
     """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
     learnt separators there, although this run fetches no blocks."""
     kafka = settings.broker
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return Separating(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)
+    return SeparatorConfig(streams, fetch=bool(settings.ipfs.api), believe=not settings.batch.only_verified)

@@ -27,8 +27,8 @@ from kiln.conf.process.logs import set_up_logs
 from kiln.conf.process.state_version import take_on
 from kiln.conf.settings.model import JobName, Kafka
 from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.supervisor import GaveUpError, Supervisor
-from kiln.pipelines.runtime.query_status import RUNS, QueryLine, QueryWatch, query_families
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
+from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, query_families
 from kiln.pipelines.runtime.s3a import s3a_settings
 from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topic_ends import TopicEnds
@@ -42,25 +42,25 @@ _SILENT = 30.0  # s after which a driver that does not look after its query hang
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Observation:
     """`at`: monotonic s; `problems`: in words."""
 
     at: float
-    line: QueryLine
+    line: QueryState
     problems: Sequence[str]
 
 
-class Job:
+class SubmittedQuery:
     """The driver of one query, as the driver says of itself over HTTP. `see` takes how the query stands."""
 
     def __init__(self, name: str, network: str) -> None:
         self._name = name
         self._network = network
         self._started = time.monotonic()
-        self._newest: _Seen | None = None
+        self._newest: _Observation | None = None
 
-    def see(self, line: QueryLine, problems: Sequence[str]) -> None:
-        self._newest = _Seen(time.monotonic(), line, problems)
+    def see(self, line: QueryState, problems: Sequence[str]) -> None:
+        self._newest = _Observation(time.monotonic(), line, problems)
 
     def metrics(self) -> Iterator[Metric]:
         version = metadata.version("kiln")
@@ -113,7 +113,7 @@ def main(name: JobName) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])
-    job = Job(name, settings.network)
+    job = SubmittedQuery(name, settings.network)
     try:
         with Exporter(settings.monitor.host_and_port, job) as exporter:
             if exporter.error:
@@ -141,7 +141,7 @@ def main(name: JobName) -> int:
                 job.see(line, [*supervisor.errors.values(), *([away] if away else [])])
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_report(supervisor, name)), flush=True)
-    except GaveUpError as error:
+    except RestartsExhaustedError as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return 1
     except KilnError as error:  # such as a table that a newer Kiln has written

@@ -22,16 +22,16 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
-from kiln.pipelines.decode.breaker_state import Trip, forget_trip, remember_trip
+from kiln.pipelines.decode.breaker_state import BreakerState, forget_trip, remember_trip
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.recovery import DamageError, Place, mend
+from kiln.pipelines.recovery import DamageError, DamageLocation, mend
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import held
-from kiln.pipelines.runtime.driver_lease import SecondDriverError, SoleDriver
-from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
+from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.progress_marker import Told, ToldPlace
+from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
 from kiln.pipelines.runtime.query_plan import Report, unheard
 from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, note_topics
 from kiln.pipelines.runtime.trailing_clock import TrailingClock, behind_the_watermark, trails
@@ -52,7 +52,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next 
 
 
 @dataclass
-class _Run:
+class _QueryRun:
     """How one query fares."""
 
     query: StreamingQuery
@@ -68,7 +68,7 @@ class _Run:
     """what ended the query last"""
 
 
-class GaveUpError(RuntimeError):
+class RestartsExhaustedError(RuntimeError):
     """A query must not go on: it failed more often in a row than the settings allow, or going on would do harm."""
 
 
@@ -78,16 +78,16 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
     lake = Lake.at(settings.lake_root)
     full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
     if full:
-        raise GaveUpError(
+        raise RestartsExhaustedError(
             f"{name} has no checkpoint in {settings.checkpoints_root}, yet the tables {', '.join(full)} in "
             f"{lake.path} hold rows: the query would write them once more. Put the checkpoint back, or move "
             "these tables away too"
         )
 
 
-def place_of(settings: Settings) -> Place:
+def place_of(settings: Settings) -> DamageLocation:
     """Where the settings have what `kiln.pipelines.recovery` looks at."""
-    return Place(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
+    return DamageLocation(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
 
 
 def has_told(settings: Settings) -> bool:
@@ -95,10 +95,10 @@ def has_told(settings: Settings) -> bool:
     return Checkpoint(settings.checkpoints_root / "updates").exists
 
 
-def told_by(settings: Settings) -> Told | None:
+def told_by(settings: Settings) -> ProgressReport | None:
     """How far `updates` got, as Kafka has it. KafkaError."""
     kafka = settings.broker
-    with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+    with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
         return place.read(kafka.topic("frames"))
 
 
@@ -134,14 +134,14 @@ class Supervisor:
         self._remembered = micros(settings.dedupe.signed)
         # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
         folder = (settings.checkpoints_root / "batch").folder
-        self._kept = KeptCheckpoint(folder) if settings.durability == "power" and folder is not None else None
+        self._kept = DurableCheckpoint(folder) if settings.durability == "power" and folder is not None else None
         self._kept_at = 0.0
-        self._runs: dict[JobName, _Run] = {}
+        self._runs: dict[JobName, _QueryRun] = {}
         self._listener = ProgressListener(lambda name: held((settings.checkpoints_root / name).folder))
         kafka = settings.broker
         # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
         self._sole = [
-            SoleDriver(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
+            DriverLease(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
             for name in self._names
             if kafka.bootstrap
         ]
@@ -163,16 +163,16 @@ class Supervisor:
         """
         try:
             with ThreadPoolExecutor(max(1, len(self._sole))) as threads:
-                for _ in threads.map(SoleDriver.take, self._sole):
+                for _ in threads.map(DriverLease.take, self._sole):
                     pass
         except SecondDriverError as error:
-            raise GaveUpError(str(error)) from error
+            raise RestartsExhaustedError(str(error)) from error
         try:
             told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
             reads = read_topics(self._settings, self._topics, self._names)
             self.mended = mend(place_of(self._settings), self._names, told, reads)
         except DamageError as error:
-            raise GaveUpError(str(error)) from error
+            raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}
         watched = {topic for name in self._names for topic in (*QUERIES[name].reads, *QUERIES[name].looks_up)}
         self._ids = dict(self._topics.identities(map(self._settings.kafka.topic, watched)))
@@ -189,7 +189,7 @@ class Supervisor:
             )
             self.ticker.start()
         for name in self._names:
-            self._runs[name] = _Run(self._start(name))
+            self._runs[name] = _QueryRun(self._start(name))
             forget_trip(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
@@ -199,7 +199,7 @@ class Supervisor:
             query = launch(name, self._spark, self._settings, self._listener, self._report)
             self._note_topics(name)
         except (DecodingBrokenError, BundleError, KilnError) as error:
-            raise GaveUpError(f"{name} stopped: {error}") from error
+            raise RestartsExhaustedError(f"{name} stopped: {error}") from error
         return query
 
     def _note_topics(self, name: JobName) -> None:
@@ -219,7 +219,9 @@ class Supervisor:
         self._missing = sorted(self._ids.keys() - found.keys())
         for topic in replaced_topics({topic: each.id for topic, each in self._ids.items()}, found):
             words = describe_replaced(topic, self._ids[topic].id, found[topic].id)
-            raise GaveUpError(f"the queries stopped: {words}. Type kiln recover, which says what can be done")
+            raise RestartsExhaustedError(
+                f"the queries stopped: {words}. Type kiln recover, which says what can be done"
+            )
         looked_up = {topic for name in self._names for topic in QUERIES[name].looks_up}
         for each in TOPICS.values():
             topic = self._settings.kafka.topic(each.name)
@@ -230,12 +232,12 @@ class Supervisor:
                 f"{found[topic].partitions}"
             )
             if each.for_life:
-                raise GaveUpError(
+                raise RestartsExhaustedError(
                     f"{words}. Their number is for life, as windows are kept by partition: take another kafka.prefix "
                     "and another state folder"
                 )
             if each.name in looked_up:
-                raise GaveUpError(f"{words}. Start Kiln again: a start reads all of them")
+                raise RestartsExhaustedError(f"{words}. Start Kiln again: a start reads all of them")
 
     def check(self) -> None:
         """Starts failed queries again, each from its checkpoint, after a pause that doubles.
@@ -248,7 +250,7 @@ class Supervisor:
             for each in self._sole:
                 each.check()
         except SecondDriverError as error:
-            raise GaveUpError(str(error)) from error
+            raise RestartsExhaustedError(str(error)) from error
         if self._now() >= self._topics_at:
             self._check_topics()
         self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
@@ -264,7 +266,7 @@ class Supervisor:
                 run.restart_at = None
                 run.query = self._start(name)
 
-    def _failed(self, name: JobName, run: _Run) -> None:
+    def _failed(self, name: JobName, run: _QueryRun) -> None:
         self._check_topics()  # which explains what Spark's error does not
         run.error = failure_text(run.query.exception())
         progress = self._listener.snapshot().get(name)
@@ -275,14 +277,16 @@ class Supervisor:
             self._trip(name, run.error)
             return
         if _FATAL in run.error or run.failures > self._settings.jobs.restarts:
-            raise GaveUpError(f"{name} stopped: {run.error}")
+            raise RestartsExhaustedError(f"{name} stopped: {run.error}")
         say(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
         """Holds every query that decodes frames, so that each can read on once decoding is mended. The other queries go
         on, and so does what brings frames. GaveUpError: no query is left."""
-        trip = Trip(name, error.partition(f"{_BROKEN}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC))
+        trip = BreakerState(
+            name, error.partition(f"{_BROKEN}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
+        )
         remember_trip(self._settings.state, trip)
         say(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
         for other, run in self._runs.items():
@@ -291,7 +295,7 @@ class Supervisor:
                 run.error = trip.in_words if other == name else f"held, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise GaveUpError(f"{name} stopped: {trip.in_words}")
+            raise RestartsExhaustedError(f"{name} stopped: {trip.in_words}")
 
     @property
     def held(self) -> set[str]:
@@ -363,7 +367,7 @@ class Supervisor:
             each.close()
         self._topics.close()
 
-    def _stop(self, run: _Run, patience: float) -> None:
+    def _stop(self, run: _QueryRun, patience: float) -> None:
         deadline = self._now() + patience
         while run.query.isActive and run.query.status["isTriggerActive"] and self._now() < deadline:
             time.sleep(0.01)

@@ -20,15 +20,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.conf.process.disk import to_disk
-from kiln.pipelines.archive.frame_dedup import NewFrames
-from kiln.pipelines.archive.transform import IDENTITIES, PASSED, Passed, decoded
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.archive.frame_dedup import FrameDedup
+from kiln.pipelines.archive.transform import IDENTITIES, PASSED, DecodeResult, decoded
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import discard
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import Remembered, RememberedFile, remembers
+from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig, remembers
 from kiln.pipelines.runtime.kafka import read_range
-from kiln.pipelines.runtime.micro_batch_clock import BatchClock
-from kiln.pipelines.runtime.query_plan import Plan
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
+from kiln.pipelines.runtime.query_plan import QueryContext
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
 
@@ -37,7 +37,7 @@ _KEPT = "archive-of-0.1"
 """Where the checkpoint of the earlier `archive` stays, which nothing reads any more."""
 
 
-def take_over(plan: Plan, session: SparkSession) -> None:
+def take_over(plan: QueryContext, session: SparkSession) -> None:
     """Makes the two checkpoints one, if they are of Kiln 0.1. What the earlier `archive` had not written yet of what
     `messages` has read, is written now.
 
@@ -56,19 +56,19 @@ def take_over(plan: Plan, session: SparkSession) -> None:
         (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
 
 
-def _catch_up(plan: Plan, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
+def _catch_up(plan: QueryContext, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
     """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
-    BatchClock(plan.now, plan.uptime, 0).tell(session.sparkContext)
-    new = NewFrames(plan.lake)
+    MicroBatchClock(plan.now, plan.uptime, 0).tell(session.sparkContext)
+    new = FrameDedup(plan.lake)
     begun, finished = archive.planned, archive.committed
     if begun > finished:
-        _write(plan, session, new, archive.ends(finished), archive.ends(begun), Write(archive.query_id, begun))
+        _write(plan, session, new, archive.ends(finished), archive.ends(begun), WriteId(archive.query_id, begun))
     upto = messages.ends(messages.committed)
-    _write(plan, session, new, archive.ends(begun), upto, Write(archive.query_id, begun + 1))
+    _write(plan, session, new, archive.ends(begun), upto, WriteId(archive.query_id, begun + 1))
 
 
 def _write(
-    plan: Plan, session: SparkSession, new: NewFrames, first: log.Offsets, upto: log.Offsets, write: Write
+    plan: QueryContext, session: SparkSession, new: FrameDedup, first: log.Offsets, upto: log.Offsets, write: WriteId
 ) -> None:
     """Frames and copies of a range of `kiln.frames`, as the earlier query would have written them."""
     topic = plan.broker.topic("frames")
@@ -80,13 +80,13 @@ def _write(
     records = read_range(session, plan.broker, "frames", {topic: starts}, {topic: ends})
     told = decoded(records, plan.decoding, plan.lake).where(F.col("kind") == PASSED).collect()
     rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
-    passed = [msgspec.msgpack.decode(data, type=Passed) for (data,) in rows]
+    passed = [msgspec.msgpack.decode(data, type=DecodeResult) for (data,) in rows]
     for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
         if files and not plan.commits.commit(table, files, write):
             discard(plan.lake, files)
 
 
-def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered | None:
+def remembered_by(plan: QueryContext, session: SparkSession, query: str) -> DedupStoreConfig | None:
     """The file of what a query has let through, with what Spark's operators remembered of it. None, KilnError: as
     `Plan.remembers`."""
     remembered = plan.remembers(query)
@@ -95,7 +95,7 @@ def remembered_by(plan: Plan, session: SparkSession, query: str) -> Remembered |
     return remembered
 
 
-def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Remembered, delay: int) -> None:
+def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: DedupStoreConfig, delay: int) -> None:
     """Puts what Spark's operators remember into the file that stands for them, and removes the operators' state. May be
     cut short, and then be done again. `delay`: of the operators' watermark, µs."""
     folder, file = Path(checkpoint.path.uri), Path(remembered.path)
@@ -111,7 +111,7 @@ def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Re
             for operator in sorted(each.name for each in state.iterdir() if each.name.isdigit()):
                 held = session.read.format("statestore").option("operatorId", operator).load(str(folder))
                 _fill(to_fill, held, delay)
-        with RememberedFile(to_fill) as filled:  # the last to close it, which leaves one file of it
+        with DedupStore(to_fill) as filled:  # the last to close it, which leaves one file of it
             filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(delay))
         to_disk(fresh)
         fresh.rename(file)
@@ -119,13 +119,13 @@ def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: Re
     shutil.rmtree(state)
 
 
-def _fill(remembered: Remembered, state: DataFrame, delay: int) -> None:
+def _fill(remembered: DedupStoreConfig, state: DataFrame, delay: int) -> None:
     """Columns key, value of Spark's operator in."""
     (digest,) = state.select("key.*").columns
     turn = int(digest == IDENTITIES[1])
 
     def know(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with RememberedFile(remembered) as file:
+        with DedupStore(remembered) as file:
             for batch in batches:
                 digests, expire = (column.to_pylist() for column in batch.columns)
                 file.know(((digest, at - delay) for digest, at in zip(digests, expire, strict=True)), turn)

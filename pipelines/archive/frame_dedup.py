@@ -7,26 +7,26 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from kiln.pipelines.archive.transform import Passed
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.archive.transform import DecodeResult
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, rewritten
 from kiln.pipelines.delta.frame_ranges import HeldFrames, contains, overlap, side
-from kiln.pipelines.delta.held_frames import HeldRanges, read_held_frames
+from kiln.pipelines.delta.held_frames import StoredFrameRanges, read_held_frames
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.frames import DIRECTIONS
 
 _Files = tuple[list[DataFile], list[DataFile]]
 
 
-class NewFrames:
+class FrameDedup:
     """Knows, from the first micro-batch on, which frames the lake holds. Tasks write all frames into files, and the
     rare file with a frame that the lake holds is written anew: no task needs to know what all tasks wrote before."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._held: HeldRanges | None = None
+        self._held: StoredFrameRanges | None = None
 
-    def of(self, passed: Iterable[Passed], write: Write) -> _Files:
+    def of(self, passed: Iterable[DecodeResult], write: WriteId) -> _Files:
         """The files of `frames` and of `copies`, without what the lake held before this micro-batch. `write`: that of
         the micro-batch."""
         in_order = sorted(passed, key=lambda each: min(each.spans.items()))
@@ -47,7 +47,7 @@ class NewFrames:
             self._held.add(each.taken)
         return frames, copies
 
-    def _without(self, passed: Passed, held: HeldFrames) -> _Files:
+    def _without(self, passed: DecodeResult, held: HeldFrames) -> _Files:
         """The files of a task, written anew without the frames in `held` and the copies in these frames."""
         repeated: set[tuple[int, int]] = set()  # partition and offset
 

@@ -12,48 +12,48 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.app.taking_over import remembered_by, take_over
-from kiln.pipelines.archive.frame_dedup import NewFrames
+from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import (
     FAULT,
     PASSED,
     WROTE,
-    Passed,
-    Wrote,
+    ArchiveOutput,
+    DecodeResult,
     archived,
     decoded,
     first_copies,
     written,
 )
 from kiln.pipelines.decode.breaker import check_samples
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, discard
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import Remembered
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka import stream_topics, write_topic
-from kiln.pipelines.runtime.query_plan import Plan, each_batch, fitted, start_query
+from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, fitted, start_query
 from kiln.schemas.queries import QUERIES
 
 
-def start(plan: Plan) -> StreamingQuery:
+def start(plan: QueryContext) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
     check_samples()
     session = plan.new_session()
     plan.lake.create(QUERIES["archive"].tables)
     take_over(plan, session)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
-    archive = _Archive(plan, remembered_by(plan, session, "archive"))
+    archive = _ArchiveWriter(plan, remembered_by(plan, session, "archive"))
     return start_query("archive", plan, each_batch(archive.begun(records), archive.write, plan.kept("archive")))
 
 
-class _Archive:
+class _ArchiveWriter:
     """Writes the micro-batches."""
 
-    def __init__(self, plan: Plan, remembered: Remembered | None) -> None:
+    def __init__(self, plan: QueryContext, remembered: DedupStoreConfig | None) -> None:
         self._plan = plan
         self._clock = plan.batch_clock("archive")
         self._checkpoint = Checkpoint(plan.checkpoints / "archive")
         self._remembered = remembered
-        self._new = NewFrames(plan.lake)
+        self._new = FrameDedup(plan.lake)
 
     def begun(self, records: DataFrame) -> DataFrame:
         """What stands before the micro-batch: the operators of Spark, if they remember."""
@@ -67,14 +67,14 @@ class _Archive:
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
-        plan, write = self._plan, Write(query_id, batch_id)
+        plan, write = self._plan, WriteId(query_id, batch_id)
         self._clock.tell(rows.sparkSession.sparkContext)
         out = self._written(fitted(rows, self._checkpoint.records(batch_id)))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != FAULT).collect()
-            wrote = [msgspec.msgpack.decode(bytes(row.value), type=Wrote) for row in told if row.kind == WROTE]
-            passed = [msgspec.msgpack.decode(bytes(row.value), type=Passed) for row in told if row.kind == PASSED]
+            wrote = [msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput) for row in told if row.kind == WROTE]
+            passed = [msgspec.msgpack.decode(bytes(row.value), type=DecodeResult) for row in told if row.kind == PASSED]
             plan.breaker.observe(tally for each in wrote for tally in each.tallies)
             if any(each.faults for each in wrote):
                 write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
@@ -87,6 +87,6 @@ class _Archive:
         counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
         plan.report("archive", {**counts, "copies": sum(each.good for each in passed)})
 
-    def _commit(self, table: str, files: list[DataFile], write: Write) -> None:
+    def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:
         if files and not self._plan.commits.commit(table, files, write):
             discard(self._plan.lake, files)

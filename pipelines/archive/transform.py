@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from kiln.pipelines.decode.breaker import Tally
+from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import (
-    Decoded,
-    Decoder,
-    Decoding,
-    Faulty,
-    Place,
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    MessageRef,
+    RejectedMessage,
     author,
     failed,
     identities,
@@ -35,12 +35,12 @@ from kiln.pipelines.decode.decoder import (
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer, columns_of
 from kiln.pipelines.delta.files import DataFile, TableFiles
-from kiln.pipelines.delta.frame_ranges import Sieve
+from kiln.pipelines.delta.frame_ranges import FrameRangeFilter
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
 from kiln.pipelines.runtime.epoch import epoch_of_task
 from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
-from kiln.pipelines.runtime.row_packing import Item, Loose, loose, pack, packed, packed_ddl, unpacked
+from kiln.pipelines.runtime.row_packing import PackedRow, UniqueRow, loose, pack, packed, packed_ddl, unpacked
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
 from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, quarantine_key, quarantine_records
@@ -64,10 +64,10 @@ IDENTITIES = ("early", "late")
 
 WRITTEN = "kind string, key binary, value binary"
 FAULT, PASSED, WROTE = "fault", "passed", "wrote"
-"""Kinds of rows beside those of `messages`: a record for quarantine, a `Passed`, a `Wrote`."""
+"""Kinds of rows beside those of `messages`: a record for quarantine, a `DecodeResult`, a `ArchiveOutput`."""
 
 
-class Passed(msgspec.Struct, frozen=True, array_like=True):
+class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """What a task of the first stage made of its records.
 
     `spans`: partition to first and last offset. `taken`: the frames in the files, as `held_frames.HeldFrames`.
@@ -81,18 +81,18 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
     good: int = 0
 
 
-class Wrote(msgspec.Struct, frozen=True, array_like=True):
+class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a task of the second stage made of its rows. `counts`: rows by type or, of faults, by reason."""
 
     messages: list[DataFile]
     counts: dict[str, int]
     faults: int
-    tallies: list[Tally]
+    tallies: list[AuthorTally]
 
 
-def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remembered) -> DataFrame:
-    """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `Passed` and a `Wrote` a task,
-    which name the files with the rows of `frames` and `copies`, and of `messages`.
+def archived(records: DataFrame, how: DecodeConfig, lake: Lake, remembered: DedupStoreConfig) -> DataFrame:
+    """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `DecodeResult` and a
+    `ArchiveOutput` a task, which name the files with the rows of `frames` and `copies`, and of `messages`.
 
     The same frame twice in one task is written once. What an earlier micro-batch wrote, the driver takes out again.
     """
@@ -105,9 +105,9 @@ def archived(records: DataFrame, how: Decoding, lake: Lake, remembered: Remember
     return _source(records).mapInArrow(rows, WRITTEN)
 
 
-def decoded(records: DataFrame, how: Decoding, lake: Lake) -> DataFrame:
+def decoded(records: DataFrame, how: DecodeConfig, lake: Lake) -> DataFrame:
     """The first stage of `archived`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
-    message and each fault, and one `Passed` a task."""
+    message and each fault, and one `DecodeResult` a task."""
 
     def rows(batches: _Batches) -> _Batches:
         return packed(with_rows(items_of(batches, how, lake, _task_digest())), IDENTITIES, seen_at())
@@ -142,20 +142,22 @@ def _source(records: DataFrame) -> DataFrame:
 # ---------------------------------------------------------------- the first stage
 
 
-def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every_copy: bool = False) -> Iterator[Item]:
-    """Records of a task in; the copies of messages, each with its `Decoded` as row, faults, and the task's `Passed`
-    out. The rows of `frames` and `copies` go into files. `task`: the same for each attempt of the task, and for no
-    other task.
+def items_of(
+    batches: _Batches, how: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
+) -> Iterator[PackedRow]:
+    """Records of a task in; the copies of messages, each with its `DecodedMessage` as row, faults, and the task's
+    `DecodeResult` out. The rows of `frames` and `copies` go into files. `task`: the same for each attempt of the task,
+    and for no other task.
 
     `every_copy`: else the first one of each message in the task, which spares Spark's operators the rest. A file is to
     be asked for every copy: the one that passed before may be a later one of this task.
     """
-    sieve = Sieve({})
-    refused: list[Faulty] = []
+    sieve = FrameRangeFilter({})
+    refused: list[RejectedMessage] = []
     refuse = partial(_refuse, refused)
     frames = TableFiles(lake, "frames", refuse=partial(refuse, FRAMES))
     copies = TableFiles(lake, "copies", refuse=partial(refuse, COPIES))
-    decoder = Decoder(how)
+    decoder = FrameDecoder(how)
     passing: set[tuple[object, ...]] = set()  # what this task let through: the rest would be dropped anyway
     spans: dict[int, tuple[int, int]] = {}
     good = 0
@@ -172,7 +174,7 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
             for item, copy in zip(record.items, record.copies, strict=True):
                 if new and copy is not None:
                     copies.add(copy, _BESIDE)
-                if isinstance(item, Faulty):
+                if isinstance(item, RejectedMessage):
                     yield from _faulty(item)
                     continue
                 good += 1
@@ -184,14 +186,14 @@ def items_of(batches: _Batches, how: Decoding, lake: Lake, task: bytes, *, every
                 if every_copy or known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
-                    yield Item("messages", digests, item.place.text, item, held + _BESIDE)
+                    yield PackedRow("messages", digests, item.place.text, item, held + _BESIDE)
                     held = 0
     files = frames.close(), copies.close()
     for fault in refused:
         yield from _faulty(fault)
     if spans:
-        told = msgspec.msgpack.encode(Passed(spans, sieve.taken, *files, good))
-        yield Item(PASSED, (task,), task.hex(), (told,), len(told))
+        told = msgspec.msgpack.encode(DecodeResult(spans, sieve.taken, *files, good))
+        yield PackedRow(PASSED, (task,), task.hex(), (told,), len(told))
 
 
 _BESIDE: Final = 500
@@ -201,7 +203,7 @@ _BESIDE: Final = 500
 class RecordRows(NamedTuple):
     """The rows of one record of `kiln.frames`."""
 
-    items: list[Decoded | Faulty]
+    items: list[DecodedMessage | RejectedMessage]
     copies: list[_Row | None]
     """the row of `copies` of each item"""
     frame: Frame | None = None
@@ -210,7 +212,7 @@ class RecordRows(NamedTuple):
     """of `frames`"""
 
 
-def read_record(decoder: Decoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
+def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> RecordRows:
     """Everything that one record gives, and nothing of any other. Where this fails, the record is a fault of the stage
     `archive`, and stays in `frames` if it has a row there."""
     frame: Frame | Rejected | None = None
@@ -223,17 +225,19 @@ def read_record(decoder: Decoder, partition: int, offset: int, stamp: int, value
         items = list(decoder.decode_frame(frame, partition, offset))
         copies = [None if item.copy is None else copy_row(item, frame) for item in items]
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
-        fault = failed("archive", error, Place(partition, offset, None), value or b"", stamp)
+        fault = failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
     return RecordRows(items, copies, frame, row)
 
 
-def _refuse(faults: list[Faulty], columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> None:
+def _refuse(
+    faults: list[RejectedMessage], columns: tuple[Column, ...], row: Sequence[object], error: Exception
+) -> None:
     """Takes a row that its table cannot hold."""
     faults.append(refused_row(columns, row, error))
 
 
-def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> Faulty:
+def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> RejectedMessage:
     """The fault of a row, in the order of `columns`, that its table cannot hold. The bytes are the payload of the frame
     or the data of the message; a row of `copies` has none."""
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
@@ -241,14 +245,14 @@ def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Excep
     data, at = named.get("payload", named.get("data")), named["observed_at"]
     assert isinstance(partition, int)
     assert isinstance(offset, int)
-    place = Place(partition, offset, index if isinstance(index, int) else None)
+    place = MessageRef(partition, offset, index if isinstance(index, int) else None)
     return failed("archive", error, place, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0)
 
 
-def with_rows(items: Iterable[Item]) -> Iterator[Item]:
+def with_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
     """Items of `items_of` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
     for item in items:
-        if not isinstance(item.row, Decoded):
+        if not isinstance(item.row, DecodedMessage):
             yield item
             continue
         message = item.row
@@ -259,12 +263,12 @@ def with_rows(items: Iterable[Item]) -> Iterator[Item]:
             yield from _faulty(failed("archive", error, message.place, data, message.observed_at))
             continue
         size = len(message.envelope.data) + len(message.message) + len(message.topic) + _BESIDE
-        yield Item(item.kind, item.identities, item.place, row, size)
+        yield PackedRow(item.kind, item.identities, item.place, row, size)
 
 
-def _faulty(item: Faulty) -> Iterator[Item]:
+def _faulty(item: RejectedMessage) -> Iterator[PackedRow]:
     for identity, row in fault_rows(item):
-        yield Item(FAULT, (identity,), item.place.text, row, len(row[-1]))
+        yield PackedRow(FAULT, (identity,), item.place.text, row, len(row[-1]))
 
 
 def _task_digest() -> bytes:
@@ -329,7 +333,7 @@ def frame_of(row: FrameRow) -> Frame:
     )
 
 
-def copy_row(item: Decoded | Faulty, frame: Frame) -> _Row:
+def copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
     """The row, in the order of COPIES, of a message that came IN, good or not. ValueError: the item is no copy.
 
     The network is the topic's, whether the topic goes by name or by index, as in the table `messages`; else the
@@ -337,7 +341,7 @@ def copy_row(item: Decoded | Faulty, frame: Frame) -> _Row:
     """
     if item.copy is None:
         raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
-    remote = item.remote_peer if isinstance(item, Decoded) else peer_text(frame.remote_peer)
+    remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
     network, message, verdict = item.copy
     return network, message, remote, item.observed_at, verdict, *item.place
 
@@ -351,7 +355,7 @@ def _raw(text: str, protocol: str) -> bytes:
     return bytes.fromhex(text) if protocol == BEP50 else raw_peer(text)
 
 
-def message_row(item: Decoded) -> _Row:
+def message_row(item: DecodedMessage) -> _Row:
     """The row of a good message, in the order of MESSAGES."""
     content, envelope = item.content, item.envelope
     signer = author(item)
@@ -382,7 +386,7 @@ def message_row(item: Decoded) -> _Row:
     )
 
 
-def fault_rows(item: Faulty) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
+def fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
     """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
     one record; each then holds a part, and says which."""
     own = own_identity(item)
@@ -391,7 +395,7 @@ def fault_rows(item: Faulty) -> Iterator[tuple[bytes, tuple[str, str, bytes, byt
         yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
 
 
-def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
+def fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
     """What quarantine says of a fault, part after part."""
     return quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
 
@@ -399,9 +403,9 @@ def fault_records(item: Faulty) -> Iterator[QuarantineRecord]:
 # ---------------------------------------------------------------- the second stage
 
 
-def written_rows(rows: Iterable[Loose], lake: Lake) -> _Batches:
+def written_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
     """What has passed in; WRITTEN out. The rows of `messages` go into files."""
-    refused: list[Faulty] = []
+    refused: list[RejectedMessage] = []
     files = TableFiles(lake, "messages", refuse=partial(_refuse, refused, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
     counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
@@ -428,8 +432,8 @@ def written_rows(rows: Iterable[Loose], lake: Lake) -> _Batches:
                 yield from out.drain()
     faults = bad.total()
     del bad[""]  # signed by nobody
-    tallies = [Tally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    out.add((WROTE, None, pack(Wrote(written, counts, faults, tallies))))
+    tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
+    out.add((WROTE, None, pack(ArchiveOutput(written, counts, faults, tallies))))
     yield from out.drain()
 
 

@@ -41,7 +41,7 @@ class RunNameError(KilnError):
 
 
 @dataclass(frozen=True)
-class Told:
+class RunEvent:
     """One event of a run. Times are µs."""
 
     run: str
@@ -54,14 +54,14 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Run:
+class BackfillRun:
     """A run that was begun and not dropped. Times are µs; `details`: those of `begun`."""
 
     name: str
     range_from: int
     range_to: int
     details: Mapping[str, object]
-    events: tuple[Told, ...] = field(default=(), repr=False)
+    events: tuple[RunEvent, ...] = field(default=(), repr=False)
     """all since `begun`, in order"""
 
     @property
@@ -87,7 +87,7 @@ class Run:
         return live if isinstance(live, dict) and not self.done else {}
 
     @property
-    def chunks(self) -> list[Told]:
+    def chunks(self) -> list[RunEvent]:
         """The parts that are in the run's tables."""
         return [each for each in self.events if each.event == "chunk"]
 
@@ -104,15 +104,15 @@ def leaving_in_words(name: str) -> str:
     return f"run {name} is being dropped, and some of its tables are gone. Type kiln backfill drop {name} once more"
 
 
-def told(lake: Lake) -> list[Told]:
+def told(lake: Lake) -> list[RunEvent]:
     """All events of all runs, in order."""
     return _events(lake.open("runs")) if lake.has("runs") else []
 
 
-def _events(account: DeltaTable) -> list[Told]:
+def _events(account: DeltaTable) -> list[RunEvent]:
     rows = [row for batch in read_rows(account, [column.name for column in _RUNS]) for row in batch.to_pylist()]
     return [
-        Told(
+        RunEvent(
             row["run"],
             row["event"],
             _micros(row["happened_at"]),
@@ -125,9 +125,9 @@ def _events(account: DeltaTable) -> list[Told]:
     ]
 
 
-def runs(lake: Lake) -> list[Run]:
+def runs(lake: Lake) -> list[BackfillRun]:
     """The runs that were begun and not dropped, in the order in which they were begun."""
-    events: dict[str, list[Told]] = {}
+    events: dict[str, list[RunEvent]] = {}
     for each in told(lake):
         if each.event == "dropped":
             events.pop(each.run, None)
@@ -137,11 +137,11 @@ def runs(lake: Lake) -> list[Run]:
     for name, of_run in events.items():
         begun = next((each for each in of_run if each.event == "begun"), None)
         if begun is not None and begun.range_from is not None and begun.range_to is not None:
-            found.append(Run(name, begun.range_from, begun.range_to, begun.details, tuple(of_run)))
+            found.append(BackfillRun(name, begun.range_from, begun.range_to, begun.details, tuple(of_run)))
     return found
 
 
-def find_run(lake: Lake, name: str) -> Run | None:
+def find_run(lake: Lake, name: str) -> BackfillRun | None:
     """The run of this name; None: it was never begun, or is dropped."""
     return next((each for each in runs(lake) if each.name == name), None)
 
@@ -176,7 +176,7 @@ def tell(
 
 
 def claim_swap(
-    lake: Lake, run: Run, by: str, happened_at: int, versions: Mapping[str, int], *, take_over: bool = False
+    lake: Lake, run: BackfillRun, by: str, happened_at: int, versions: Mapping[str, int], *, take_over: bool = False
 ) -> None:
     """Tells that `by` swaps a run from now on. Of two that claim at once, one comes through.
 

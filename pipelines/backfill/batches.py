@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.chunks import Span
-from kiln.pipelines.backfill.grouped import TALLIES, Wrote, tallies
-from kiln.pipelines.backfill.owner_windows import Live, OwnerWindows
-from kiln.pipelines.batch.batching import Batching, batch_records
-from kiln.pipelines.batch.offset_range import Selection, WindowKey
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.grouped import TALLIES, StageOutput, tallies
+from kiln.pipelines.backfill.owner_windows import LiveBatch, SeparatorWindows
+from kiln.pipelines.batch.batching import BatchConfig, batch_records
+from kiln.pipelines.batch.offset_range import UpdateFilter, WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -30,7 +30,7 @@ _BATCH, _UPDATE = 0, 1
 """Ranks: a batch that live has comes before the update with which it opened."""
 
 
-def log_of(updates: DataFrame, which: Selection) -> DataFrame:
+def log_of(updates: DataFrame, which: UpdateFilter) -> DataFrame:
     """Rows of `updates` in; what windows are made of out, in no order: those with a separator that go into batches."""
     rows = updates.where(F.col("separator_key").isNotNull())
     if which.authors is not None:
@@ -69,7 +69,7 @@ def piece(rows: DataFrame, number: int, pieces: int) -> DataFrame:
     return rows if pieces == 1 else rows.where(F.pmod(F.xxhash64(*_OWNER), F.lit(pieces)) == number)
 
 
-def batched(rows: DataFrame, batching: Batching, span: Span, lake: Lake) -> DataFrame:
+def batched(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake: Lake) -> DataFrame:
     """What `log_of` and `made_by_live` gave in, TALLIES out; rows of `batches` and `batch_tips` go into files: of the
     windows that opened in `span`."""
     order: list[Column] = [F.col(name) for name in (*_OWNER, "at", "rank", "partition", "offset")]
@@ -77,13 +77,13 @@ def batched(rows: DataFrame, batching: Batching, span: Span, lake: Lake) -> Data
     return by_owner.mapInArrow(_batched(batching, span, lake), TALLIES)
 
 
-def _batched(batching: Batching, span: Span, lake: Lake) -> Callable[[_Batches], _Batches]:
+def _batched(batching: BatchConfig, span: TimeRange, lake: Lake) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         files = {name: TableFiles(lake, name) for name in ("batch_tips", "batches")}
         every = (row for batch in batches for row in zip(*(each.to_pylist() for each in batch.columns), strict=True))
         for (network, origin, key, value), of_owner in groupby(every, key=itemgetter(0, 1, 2, 3)):
             owner = WindowKey(network, _ORIGINS[origin], key, value)
-            windows = OwnerWindows(owner, batching.window, batching.grace, span.low)
+            windows = SeparatorWindows(owner, batching.window, batching.grace, span.low)
             for closed in _closed(windows, of_owner):
                 if closed.window.opened_at in span:
                     for record in batch_records(closed, batching.block_limit):
@@ -91,13 +91,13 @@ def _batched(batching: Batching, span: Span, lake: Lake) -> Callable[[_Batches],
                         for table, _, row in batch_rows(record, record.closed_at if live is None else live):
                             files[table].add(row, len(record.block) if table == "batches" else 0)
                 windows.forget(closed.window.opened_at)
-        wrote = Wrote([file for each in files.values() for file in each.close()])
+        wrote = StageOutput([file for each in files.values() for file in each.close()])
         yield tallies(wrote)
 
     return rows
 
 
-class _LogRow(NamedTuple):
+class _WindowRow(NamedTuple):
     """What `log_of` or `made_by_live` gave of a separator."""
 
     at: int
@@ -109,10 +109,10 @@ class _LogRow(NamedTuple):
     tip: str
 
 
-def _closed(windows: OwnerWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
-    for row in map(_LogRow._make, (each[len(_OWNER) :] for each in rows)):
+def _closed(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
+    for row in map(_WindowRow._make, (each[len(_OWNER) :] for each in rows)):
         if row.rank == _BATCH:
-            windows.batch(row.at, row.heard, Live(row.tip, row.offset))
+            windows.batch(row.at, row.heard, LiveBatch(row.tip, row.offset))
         else:
             yield from windows.update(row.heard, row.at, row.stream, cid_bytes(row.tip))
     yield from windows.end()

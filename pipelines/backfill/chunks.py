@@ -12,7 +12,7 @@ UPDATES_AT_ONCE: Final = 2_000_000
 """Updates of the windows that are made in one step."""
 
 
-class Span(NamedTuple):
+class TimeRange(NamedTuple):
     """From `low` on and before `high`."""
 
     low: int
@@ -33,7 +33,7 @@ def pieces(count: int, size: int) -> int:
     return max(1, -(-count // size))
 
 
-def cut(whole: Span, inner: list[int]) -> list[Span]:
+def cut(whole: TimeRange, inner: list[int]) -> list[TimeRange]:
     """A span in chunks: between its ends and the places within it. Chunks without room are left out."""
     edges = [whole.low, *sorted({at for at in inner if whole.low < at < whole.high}), whole.high]
-    return [Span(low, high) for low, high in pairwise(edges)]
+    return [TimeRange(low, high) for low, high in pairwise(edges)]

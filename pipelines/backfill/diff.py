@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
-from kiln.pipelines.backfill.account import Run
-from kiln.pipelines.backfill.extents import Extent
-from kiln.pipelines.backfill.range_comparison import Sides, both_sides
+from kiln.pipelines.backfill.account import BackfillRun
+from kiln.pipelines.backfill.extents import TableExtent
+from kiln.pipelines.backfill.range_comparison import RangeComparison, both_sides
 from kiln.pipelines.delta.lake import Lake
 
 FIRST = 10
@@ -23,7 +23,7 @@ _AT_MOST = 50
 """rows of one key that are looked at for the first differences"""
 
 
-class Place(NamedTuple):
+class DiffGroup(NamedTuple):
     """A day and a separator of a table where something differs."""
 
     day: date | None
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A row that one side has, or two of one key. Values as DuckDB has them."""
 
     table: str
@@ -61,8 +61,8 @@ class TableDiff:
     only_live: int = 0
     only_run: int = 0
     differ: int = 0
-    places: tuple[Place, ...] = ()
-    first: tuple[Difference, ...] = ()
+    places: tuple[DiffGroup, ...] = ()
+    first: tuple[RowDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -70,7 +70,7 @@ class TableDiff:
         return not self.only_live and not self.only_run
 
 
-def diff(lake: Lake, run: Run, say: Callable[[str], None]) -> list[TableDiff]:
+def diff(lake: Lake, run: BackfillRun, say: Callable[[str], None]) -> list[TableDiff]:
     """Compares table by table. `say` hears which one. LakeError: a table cannot be read."""
     with both_sides(lake, run) as sides:
         found = []
@@ -82,7 +82,7 @@ def diff(lake: Lake, run: Run, say: Callable[[str], None]) -> list[TableDiff]:
         return found
 
 
-def compare(sides: Sides, extent: Extent) -> TableDiff:
+def compare(sides: RangeComparison, extent: TableExtent) -> TableDiff:
     """Compares one table."""
     table = extent.table
     sides.view(table)
@@ -103,16 +103,16 @@ def compare(sides: Sides, extent: Extent) -> TableDiff:
     return TableDiff(table, same, only_live, only_run, differ[0], places, tuple(_first(sides, extent)))
 
 
-def _counted(sides: Sides, extent: Extent) -> Iterator[Place]:
+def _counted(sides: RangeComparison, extent: TableExtent) -> Iterator[DiffGroup]:
     rows = sides.connection.execute(f"""
         SELECT heard::DATE AS day, separator, sum(least(live, run))::BIGINT, sum(greatest(live - run, 0))::BIGINT,
                sum(greatest(run - live, 0))::BIGINT
         FROM ({_paired(extent)}) GROUP BY day, separator ORDER BY day, separator NULLS FIRST""").fetchall()
     for row in rows:
-        yield Place(*row)
+        yield DiffGroup(*row)
 
 
-def _paired(extent: Extent) -> str:
+def _paired(extent: TableExtent) -> str:
     """For each key and content how often each side has it."""
     return f"""
         SELECT {_keys(extent)}, content, min(heard) AS heard, min(separator) AS separator,
@@ -122,20 +122,20 @@ def _paired(extent: Extent) -> str:
         GROUP BY {_keys(extent)}, content"""
 
 
-def _terms(extent: Extent) -> str:
+def _terms(extent: TableExtent) -> str:
     keys = ", ".join(f"{extent.term(name)} AS k{number}" for number, name in enumerate(extent.key))
     return f"{keys}, {_digest(extent)} AS content, {extent.heard} AS heard, {extent.separator} AS separator"
 
 
-def _keys(extent: Extent) -> str:
+def _keys(extent: TableExtent) -> str:
     return ", ".join(f"k{number}" for number in range(len(extent.key)))
 
 
-def _digest(extent: Extent) -> str:
+def _digest(extent: TableExtent) -> str:
     return f"hash(row({', '.join(map(extent.term, extent.content))}))" if extent.content else "0"
 
 
-def _first(sides: Sides, extent: Extent) -> Iterator[Difference]:
+def _first(sides: RangeComparison, extent: TableExtent) -> Iterator[RowDifference]:
     keys = sides.connection.execute(
         f"SELECT {_keys(extent)} FROM unequal GROUP BY ALL ORDER BY min(heard), {_keys(extent)} LIMIT {FIRST}"
     ).fetchall()
@@ -162,11 +162,11 @@ def _first(sides: Sides, extent: Extent) -> Iterator[Difference]:
         while left and (rows["live"] or rows["run"]):
             live, run = (rows[side].pop(0) if rows[side] else None for side in ("live", "run"))
             told = live or run or {}
-            yield Difference(
+            yield RowDifference(
                 extent.table, {name: told[name] for name in extent.key}, _content(live, extent), _content(run, extent)
             )
             left -= 1
 
 
-def _content(row: dict[str, object] | None, extent: Extent) -> dict[str, object] | None:
+def _content(row: dict[str, object] | None, extent: TableExtent) -> dict[str, object] | None:
     return None if row is None else {name: row[name] for name in row if name in extent.content}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kiln.pipelines.backfill.account import Run
+from kiln.pipelines.backfill.account import BackfillRun
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import CODE_IN_SQL
 
@@ -19,7 +19,7 @@ _TOPIC: Final = "'/sep/(.+)/([0-9a-z]+)$'"
 
 
 @dataclass(frozen=True)
-class Extent:
+class TableExtent:
     """What a run has to say of a table."""
 
     table: str
@@ -50,14 +50,14 @@ class Extent:
         return f"least({', '.join(self.times)})"
 
 
-def extents(run: Run) -> dict[str, Extent]:
+def extents(run: BackfillRun) -> dict[str, TableExtent]:
     """By table, in the order in which they are told."""
     source = run.details.get("source")
     # Rows that come out of the table `frames` keep the place of their frame. Other sources have no such places.
     place = ("kafka_partition", "kafka_offset") if source == "frames" else ()
     named = "separator_key || '/' || separator_value"
     found = (
-        Extent(
+        TableExtent(
             "frames",
             ("observed_at",),
             ("connection", "direction", "sequence"),
@@ -66,13 +66,13 @@ def extents(run: Run) -> dict[str, Extent]:
                 *("connection", "direction", "sequence", "kafka_partition", "kafka_offset", "kafka_timestamp"),
             ),
         ),
-        Extent(
+        TableExtent(
             "copies",
             ("observed_at",),
             ("network", "message", "remote_peer", "observed_at", "message_index"),
             ("verdict", *place),
         ),
-        Extent(
+        TableExtent(
             "messages",
             ("observed_at",),
             ("network", "message"),
@@ -87,23 +87,23 @@ def extents(run: Run) -> dict[str, Extent]:
             separator=f"nullif(concat_ws('/', nullif(regexp_extract(topic, {_TOPIC}, 1), ''), "
             f"nullif(regexp_extract(topic, {_TOPIC}, 2), '')), '')",
         ),
-        Extent(
+        TableExtent(
             "updates",
             ("observed_at", "updated_at"),
             ("network", "origin", "message"),
             _content("updates", "network", "origin", "message"),
             separator=named,
         ),
-        Extent(
+        TableExtent(
             "batches",
             ("opened_at",),
             ("network", "origin", "separator_key", "separator_value", "opened_at"),
             ("cid", "closed_at", "streams", "tips", "bytes", "block"),
             separator=named,
         ),
-        Extent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=named),
-        Extent("tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"),
-        Extent(
+        TableExtent("batch_tips", ("opened_at",), ("cid", "stream", "tip"), separator=named),
+        TableExtent("tips", ("observed_at",), ("network", "stream", "tip", "source"), condition="source = 'update'"),
+        TableExtent(
             "quarantine",
             ("observed_at",),
             ("stage", "reason", "data"),
@@ -114,7 +114,7 @@ def extents(run: Run) -> dict[str, Extent]:
     return {extent.table: extent for extent in found}
 
 
-def network_of(run: Run) -> str | None:
+def network_of(run: BackfillRun) -> str | None:
     """The one network that the run is of; None: of all that it found."""
     network = run.details.get("network")
     return str(network) if network is not None and run.details.get("source") != "files" else None

@@ -16,7 +16,7 @@ NOWHERE: Final = -1
 """`log_partition` of an update that was never in `kiln.updates`."""
 
 
-class Place(NamedTuple):
+class FramePosition(NamedTuple):
     """Where a copy stands in the log of frames."""
 
     partition: int
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     position: int
 
 
-class CopiesOfMessage(Generic[T]):
+class FirstCopySelector(Generic[T]):
     """Chooses among the copies of one message (network and message id) within a chunk of time.
 
     To be told first what is known of the message, then its copies, in the order of hearing; then `rest` says what
@@ -37,19 +37,19 @@ class CopiesOfMessage(Generic[T]):
         self._same = same
         self._kept: list[int] = []  # in order, as the next list
         self._awaited: list[int] = []  # of the copies that live chose, and that are still to come
-        self._chosen: dict[Place, int] = {}
+        self._chosen: dict[FramePosition, int] = {}
         self._instead: dict[int, T] = {}
 
     def known_elsewhere(self, at: int) -> None:
         """A copy is kept that was heard at a time outside the chunk."""
         insort(self._kept, at)
 
-    def chosen_by_live(self, at: int, place: Place) -> None:
+    def chosen_by_live(self, at: int, place: FramePosition) -> None:
         """Live keeps the copy at a place in the chunk."""
         insort(self._awaited, at)
         self._chosen[place] = at
 
-    def keep(self, at: int, place: Place, copy: T) -> bool:
+    def keep(self, at: int, place: FramePosition, copy: T) -> bool:
         """Whether the next copy is kept."""
         chosen = self._chosen.pop(place, None)
         if chosen is not None:
@@ -86,7 +86,7 @@ def same_unsigned(horizon: int) -> Callable[[int, int], bool]:
     return lambda one, other: one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
 
 
-class Announced(NamedTuple):
+class UpdateCandidate(NamedTuple):
     """An UPDATE message, as far as it matters whether it is new. `heard`: µs. `claim`: origin and separator; the rest
     of what makes an update one (stream, tip) is the group's."""
 
@@ -97,7 +97,7 @@ class Announced(NamedTuple):
 
 
 def new_updates(
-    known: Iterable[tuple[int, Hashable]], announced: Iterable[tuple[Announced, T]], remembered: int
+    known: Iterable[tuple[int, Hashable]], announced: Iterable[tuple[UpdateCandidate, T]], remembered: int
 ) -> Iterator[T]:
     """Those UPDATEs of one stream and tip that are new, in order: what live stamped, and of the others what nobody
     announced within `remembered` µs before, and live did not stamp within `remembered` either way.

@@ -13,17 +13,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.transform import FRAMES, fault_records, frame_row
-from kiln.pipelines.backfill.chunks import Span
-from kiln.pipelines.backfill.grouped import MIXED, TALLIES, TALLY, Mixed, MixedRows, Wrote, read_groups, tallies
-from kiln.pipelines.backfill.messages import Where, quarantine_row
-from kiln.pipelines.decode.decoder import Faulty, Place, failed, unreadable
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.grouped import (
+    MIXED,
+    TALLIES,
+    TALLY,
+    MergedRow,
+    MergedRowBuffer,
+    StageOutput,
+    read_groups,
+    tallies,
+)
+from kiln.pipelines.backfill.messages import RunTarget, quarantine_row
+from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, failed, unreadable
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.frame_ranges import Ranges, contains, insert
 from kiln.pipelines.runtime.row_packing import pack, unpack
 from kiln.schemas.captures.formats import FORMATS
-from kiln.schemas.captures.items import Source, Unread
-from kiln.schemas.captures.lines import Part
+from kiln.schemas.captures.items import FileSource, UnreadableItem
+from kiln.schemas.captures.lines import FileRange
 from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, frame_fault, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
@@ -46,7 +55,7 @@ class FilePart(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     network: str
     heard_at: int
-    part: Part
+    part: FileRange
 
     @property
     def partition(self) -> int:
@@ -55,10 +64,10 @@ class FilePart(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FrameFilter:
     """Which frames a run reads: heard in `span`, and of a network; None: of all."""
 
-    span: Span
+    span: TimeRange
     network: str | None = None
 
     def takes(self, frame: Frame) -> bool:
@@ -72,13 +81,13 @@ def parts_of(path: str, format_name: str, digest: bytes, network: str, heard_at:
     return [FilePart(path, format_name, digest, network, heard_at, part) for part in cut]
 
 
-def from_kafka(records: DataFrame, wanted: Wanted, where: Where) -> DataFrame:
+def from_kafka(records: DataFrame, wanted: FrameFilter, where: RunTarget) -> DataFrame:
     """Columns partition, offset, stamp, value in; MIXED out. What is no Frame goes into files of `quarantine`."""
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_from_kafka(wanted, where), MIXED)
 
 
-def from_files(spark: SparkSession, parts: Sequence[FilePart], wanted: Wanted, where: Where) -> DataFrame:
+def from_files(spark: SparkSession, parts: Sequence[FilePart], wanted: FrameFilter, where: RunTarget) -> DataFrame:
     """MIXED out. What cannot be read goes into files of `quarantine`, with file and line."""
     packed = spark.createDataFrame([(msgspec.msgpack.encode(each),) for each in parts], "part binary")
     return packed.repartition(len(parts)).mapInArrow(_from_files(wanted, where), MIXED)
@@ -99,14 +108,14 @@ def held(frames: DataFrame) -> DataFrame:
     )
 
 
-def written(rows: DataFrame, where: Where) -> DataFrame:
+def written(rows: DataFrame, where: RunTarget) -> DataFrame:
     """MIXED in groups in, TALLIES out; rows of `frames` go into files."""
     return rows.mapInArrow(_written(where), TALLIES)
 
 
-def _from_kafka(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
+def _from_kafka(wanted: FrameFilter, where: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        out, faults, frames = MixedRows(), TableFiles(where.run, "quarantine"), 0
+        out, faults, frames = MergedRowBuffer(), TableFiles(where.run, "quarantine"), 0
         for batch in batches:
             for partition, offset, stamp, value in zip(*(each.to_pylist() for each in batch.columns), strict=True):
                 frames += 1
@@ -116,26 +125,26 @@ def _from_kafka(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
                         _tell(faults, unreadable(frame, value, partition, offset, stamp))
                 elif wanted.takes(frame):
                     row = _mixed(partition, offset, stamp, frame)
-                    if isinstance(row, Mixed):
+                    if isinstance(row, MergedRow):
                         yield from out.add(row)
                     else:
                         _tell(faults, row)
-        yield from out.tell(Wrote(faults.close(), frames=frames))
+        yield from out.tell(StageOutput(faults.close(), frames=frames))
 
     return rows
 
 
-def _from_files(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
+def _from_files(wanted: FrameFilter, where: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        out, faults, frames = MixedRows(), TableFiles(where.run, "quarantine"), 0
+        out, faults, frames = MergedRowBuffer(), TableFiles(where.run, "quarantine"), 0
         for batch in batches:
             for data in batch.column(0).to_pylist():
                 part = msgspec.msgpack.decode(data, type=FilePart)
                 reader, path = FORMATS[part.format], Path(part.path)
                 with path.open("rb") as file:
-                    items = reader.read(file, Source(part.digest, part.network, part.heard_at), part.part)
+                    items = reader.read(file, FileSource(part.digest, part.network, part.heard_at), part.part)
                     for number, item in enumerate(items):
-                        if isinstance(item, Unread):
+                        if isinstance(item, UnreadableItem):
                             _tell(faults, _unread(item, path.name, part.heard_at // 1000), of_frame=False)
                             continue
                         frames += 1
@@ -147,50 +156,50 @@ def _from_files(wanted: Wanted, where: Where) -> Callable[[_Batches], _Batches]:
                         elif wanted.takes(item):
                             offset = item.sequence if reader.of_lines else number
                             row = _mixed(part.partition, offset, item.observed_at // 1000, item)
-                            if isinstance(row, Mixed):
+                            if isinstance(row, MergedRow):
                                 yield from out.add(row)
                             else:
                                 _tell(faults, row)
-        yield from out.tell(Wrote(faults.close(), frames=frames))
+        yield from out.tell(StageOutput(faults.close(), frames=frames))
 
     return rows
 
 
-def _unread(item: Unread, name: str, at: int) -> Faulty:
+def _unread(item: UnreadableItem, name: str, at: int) -> RejectedMessage:
     detail = f"{name}, line {item.line}: {item.detail}"
-    return Faulty(Place(0, 0, None), HISTORY, item.reason, detail, item.data, at)
+    return RejectedMessage(MessageRef(0, 0, None), HISTORY, item.reason, detail, item.data, at)
 
 
-def _tell(faults: TableFiles, fault: Faulty, *, of_frame: bool = True) -> None:
+def _tell(faults: TableFiles, fault: RejectedMessage, *, of_frame: bool = True) -> None:
     for record in fault_records(fault):
         row = quarantine_row(fault, record)
         faults.add(row if of_frame else (None, None, *row[2:]), len(record.data))
 
 
-def _mixed(partition: int, offset: int, stamp: int, frame: Frame) -> Mixed | Faulty:
+def _mixed(partition: int, offset: int, stamp: int, frame: Frame) -> MergedRow | RejectedMessage:
     try:
         row = frame_row(partition, offset, stamp, frame)
         name = f"{frame.connection.hex()}{DIRECTIONS[frame.direction]}"
-        return Mixed("", name, FRAME, frame.sequence, partition, offset, data=pack(row))
+        return MergedRow("", name, FRAME, frame.sequence, partition, offset, data=pack(row))
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
-        return failed("archive", error, Place(partition, offset, None), frame.SerializeToString(), stamp)
+        return failed("archive", error, MessageRef(partition, offset, None), frame.SerializeToString(), stamp)
 
 
-def _written(where: Where) -> Callable[[_Batches], _Batches]:
+def _written(where: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(where.run, "frames"), TableFiles(where.beyond, "frames")
-        told: list[Wrote] = []
+        told: list[StageOutput] = []
         for group in read_groups(batches):
             ranges: Ranges = []
             for row in group:
                 if row.rank == TALLY:
-                    told.append(msgspec.msgpack.decode(row.data, type=Wrote))
+                    told.append(msgspec.msgpack.decode(row.data, type=StageOutput))
                 elif row.rank == HELD:
                     insert(ranges, row.at, row.at)
                 elif not contains(ranges, row.at):
                     insert(ranges, row.at, row.at)
                     frame = unpack(row.data)
                     (inside if frame[_OBSERVED_AT] in where.span else outside).add(frame, len(row.data))
-        yield tallies(*told, Wrote(inside.close(), outside.close()))
+        yield tallies(*told, StageOutput(inside.close(), outside.close()))
 
     return rows

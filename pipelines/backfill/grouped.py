@@ -42,7 +42,7 @@ TALLY: Final = 0
 """The rank of what a task tells the driver; such rows have neither network nor name."""
 
 
-class Mixed(NamedTuple):
+class MergedRow(NamedTuple):
     """A row of MIXED. `at`: µs."""
 
     network: str
@@ -56,7 +56,7 @@ class Mixed(NamedTuple):
     data: bytes = b""
 
 
-class Wrote(msgspec.Struct, frozen=True, array_like=True):
+class StageOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a task wrote: files of the run's tables, files of what lies beyond the edges of the run's range, and how
     many frames it read."""
 
@@ -66,28 +66,28 @@ class Wrote(msgspec.Struct, frozen=True, array_like=True):
 
 
 TALLIES: Final = "data binary"
-"""A `Wrote` each: what a stage gives out whose rows all go into files."""
+"""A `StageOutput` each: what a stage gives out whose rows all go into files."""
 
 
-def tallies(*wrote: Wrote) -> pa.RecordBatch:
+def tallies(*wrote: StageOutput) -> pa.RecordBatch:
     """What a task tells the driver, in TALLIES."""
     return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, wrote), pa.binary())})
 
 
-class MixedRows:
+class MergedRowBuffer:
     """Rows of a task on their way into MIXED."""
 
     def __init__(self) -> None:
         self._buffer = RowBuffer(_SCHEMA)
 
-    def add(self, row: Mixed) -> Iterator[pa.RecordBatch]:
+    def add(self, row: MergedRow) -> Iterator[pa.RecordBatch]:
         """Takes a row; gives out rows when there are enough."""
         if self._buffer.add(row, len(row.data)):
             yield from self._buffer.drain()
 
-    def tell(self, wrote: Wrote) -> Iterator[pa.RecordBatch]:
+    def tell(self, wrote: StageOutput) -> Iterator[pa.RecordBatch]:
         """The last rows, and what the task tells the driver."""
-        self._buffer.add(Mixed("", "", TALLY, 0, data=msgspec.msgpack.encode(wrote)))
+        self._buffer.add(MergedRow("", "", TALLY, 0, data=msgspec.msgpack.encode(wrote)))
         yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -101,15 +101,15 @@ def in_groups(rows: DataFrame) -> DataFrame:
     return rows.repartition(*columns[:2]).sortWithinPartitions(*columns)
 
 
-def read_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[Mixed]]:
+def read_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[MergedRow]]:
     """What `in_groups` gave, as a task reads it: the rows of a group, group after group."""
     for _, group in groupby(_rows(batches), key=itemgetter(0, 1)):
         yield group
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[Mixed]:
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[MergedRow]:
     for batch in batches:
-        yield from map(Mixed._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        yield from map(MergedRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def among(marks: DataFrame, rows: DataFrame) -> DataFrame:

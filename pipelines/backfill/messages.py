@@ -24,11 +24,18 @@ from kiln.pipelines.archive.transform import (
     message_row,
     with_pairs,
 )
-from kiln.pipelines.backfill.chunks import Span
-from kiln.pipelines.backfill.first import CopiesOfMessage, Place, same_signed, same_unsigned
-from kiln.pipelines.backfill.grouped import MIXED, TALLY, Mixed, MixedRows, Wrote, read_groups
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, failed, unreadable
-from kiln.pipelines.decode.decoder import Place as FramePlace
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.first import FirstCopySelector, FramePosition, same_signed, same_unsigned
+from kiln.pipelines.backfill.grouped import MIXED, TALLY, MergedRow, MergedRowBuffer, StageOutput, read_groups
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    RejectedMessage,
+    failed,
+    unreadable,
+)
+from kiln.pipelines.decode.decoder import MessageRef as FramePlace
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
@@ -54,12 +61,12 @@ _UPDATE, _REPLAY, _SIGNED = 1, 2, 4
 
 CANDIDATES = "kind string, network string, stream string, data binary"
 CANDIDATE, TOLD = "candidate", "told"
-"""Kinds: a `Candidate`; a `Wrote`."""
+"""Kinds: a `UpdateMessage`; a `StageOutput`."""
 
 _OBSERVED_AT = next(place for place, column in enumerate(MESSAGES) if column.name == "observed_at")
 
 
-class Stamp(msgspec.Struct, frozen=True, array_like=True):
+class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
     """What live wrote of an update. Times are µs."""
 
     observed_at: int
@@ -68,7 +75,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     log_offset: int
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True):
+class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     """An UPDATE that may be a new update: its first copy in the chunk, and live's stamp. Times are µs."""
 
     network: str
@@ -84,27 +91,27 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     counts: bool
     """whether the run has the message, and has it of this chunk, so that what is wrong with it is told here"""
-    stamp: Stamp | None
+    stamp: LiveUpdate | None
 
 
-def read_candidate(data: bytes) -> Candidate:
-    """A `Candidate` out of CANDIDATES."""
+def read_candidate(data: bytes) -> UpdateMessage:
+    """A `UpdateMessage` out of CANDIDATES."""
     return _READ_CANDIDATE.decode(data)
 
 
-_READ_CANDIDATE = msgspec.msgpack.Decoder(Candidate)
+_READ_CANDIDATE = msgspec.msgpack.Decoder(UpdateMessage)
 
 
 @dataclass(frozen=True)
-class Where:
+class RunTarget:
     """Where tasks write: the lake of a run, and, what lies beyond the range `span`, the lake `beyond`."""
 
     run: Lake
     beyond: Lake
-    span: Span
+    span: TimeRange
 
 
-def copies(frames: DataFrame, how: Decoding, where: Where) -> DataFrame:
+def copies(frames: DataFrame, how: DecodeConfig, where: RunTarget) -> DataFrame:
     """Rows of the table `frames` in, MIXED out: each good copy of a message. Rows of `copies` and `quarantine` go into
     files."""
     times = {"observed_at", "kafka_timestamp"}
@@ -112,7 +119,7 @@ def copies(frames: DataFrame, how: Decoding, where: Where) -> DataFrame:
     return frames.select(*columns).mapInArrow(_copies(how, where), MIXED)
 
 
-def settled(rows: DataFrame, chunk: Span, how: Decoding, remembered: int, where: Where) -> DataFrame:
+def settled(rows: DataFrame, chunk: TimeRange, how: DecodeConfig, remembered: int, where: RunTarget) -> DataFrame:
     """MIXED in groups in, CANDIDATES out; rows of `messages` go into files."""
     return rows.mapInArrow(_settled(chunk, how.unsigned_horizon, remembered, where), CANDIDATES)
 
@@ -146,16 +153,16 @@ def stamps(updates: DataFrame) -> DataFrame:
 # ---------------------------------------------------------------- the first stage
 
 
-def _copies(how: Decoding, where: Where) -> Callable[[_Batches], _Batches]:
+def _copies(how: DecodeConfig, where: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         table, faults = TableFiles(where.run, "copies"), TableFiles(where.run, "quarantine")
-        out, decoder, frames = MixedRows(), Decoder(how), 0
+        out, decoder, frames = MergedRowBuffer(), FrameDecoder(how), 0
         for batch in batches:
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 inside = row[6] in where.span
                 frames += 1
                 for item, copy in _read_frame(decoder, row):
-                    if isinstance(item, Faulty):
+                    if isinstance(item, RejectedMessage):
                         if inside:
                             for record in fault_records(item):
                                 faults.add(quarantine_row(item, record), len(record.data))
@@ -163,12 +170,12 @@ def _copies(how: Decoding, where: Where) -> Callable[[_Batches], _Batches]:
                         yield from out.add(item)
                     if inside and copy is not None:
                         table.add(copy, _BESIDE)
-        yield from out.tell(Wrote(table.close() + faults.close(), frames=frames))
+        yield from out.tell(StageOutput(table.close() + faults.close(), frames=frames))
 
     return rows
 
 
-def _read_frame(decoder: Decoder, row: FrameRow) -> list[tuple[Mixed | Faulty, _Row | None]]:
+def _read_frame(decoder: FrameDecoder, row: FrameRow) -> list[tuple[MergedRow | RejectedMessage, _Row | None]]:
     """The good messages and the faults of a frame, each with its row of `copies`. Where this fails, the frame is a
     fault."""
     place = FramePlace(row[15], row[16], None)
@@ -178,7 +185,10 @@ def _read_frame(decoder: Decoder, row: FrameRow) -> list[tuple[Mixed | Faulty, _
         if fault is not None:  # an earlier Kiln has written the row
             return [(unreadable(fault, frame.SerializeToString(), *place[:2], row[6]), None)]
         return [
-            (_copy(item) if isinstance(item, Decoded) else item, None if item.copy is None else copy_row(item, frame))
+            (
+                _copy(item) if isinstance(item, DecodedMessage) else item,
+                None if item.copy is None else copy_row(item, frame),
+            )
             for item in decoder.decode_frame(frame, *place[:2])
         ]
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
@@ -188,15 +198,15 @@ def _read_frame(decoder: Decoder, row: FrameRow) -> list[tuple[Mixed | Faulty, _
 _BESIDE = 500  # bytes of a row of `copies`, about
 
 
-def _copy(item: Decoded) -> Mixed:
+def _copy(item: DecodedMessage) -> MergedRow:
     note = _UPDATE if item.content.type == "UPDATE" else 0
     note |= _REPLAY if item.origin == "REPLAY" else 0
     note |= _SIGNED if item.verdict is Verdict.GOOD else 0
     place = item.place.partition, item.place.offset, item.place.position or 0
-    return Mixed(item.network, item.message, COPY, item.observed_at, *place, note, pack(message_row(item)))
+    return MergedRow(item.network, item.message, COPY, item.observed_at, *place, note, pack(message_row(item)))
 
 
-def quarantine_row(item: Faulty, record: QuarantineRecord) -> _Row:
+def quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
     """The row of a fault of a frame, or of a message in a frame."""
     return (*item.place, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
 
@@ -204,14 +214,14 @@ def quarantine_row(item: Faulty, record: QuarantineRecord) -> _Row:
 # ---------------------------------------------------------------- the second stage
 
 
-def _settled(chunk: Span, horizon: int, remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
+def _settled(chunk: TimeRange, horizon: int, remembered: int, where: RunTarget) -> Callable[[_Batches], _Batches]:
     signed, unsigned = same_signed(remembered), same_unsigned(horizon)
 
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(where.run, "messages"), TableFiles(where.beyond, "messages")
         out = RowBuffer(_CANDIDATES)
         for group in read_groups(batches):
-            message = _Message(chunk, signed, unsigned)
+            message = _MessageRows(chunk, signed, unsigned)
             for row in group:
                 if row.rank == TALLY:
                     out.add((TOLD, None, None, row.data))
@@ -224,7 +234,7 @@ def _settled(chunk: Span, horizon: int, remembered: int, where: Where) -> Callab
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
                     yield from out.drain()
-        out.add((TOLD, None, None, msgspec.msgpack.encode(Wrote(inside.close(), outside.close()))))
+        out.add((TOLD, None, None, msgspec.msgpack.encode(StageOutput(inside.close(), outside.close()))))
         yield from out.drain()
 
     return rows
@@ -236,21 +246,21 @@ _CANDIDATES = pa.schema(
 _Same = Callable[[int, int], bool]
 
 
-class _Message:
+class _MessageRows:
     """One message, as its rows come."""
 
-    def __init__(self, chunk: Span, signed: _Same, unsigned: _Same) -> None:
+    def __init__(self, chunk: TimeRange, signed: _Same, unsigned: _Same) -> None:
         self._chunk = chunk
         self._same = {True: signed, False: unsigned}
-        self._known: list[Mixed] = []
-        self._choice: CopiesOfMessage[bytes] | None = None
+        self._known: list[MergedRow] = []
+        self._choice: FirstCopySelector[bytes] | None = None
         self._written: set[int] = set()
-        self._stamps: dict[int, Mixed] = {}
-        self._first: dict[int, Mixed] = {}
+        self._stamps: dict[int, MergedRow] = {}
+        self._first: dict[int, MergedRow] = {}
         """by origin, the first copy of an UPDATE"""
         self._kept: list[bytes] = []
 
-    def take(self, row: Mixed) -> None:
+    def take(self, row: MergedRow) -> None:
         """The next row: what is known comes before the copies."""
         if row.rank in (KEPT, KEPT_BY_LIVE):
             self._known.append(row)
@@ -261,16 +271,16 @@ class _Message:
         else:
             if self._choice is None:
                 self._choice = self._choosing(bool(row.note & _SIGNED))
-            if self._choice.keep(row.at, Place(row.partition, row.offset, row.position), row.data):
+            if self._choice.keep(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
                 self._kept.append(row.data)
             if row.note & _UPDATE:
                 self._first.setdefault(row.note & _REPLAY, row)
 
-    def _choosing(self, signed: bool) -> CopiesOfMessage[bytes]:
-        choice = CopiesOfMessage[bytes](self._same[signed])
+    def _choosing(self, signed: bool) -> FirstCopySelector[bytes]:
+        choice = FirstCopySelector[bytes](self._same[signed])
         for each in self._known:
             if each.rank == KEPT_BY_LIVE and each.at in self._chunk:
-                choice.chosen_by_live(each.at, Place(each.partition, each.offset, each.position))
+                choice.chosen_by_live(each.at, FramePosition(each.partition, each.offset, each.position))
             else:
                 choice.known_elsewhere(each.at)
         return choice
@@ -281,15 +291,15 @@ class _Message:
             self._kept += self._choice.rest()
         return self._kept
 
-    def candidates(self, span: Span) -> Iterator[Candidate]:
+    def candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
         """For each origin, the UPDATE, unless the run has the update already."""
         for origin, copy in self._first.items():
             if origin in self._written:
                 continue
             stamp = self._stamps.get(origin)
-            told = None if stamp is None else Stamp(stamp.at, int(stamp.data), stamp.partition, stamp.offset)
+            told = None if stamp is None else LiveUpdate(stamp.at, int(stamp.data), stamp.partition, stamp.offset)
             row = _UPDATES.decode(copy.data)
-            yield Candidate(
+            yield UpdateMessage(
                 network=copy.network,
                 origin=row.origin,
                 message=copy.name,
@@ -306,7 +316,7 @@ class _Message:
             )
 
 
-class _Update(msgspec.Struct, array_like=True):
+class _UpdateMessageRow(msgspec.Struct, array_like=True):
     """The row of an UPDATE in `messages`, as far as it is needed here, packed."""
 
     message: str
@@ -330,7 +340,7 @@ class _Update(msgspec.Struct, array_like=True):
     data: bytes
 
 
-_UPDATES = msgspec.msgpack.Decoder(_Update)
+_UPDATES = msgspec.msgpack.Decoder(_UpdateMessageRow)
 
 
 def _mark(rank: int, at: Column, *place: str, note: Column | None = None, data: Column | None = None) -> list[Column]:

@@ -18,14 +18,14 @@ _END: Final = 2**62
 """µs: a clock that has ended every window"""
 
 
-class Live(NamedTuple):
+class LiveBatch(NamedTuple):
     """What live has of a batch. Times are µs."""
 
     cid: str
     emitted_at: int
 
 
-class OwnerWindows:
+class SeparatorWindows:
     """To be told the rows in order: of a batch of live before the updates that it holds. Times are µs."""
 
     def __init__(self, key: WindowKey, length: int, grace: int, begin: int) -> None:
@@ -34,14 +34,14 @@ class OwnerWindows:
         self._length = length
         self._grace = grace
         self._begin = begin
-        self._live: dict[int, list[Live]] = {}
+        self._live: dict[int, list[LiveBatch]] = {}
         self._anchors: set[int] = set()
         self._windows = PartitionWindows(length, grace=grace)
         self._clock: int | None = None
         self._heard = 0
         self._sure = False
 
-    def batch(self, opened_at: int, closed_at: int, live: Live) -> None:
+    def batch(self, opened_at: int, closed_at: int, live: LiveBatch) -> None:
         """Takes note of a batch that live has."""
         self._live.setdefault(opened_at, []).append(live)
         if closed_at - opened_at == self._length:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from kiln.pipelines.backfill.account import Run
+from kiln.pipelines.backfill.account import BackfillRun
 from kiln.pipelines.backfill.extents import extents, network_of
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.duckdb_tables import reach, select_files
@@ -34,7 +34,7 @@ _CUT: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
-class Side:
+class TableSnapshot:
     """A version of a table, as far as a range is concerned."""
 
     folder: str
@@ -58,11 +58,11 @@ class Side:
         return self.select(sorted(self.all_files))
 
 
-class Sides:
+class RangeComparison:
     """A run and live. `connection` has the views, each with the columns of its table; those of `batch_tips` also
     have `opened_at`, `separator_key` and `separator_value` of a batch of the range."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: Run) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: BackfillRun) -> None:
         """LakeError: a table cannot be read."""
         reach(connection, lake)
         self.connection = connection
@@ -73,11 +73,11 @@ class Sides:
         self._bounds = time_of(run.range_from), time_of(run.range_to)
         self._network = network_of(run)
 
-    def open(self, lake: Lake, table: str) -> Side | None:
+    def open(self, lake: Lake, table: str) -> TableSnapshot | None:
         """The newest version of a table; None: it is not there. LakeError: it cannot be read."""
         return self._side(lake, table, lake.open(table)) if lake.has(table) else None
 
-    def then(self, table: str, when: int | datetime | None) -> Side | None:
+    def then(self, table: str, when: int | datetime | None) -> TableSnapshot | None:
         """A table of live as it was at a version, or at a time; None: its log, or its folder, has forgotten that."""
         opened = self.lake.open(table)
         if when is None:
@@ -90,7 +90,7 @@ class Sides:
         there = {found.name for found in self.lake.folder(table).files()}
         return side if there.issuperset(map(unquote, side.files)) else None
 
-    def _side(self, lake: Lake, table: str, opened: DeltaTable) -> Side:
+    def _side(self, lake: Lake, table: str, opened: DeltaTable) -> TableSnapshot:
         return _side(lake.table(table), opened, self.extents[table].times, *self._bounds)
 
     def count(self, rows: str) -> int:
@@ -142,7 +142,7 @@ class Sides:
 
 
 @contextmanager
-def both_sides(lake: Lake, run: Run) -> Iterator[Sides]:
+def both_sides(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
     """Opens a connection, without views."""
     with tempfile.TemporaryDirectory(prefix="kiln-") as folder, duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -151,17 +151,17 @@ def both_sides(lake: Lake, run: Run) -> Iterator[Sides]:
         quoted = folder.replace("'", "''")
         connection.execute(f"SET temp_directory = '{quoted}'")
         try:
-            yield Sides(connection, lake, run)
+            yield RangeComparison(connection, lake, run)
         except duckdb.Error as error:
             said = str(error).split("\n")[0]
             raise LakeError(f"the tables in {lake.path}, or those of run {run.name}, cannot be read: {said}") from error
 
 
-def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, high: datetime) -> Side:
+def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, high: datetime) -> TableSnapshot:
     actions = pa.table(table.get_add_actions(flatten=True))
     paths = [str(path) for path in actions["path"].to_pylist()]
     if not paths:
-        return Side(folder, table, frozenset(), ())
+        return TableSnapshot(folder, table, frozenset(), ())
     first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
     least = [_stated(actions, f"min.{name}", first) for name in times]
     greatest = [_stated(actions, f"max.{name}", last) for name in times]
@@ -170,7 +170,7 @@ def _side(folder: str, table: DeltaTable, times: Sequence[str], low: datetime, h
         for number, path in enumerate(paths)
         if any(each[number] < high for each in least) and all(each[number] >= low - _CUT for each in greatest)
     ]
-    return Side(folder, table, frozenset(paths), tuple(inside))
+    return TableSnapshot(folder, table, frozenset(paths), tuple(inside))
 
 
 def _stated(actions: pa.Table, column: str, unknown: datetime) -> list[datetime]:

@@ -21,19 +21,27 @@ from pyspark.sql import functions as F
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced
 from kiln.pipelines.backfill import batches, frames, messages, publishing, updates
-from kiln.pipelines.backfill.account import RUN_TABLES, Run, Told, check_name, find_run, leaving_in_words, tell
-from kiln.pipelines.backfill.chunks import UPDATES_AT_ONCE, Span, cut, pieces, reach
-from kiln.pipelines.backfill.frames import FilePart, Wanted
-from kiln.pipelines.backfill.grouped import Wrote, among, in_groups
-from kiln.pipelines.backfill.messages import TOLD, Where
-from kiln.pipelines.backfill.terms import Terms, differences
-from kiln.pipelines.batch.batching import Batching
-from kiln.pipelines.delta.commits import Commits, Write
+from kiln.pipelines.backfill.account import (
+    RUN_TABLES,
+    BackfillRun,
+    RunEvent,
+    check_name,
+    find_run,
+    leaving_in_words,
+    tell,
+)
+from kiln.pipelines.backfill.chunks import UPDATES_AT_ONCE, TimeRange, cut, pieces, reach
+from kiln.pipelines.backfill.frames import FilePart, FrameFilter
+from kiln.pipelines.backfill.grouped import StageOutput, among, in_groups
+from kiln.pipelines.backfill.messages import TOLD, RunTarget
+from kiln.pipelines.backfill.terms import RunTerms, differences
+from kiln.pipelines.batch.batching import BatchConfig
+from kiln.pipelines.delta.commits import Commits, WriteId
 from kiln.pipelines.delta.files import DataFile, discard
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import Times, no_rows, read_rows
+from kiln.pipelines.delta.tables import TimeBounds, no_rows, read_rows
 from kiln.pipelines.runtime.kafka import Broker, read_range, write_topic
-from kiln.pipelines.updates.transform import Separating
+from kiln.pipelines.updates.transform import SeparatorConfig
 
 LIVE: Final = ("frames", "messages", "updates", "batches", "streams")
 """Live tables that a run reads."""
@@ -54,7 +62,7 @@ class StoppedError(KilnError):
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RunInputs:
     """What a run reads, as of its beginning. `kafka`: first offset and end by partition of `kiln.frames`."""
 
     live: Mapping[str, int]
@@ -70,7 +78,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is. `step`: reading, decoding, batching or publishing."""
 
     step: str
@@ -85,7 +93,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What the call of a run did."""
 
     name: str
@@ -102,7 +110,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Means:
+class RunResources:
     """What a run works with."""
 
     spark: SparkSession
@@ -116,10 +124,10 @@ class Means:
     topic_id: Callable[[], str] = lambda: ""
     """Kafka's id of `kiln.frames` now, empty if the broker does not tell it"""
     stopped: Callable[[], bool] = lambda: False
-    report: Callable[[Progress], None] = lambda _: None
+    report: Callable[[RunProgress], None] = lambda _: None
 
 
-def run(terms: Terms, means: Means, inputs: Callable[[], Inputs], publish: bool = False) -> Outcome:
+def run(terms: RunTerms, means: RunResources, inputs: Callable[[], RunInputs], publish: bool = False) -> RunOutcome:
     """Begins a run, or goes on with the run of this name. `inputs` is asked where the run begins. `publish`: also hands
     its batches to the bridge, unless that was done.
 
@@ -129,16 +137,16 @@ def run(terms: Terms, means: Means, inputs: Callable[[], Inputs], publish: bool 
     found = begun(terms, means.lake)
     if found is None:
         read = inputs()
-        kept = msgspec.to_builtins(_Kept.of(read, terms))
+        kept = msgspec.to_builtins(_SavedInputs.of(read, terms))
         details = terms.told() | {"inputs": kept, "version": means.version}
         low, high = terms.span
         tell(means.lake, terms.name, "begun", means.now(), range_from=low, range_to=high, details=details)
         found = find_run(means.lake, terms.name)
         assert found is not None
-    return _Running(found, terms, means).go(publish)
+    return _ChunkRunner(found, terms, means).go(publish)
 
 
-def begun(terms: Terms, lake: Lake) -> Run | None:
+def begun(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     """The run of these terms; None: it was not begun yet. RunError: there is a run of this name with other terms.
     RunNameError: no run can have the name."""
     found = find_run(lake, check_name(terms.name))
@@ -146,7 +154,7 @@ def begun(terms: Terms, lake: Lake) -> Run | None:
         return None
     if found.leaving:
         raise RunError(leaving_in_words(terms.name))
-    others = differences(found.details, Span(found.range_from, found.range_to), terms)
+    others = differences(found.details, TimeRange(found.range_from, found.range_to), terms)
     if others:
         raise RunError(
             f"there is a run {terms.name} already, and {'; '.join(others)}. Take another name, or remove that run "
@@ -155,7 +163,7 @@ def begun(terms: Terms, lake: Lake) -> Run | None:
     return found
 
 
-def rows_of(chunks: Iterable[Told]) -> dict[str, int]:
+def rows_of(chunks: Iterable[RunEvent]) -> dict[str, int]:
     """How many rows chunks of a run wrote, by table."""
     rows: Counter[str] = Counter()
     for each in chunks:
@@ -165,8 +173,8 @@ def rows_of(chunks: Iterable[Told]) -> dict[str, int]:
     return dict(rows)
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """`Inputs` as the account keeps them, and how they are cut: a run goes on by the cut with which it began."""
+class _SavedInputs(msgspec.Struct, frozen=True):
+    """`RunInputs` as the account keeps them, and how they are cut: a run goes on by the cut with which it began."""
 
     live: dict[str, int]
     chunk: int
@@ -177,7 +185,7 @@ class _Kept(msgspec.Struct, frozen=True):
     topic_id: str = ""
 
     @classmethod
-    def of(cls, inputs: Inputs, terms: Terms) -> _Kept:
+    def of(cls, inputs: RunInputs, terms: RunTerms) -> _SavedInputs:
         packed = [msgspec.json.encode(each).decode() for each in inputs.files]
         live, kafka, gone = dict(inputs.live), dict(inputs.kafka), list(inputs.gone)
         return cls(live, terms.chunk, inputs.at_once, kafka, packed, gone, inputs.topic_id)
@@ -187,22 +195,22 @@ class _Kept(msgspec.Struct, frozen=True):
         return [msgspec.json.decode(each, type=FilePart) for each in self.files]
 
 
-class _Running:
-    def __init__(self, found: Run, terms: Terms, means: Means) -> None:
+class _ChunkRunner:
+    def __init__(self, found: BackfillRun, terms: RunTerms, means: RunResources) -> None:
         self._found = found
         self._terms = terms
         self._means = means
-        self._inputs = msgspec.convert(found.details["inputs"], _Kept)
+        self._inputs = msgspec.convert(found.details["inputs"], _SavedInputs)
         self._lake = means.lake.run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
-        self._where = Where(self._lake, self._beyond, terms.span)
+        self._where = RunTarget(self._lake, self._beyond, terms.span)
         self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
         self._commits = {path: means.commits(lake) for path, lake in self._lakes.items()}
         self._query = f"backfill:{terms.name}"
         self._done = {self._step(each): each for each in found.chunks}
         self._wrote = self._frames = 0
 
-    def go(self, publish: bool) -> Outcome:
+    def go(self, publish: bool) -> RunOutcome:
         """Does what is left to do."""
         if not self._found.done:
             self._lake.create(RUN_TABLES)
@@ -213,10 +221,10 @@ class _Running:
             self._batch()
             tell(self._means.lake, self._terms.name, "done", self._means.now(), details={"rows": self._rows()})
         published = self._publish() if publish and not self._found.published else 0
-        return Outcome(self._terms.name, self._rows(), self._wrote, self._frames, published, self._inputs.gone)
+        return RunOutcome(self._terms.name, self._rows(), self._wrote, self._frames, published, self._inputs.gone)
 
     @staticmethod
-    def _step(told: Told) -> tuple[str, int]:
+    def _step(told: RunEvent) -> tuple[str, int]:
         return str(told.details["step"]), int(str(told.details["number"]))
 
     def _rows(self) -> dict[str, int]:
@@ -229,11 +237,11 @@ class _Running:
         version = self._inputs.live.get(table)
         if version is None:  # of streams: nothing was known
             return no_rows(self._means.spark, table)
-        return read_rows(self._means.spark, self._means.lake, table, version, Times(by, low, high))
+        return read_rows(self._means.spark, self._means.lake, table, version, TimeBounds(by, low, high))
 
     def _own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
         """A table of the run and of what lies beyond its edges, from a time on."""
-        times = Times("observed_at", low, high)
+        times = TimeBounds("observed_at", low, high)
         both = [
             read_rows(self._means.spark, lake, table, versions.get(f"{place}{table}", 0), times)
             for place, lake in (("", self._lake), ("beyond/", self._beyond))
@@ -254,7 +262,12 @@ class _Running:
     # ---------------------------------------------------------------- chunks
 
     def _commit(
-        self, step: str, number: int, wrote: Iterable[Wrote], span: Span | None = None, more: Mapping[str, object] = {}
+        self,
+        step: str,
+        number: int,
+        wrote: Iterable[StageOutput],
+        span: TimeRange | None = None,
+        more: Mapping[str, object] = {},
     ) -> None:
         """Makes the files of a chunk part of the run's tables, table by table, and tells the account last."""
         files: dict[tuple[str, str], list[DataFile]] = {}
@@ -266,7 +279,7 @@ class _Running:
         rows = Counter[str]()
         order = {table: place for place, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
         for (path, table), found in sorted(files.items(), key=lambda item: (order[item[0][1]], item[0][0])):
-            if not self._commits[path].commit(table, found, Write(self._query, number, step)):
+            if not self._commits[path].commit(table, found, WriteId(self._query, number, step)):
                 discard(self._lakes[path], found)
             if path == self._lake.path:
                 rows[table] += sum(file.rows for file in found)
@@ -274,7 +287,7 @@ class _Running:
         at, name = self._means.now(), self._terms.name
         low, high = span or (None, None)
         tell(self._means.lake, name, "chunk", at, range_from=low, range_to=high, rows=rows.total(), details=details)
-        self._done[step, number] = Told(name, "chunk", at, low, high, rows.total(), details)
+        self._done[step, number] = RunEvent(name, "chunk", at, low, high, rows.total(), details)
         self._wrote += rows.total()
 
     def _check(self) -> None:
@@ -282,7 +295,7 @@ class _Running:
             raise stopped_in_words(self._terms.name)
 
     def _progress(self, step: str, done: int, of: int, upto: int | None = None) -> None:
-        self._means.report(Progress(step, done, of, upto, self._frames, self._wrote))
+        self._means.report(RunProgress(step, done, of, upto, self._frames, self._wrote))
 
     # ---------------------------------------------------------------- frames out of Kafka or files
 
@@ -301,15 +314,15 @@ class _Running:
             parts = self._inputs.parts
             at_once = self._inputs.at_once
             some = [parts[at : at + at_once] for at in range(0, len(parts), at_once)]
-            of_files = Wanted(terms.reads)
+            of_files = FrameFilter(terms.reads)
             return [partial(frames.from_files, spark, few, of_files, self._where) for few in some]
-        wanted = Wanted(terms.reads, terms.network)
+        wanted = FrameFilter(terms.reads, terms.network)
         ranges = self._inputs.kafka
         longest = max((end - first for first, end in ranges.values()), default=0)
         each = max(1, self._inputs.chunk // max(1, len(ranges)))
         return [partial(self._from_kafka, at, each, wanted) for at in range(0, longest, each)]
 
-    def _from_kafka(self, at: int, count: int, wanted: Wanted) -> DataFrame:
+    def _from_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
         """The frames of so many records of each partition, from so many records after the first on."""
         topic, ranges = self._means.broker.topic("frames"), self._inputs.kafka
         first = {int(part): min(low + at, high) for part, (low, high) in ranges.items()}
@@ -346,7 +359,7 @@ class _Running:
 
     # ---------------------------------------------------------------- messages and updates
 
-    def _frames_of(self, span: Span) -> DataFrame:
+    def _frames_of(self, span: TimeRange) -> DataFrame:
         if self._terms.source == "frames":
             rows = self._live("frames", span.low, span.high)
             return rows if self._terms.network is None else rows.where(F.col("network") == self._terms.network)
@@ -363,7 +376,7 @@ class _Running:
             self._check()
             self._decode_chunk(number, chunk)
 
-    def _chunks(self) -> list[Span]:
+    def _chunks(self) -> list[TimeRange]:
         """The range, and what is read beyond its edges, in chunks of about as many frames each."""
         if ("planning", 0) not in self._done:
             inside = self._frames_of(self._terms.reads).select(F.unix_micros("observed_at").cast("double").alias("at"))
@@ -374,10 +387,10 @@ class _Running:
         edges = msgspec.convert(self._done["planning", 0].details["edges"], list[int])
         return cut(self._terms.reads, edges)
 
-    def _decode_chunk(self, number: int, chunk: Span) -> None:
+    def _decode_chunk(self, number: int, chunk: TimeRange) -> None:
         terms, where, remembered = self._terms, self._where, self._terms.remembered
         before = self._versions_after("decoding", number - 1) if number else {}
-        near = Span(chunk.low - remembered, chunk.high + remembered)
+        near = TimeRange(chunk.low - remembered, chunk.high + remembered)
         rows = messages.copies(self._frames_of(chunk), terms.decoding, where).persist(StorageLevel.DISK_ONLY)
         stamped = self._live("updates", near.low, near.high)
         marks = messages.kept_by_live(self._messages_of_live(near)).unionByName(messages.stamps(stamped))
@@ -395,17 +408,19 @@ class _Running:
             told.unpersist()
             rows.unpersist()
 
-    def _messages_of_live(self, near: Span) -> DataFrame:
+    def _messages_of_live(self, near: TimeRange) -> DataFrame:
         """Of a run that reads files, live's choice of copies within the range says nothing: live heard others."""
         found = self._live("messages", near.low, near.high)
         if self._terms.source == "files":
-            within = Times("observed_at", self._terms.span.low, self._terms.span.high)
+            within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
             found = found.where(~within.holds)
         return found
 
-    def _updates(self, told: DataFrame, stamped: DataFrame, before: Mapping[str, int], near: Span) -> list[Wrote]:
+    def _updates(
+        self, told: DataFrame, stamped: DataFrame, before: Mapping[str, int], near: TimeRange
+    ) -> list[StageOutput]:
         known = updates.known_streams(self._live("streams"))
-        rows = updates.separated(told, known, Separating(fetch=self._terms.fetch, believe=self._believe))
+        rows = updates.separated(told, known, SeparatorConfig(fetch=self._terms.fetch, believe=self._believe))
         rows = rows.persist(StorageLevel.DISK_ONLY)
         try:
             marks = updates.taken(stamped, known)
@@ -432,7 +447,7 @@ class _Running:
         live = self._live("batches", terms.span.low - far, terms.span.high, by="opened_at")
         both = rows.unionByName(batches.made_by_live(live))
         count = pieces(self._rows().get("updates", 0), UPDATES_AT_ONCE)
-        batching = Batching(terms.window, terms.grace, terms.block_limit, terms.which)
+        batching = BatchConfig(terms.window, terms.grace, terms.block_limit, terms.which)
         for number in range(count):
             self._progress("batching", number, count)
             if ("batching", number) in self._done:
@@ -470,5 +485,5 @@ def stopped_in_words(name: str) -> StoppedError:
     return StoppedError(f"the run {name} is stopped. What is done is kept: the same command goes on from there")
 
 
-def _tallies(rows: DataFrame) -> list[Wrote]:
-    return [msgspec.msgpack.decode(bytes(row.data), type=Wrote) for row in rows.collect()]
+def _tallies(rows: DataFrame) -> list[StageOutput]:
+    return [msgspec.msgpack.decode(bytes(row.data), type=StageOutput) for row in rows.collect()]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.locks import StateInUseError, locked
-from kiln.pipelines.backfill.account import Run, Told, check_name, find_run, leaving_in_words, tell, told
+from kiln.pipelines.backfill.account import BackfillRun, RunEvent, check_name, find_run, leaving_in_words, tell, told
 from kiln.pipelines.delta.lake import Lake, LakeError
 
 State = Literal[
@@ -37,7 +37,7 @@ class NoRunError(KilnError):
 
 
 @dataclass(frozen=True)
-class Listed:
+class RunSummary:
     """A run as `kiln backfill list` has it. Times are µs."""
 
     name: str
@@ -52,12 +52,12 @@ class Listed:
     """when the account last told of the run"""
 
 
-def listed(lake: Lake, state: Path) -> list[Listed]:
+def listed(lake: Lake, state: Path) -> list[RunSummary]:
     """All runs that the account knows, in the order in which they were begun. LakeError: there is no lake."""
     if not lake.root.exists():
         raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
-    runs: list[list[Told]] = []
-    open_: dict[str, list[Told]] = {}
+    runs: list[list[RunEvent]] = []
+    open_: dict[str, list[RunEvent]] = {}
     for each in told(lake):
         if each.run not in open_:
             open_[each.run] = []
@@ -68,7 +68,7 @@ def listed(lake: Lake, state: Path) -> list[Listed]:
     return [_listed(lake, state, events) for events in runs]
 
 
-def the_run(lake: Lake, name: str) -> Run:
+def the_run(lake: Lake, name: str) -> BackfillRun:
     """The run of this name. NoRunError: there was never one, or it is dropped."""
     run = the_run_if_left(lake, name)
     if run is None:
@@ -80,7 +80,7 @@ def the_run(lake: Lake, name: str) -> Run:
     return run
 
 
-def the_run_if_left(lake: Lake, name: str) -> Run | None:
+def the_run_if_left(lake: Lake, name: str) -> BackfillRun | None:
     """The run of this name; None: it is dropped. NoRunError: there was never one."""
     run = find_run(lake, check_name(name))
     if run is None and not any(each.run == name for each in told(lake)):
@@ -128,10 +128,10 @@ def drop(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     return True
 
 
-def _listed(lake: Lake, state: Path, events: list[Told]) -> Listed:
+def _listed(lake: Lake, state: Path, events: list[RunEvent]) -> RunSummary:
     begun, last = events[0], events[-1]
     found = _state(state, begun.run, {each.event for each in events})
-    return Listed(
+    return RunSummary(
         begun.run,
         begun.range_from,
         begun.range_to,

@@ -23,7 +23,7 @@ class OvertakenError(KilnError):
 
 
 @dataclass(frozen=True)
-class Mark:
+class SwapMarker:
     """By which a step that is repeated is known. `begun`: µs, when the run began, so that a later run of the same name
     is another."""
 
@@ -37,7 +37,7 @@ class Mark:
         return f"swap:{self.run}:{self.step}"
 
 
-class Exchange:
+class FileSwap:
     """Commits that replace files of live tables. Streams append meanwhile: their commits and these do not conflict."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
@@ -45,12 +45,14 @@ class Exchange:
         self._lake = lake
         self._durable = durable
 
-    def has(self, table: str, mark: Mark) -> bool:
+    def has(self, table: str, mark: SwapMarker) -> bool:
         """Whether the step is in the table. LakeError."""
         newest = self._lake.open(table).transaction_version(mark.app_id)
         return newest is not None and newest >= mark.begun
 
-    def commit(self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Mark) -> None:
+    def commit(
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+    ) -> None:
         """Takes the files `gone`, paths as in the log, out of a table, and puts `files` in. `read`: the version that
         the step was planned on; appends that came later stay as they are. OvertakenError."""
         if self._durable:

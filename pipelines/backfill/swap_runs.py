@@ -14,9 +14,9 @@ from typing import Final
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.pipelines.backfill.account import Run, claim_swap, tell
-from kiln.pipelines.backfill.range_comparison import Side, Sides, both_sides, time_of
-from kiln.pipelines.backfill.swap import Exchange, Mark, OvertakenError
+from kiln.pipelines.backfill.account import BackfillRun, claim_swap, tell
+from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, both_sides, time_of
+from kiln.pipelines.backfill.swap import FileSwap, OvertakenError, SwapMarker
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.files import DataFile, TableFiles, discard
 from kiln.pipelines.delta.lake import Lake
@@ -51,7 +51,7 @@ class SwapError(KilnError):
 
 
 @dataclass(frozen=True)
-class _Going:
+class _RemovedFiles:
     """Files that a step takes out, as the log names them, and which of their rows are not to be in the table again."""
 
     files: tuple[str, ...]
@@ -59,7 +59,7 @@ class _Going:
 
 
 @dataclass(frozen=True)
-class Step:
+class SwapStep:
     """What a step commits."""
 
     gone: Sequence[str]
@@ -68,8 +68,8 @@ class Step:
 
 def swap(
     lake: Lake,
-    run: Run,
-    exchange: Exchange,
+    run: BackfillRun,
+    exchange: FileSwap,
     now: Callable[[], int],
     say: Callable[[str], None],
     *,
@@ -101,10 +101,10 @@ def swap(
     claim_swap(lake, run, by, now(), before, take_over=take_over)
     begun = run.events[0].happened_at
     with both_sides(lake, run) as sides:
-        swapping = _Swapping(sides, before)
+        swapping = _RunSwap(sides, before)
         for name in STEPS:
             table = _table(name)
-            mark = Mark(run.name, name, begun)
+            mark = SwapMarker(run.name, name, begun)
             if exchange.has(table, mark):
                 continue
             say(f"{table}: swapping")
@@ -114,24 +114,24 @@ def swap(
     return after
 
 
-def add_frames(lake: Lake, run: Run, exchange: Exchange, say: Callable[[str], None]) -> bool:
+def add_frames(lake: Lake, run: BackfillRun, exchange: FileSwap, say: Callable[[str], None]) -> bool:
     """Adds the frames of a run that live lacks, and leaves every other table alone: the first step of a swap. False:
     they are there already. SwapError: the run is not done or has no frames, or as `swap`. LakeError."""
     _check_done(run)
     if run.details.get("source") == "frames":
         raise SwapError(f"run {run.name} was made from live's own frames, and has no others")
     lake.create(["frames"])
-    mark = Mark(run.name, "frames", run.events[0].happened_at)
+    mark = SwapMarker(run.name, "frames", run.events[0].happened_at)
     if exchange.has("frames", mark):
         return False
     before = lake.open("frames").version()
     with both_sides(lake, run) as sides:
         say("frames: adding")
-        _Swapping(sides, {}).take("frames", "frames", exchange, mark)
+        _RunSwap(sides, {}).take("frames", "frames", exchange, mark)
     return lake.open("frames").version() > before
 
 
-def _check_done(run: Run) -> None:
+def _check_done(run: BackfillRun) -> None:
     if not run.done:
         raise SwapError(
             f"run {run.name} is not done: the rest of its range would be empty. Type kiln backfill run once more, with "
@@ -139,7 +139,7 @@ def _check_done(run: Run) -> None:
         )
 
 
-def _check_heard(sides: Sides, run: Run) -> None:
+def _check_heard(sides: RangeComparison, run: BackfillRun) -> None:
     """SwapError: live heard messages, or copies, in the range that are not in what the run read. They would go."""
     source = run.details.get("source")
     if source == "frames":
@@ -161,7 +161,7 @@ def _check_heard(sides: Sides, run: Run) -> None:
     )
 
 
-def _check_late(sides: Sides, run: Run) -> None:
+def _check_late(sides: RangeComparison, run: BackfillRun) -> None:
     """SwapError: frames of the range came into the table when the run had begun. The run may not have read them, and
     what live made of them would go."""
     now, then = (
@@ -186,14 +186,14 @@ def _versions(details: Mapping[str, object]) -> dict[str, int]:
     return {table: version for table, version in details.items() if isinstance(version, int)}
 
 
-class _Swapping:
+class _RunSwap:
     """Plans steps and commits them. Of live's rows of the range, those go that were there when the swap began."""
 
-    def __init__(self, sides: Sides, before: Mapping[str, int]) -> None:
+    def __init__(self, sides: RangeComparison, before: Mapping[str, int]) -> None:
         """`before`: the versions of the tables when the swap began."""
         self._sides = sides
         self._before = before
-        self._plans: dict[str, Callable[[str, Side], Step | None]] = {
+        self._plans: dict[str, Callable[[str, TableSnapshot], SwapStep | None]] = {
             "frames": self._missing,
             "batch_tips": self._missing,
             "updates": self._updates,
@@ -201,7 +201,7 @@ class _Swapping:
             "quarantine": self._quarantine,
         }
 
-    def take(self, name: str, table: str, exchange: Exchange, mark: Mark) -> None:
+    def take(self, name: str, table: str, exchange: FileSwap, mark: SwapMarker) -> None:
         """Commits one step; anew where somebody else takes files out of the table meanwhile. SwapError."""
         plan = self._plans.get(name, self._replace)
         for _ in range(_TRIES):
@@ -226,11 +226,11 @@ class _Swapping:
 
     # -------- plans
 
-    def _replace(self, table: str, read: Side) -> Step | None:
+    def _replace(self, table: str, read: TableSnapshot) -> SwapStep | None:
         going = self._going(table, read)
         return self._step(table, going.files, self._but(read, going), f"FROM run_{table}")
 
-    def _missing(self, table: str, read: Side) -> Step | None:
+    def _missing(self, table: str, read: TableSnapshot) -> SwapStep | None:
         """Adds what the run has and live has not, and takes out nothing."""
         key = ", ".join(TABLES[table].key)
         return self._step(
@@ -239,7 +239,7 @@ class _Swapping:
             f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({read.rows}) AS l USING ({key})",
         )
 
-    def _updates(self, table: str, read: Side) -> Step | None:
+    def _updates(self, table: str, read: TableSnapshot) -> SwapStep | None:
         """As `_replace`, but an update whose tip the run has no update of stays until `_updates_rest`."""
         going = self._going(table, read)
         self._sides.connection.execute(f"""
@@ -255,7 +255,7 @@ class _Swapping:
                 self._rest.write(iter(partial(file.read, _AT_ONCE), b""))
         return self._step(table, going.files, self._but(read, going), "FROM run_updates", "FROM rest")
 
-    def _updates_rest(self, table: str, read: Side) -> Step | None:
+    def _updates_rest(self, table: str, read: TableSnapshot) -> SwapStep | None:
         quoted = self._rest.uri.replace("'", "''")
         rest = f"SELECT ({_key(table)}) FROM read_parquet('{quoted}')"
         condition = f"({_key(table)}) IN ({rest})"
@@ -266,9 +266,9 @@ class _Swapping:
         )
         if not files:
             return None
-        return self._step(table, files, self._but(read, _Going(tuple(files), condition)))
+        return self._step(table, files, self._but(read, _RemovedFiles(tuple(files), condition)))
 
-    def _quarantine(self, table: str, read: Side) -> Step | None:
+    def _quarantine(self, table: str, read: TableSnapshot) -> SwapStep | None:
         """As `_replace`; and claims that a genesis contradicts, where nobody has told of them."""
         going = self._going(table, read)
         of_run = self._sides.open(self._sides.of_run, table)
@@ -290,27 +290,27 @@ class _Swapping:
     def _rest(self) -> Location:
         return self._sides.of_run.root / _REST
 
-    def _going(self, table: str, read: Side) -> _Going:
+    def _going(self, table: str, read: TableSnapshot) -> _RemovedFiles:
         """Which rows of the newest version were of the range when the swap began."""
         inside = self._sides.inside(table)
         then = self._sides.then(table, self._before.get(table))
         if then is None or read.all_files.issuperset(then.files):
-            return _Going((then or read).files, inside)
+            return _RemovedFiles((then or read).files, inside)
         # files of then were made anew since, with rows that came later among those of then
         rows = f"SELECT {_row(table)} FROM ({then.select()}) WHERE {inside}"
-        return _Going(read.files, f"({inside} AND {_row(table)} IN ({rows}))")
+        return _RemovedFiles(read.files, f"({inside} AND {_row(table)} IN ({rows}))")
 
-    def _but(self, read: Side, going: _Going) -> str:
+    def _but(self, read: TableSnapshot, going: _RemovedFiles) -> str:
         """The rows that stay of the files that go."""
         return f"FROM ({read.select(going.files)}) WHERE ({going.condition}) IS NOT TRUE"
 
     def _has_rows(self, rows: str) -> bool:
         return bool(self._sides.connection.execute(f"{rows} LIMIT 1").fetchall())
 
-    def _step(self, table: str, gone: Sequence[str], *rows: str) -> Step | None:
+    def _step(self, table: str, gone: Sequence[str], *rows: str) -> SwapStep | None:
         """Writes rows, each SELECT of them into files of its own. None: there is nothing to do."""
         files = [file for each in rows for file in self._write(table, each)]
-        return Step(gone, files) if gone or files else None
+        return SwapStep(gone, files) if gone or files else None
 
     def _write(self, table: str, rows: str) -> list[DataFile]:
         files = TableFiles(self._sides.lake, table)

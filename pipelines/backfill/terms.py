@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kiln.pipelines.backfill.chunks import Span, reach
-from kiln.pipelines.batch.offset_range import ALL, Selection
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.backfill.chunks import TimeRange, reach
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 
 Source = Literal["frames", "kafka", "files"]
@@ -18,13 +18,13 @@ CHUNK: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunTerms:
     """The terms of a run. Times are µs."""
 
     name: str
-    span: Span
+    span: TimeRange
     """the range: from its beginning on, and before its end"""
-    decoding: Decoding
+    decoding: DecodeConfig
     window: int = 1_000_000
     grace: int = 0
     source: Source = "frames"
@@ -35,19 +35,19 @@ class Terms:
     as_of: int | None = None
     """verified separators count that were known then; None: those known when the run begins"""
     block_limit: int = MAX_BLOCK
-    which: Selection = ALL
+    which: UpdateFilter = ALL
     fetch: bool = False
     """whether blocks can be asked for, as in `Separating`"""
     remembered: int = 86_400_000_000
     chunk: int = CHUNK
 
     @property
-    def reads(self) -> Span:
+    def reads(self) -> TimeRange:
         """What is read of the source: the range, and beyond both edges."""
         far = reach(self.window, self.grace)
         # what was said before the range is in the live tables, where the frames come from there too
         before = far if self.source == "frames" else far + self.remembered
-        return Span(self.span.low - before, self.span.high + far)
+        return TimeRange(self.span.low - before, self.span.high + far)
 
     def told(self) -> dict[str, object]:
         """The terms as the account keeps them. Runs of one name have the same terms."""
@@ -74,7 +74,7 @@ class Terms:
         }
 
 
-def differences(told: Mapping[str, object], span: Span, terms: Terms) -> list[str]:
+def differences(told: Mapping[str, object], span: TimeRange, terms: RunTerms) -> list[str]:
     """Where the terms of a run that was begun differ from these, in words; none: it is the same run."""
     found = []
     if span != terms.span:

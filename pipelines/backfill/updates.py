@@ -9,11 +9,19 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.first import NOWHERE, Announced, new_updates
-from kiln.pipelines.backfill.grouped import MIXED, TALLIES, Mixed, MixedRows, Wrote, read_groups, tallies
-from kiln.pipelines.backfill.messages import CANDIDATE, Candidate, Stamp, Where, read_candidate
+from kiln.pipelines.backfill.first import NOWHERE, UpdateCandidate, new_updates
+from kiln.pipelines.backfill.grouped import (
+    MIXED,
+    TALLIES,
+    MergedRow,
+    MergedRowBuffer,
+    StageOutput,
+    read_groups,
+    tallies,
+)
+from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, RunTarget, UpdateMessage, read_candidate
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.updates.transform import Known, Separating, claims_of, false_claim, separate
+from kiln.pipelines.updates.transform import KnownSeparators, SeparatorConfig, claims_of, false_claim, separate
 from kiln.schemas.kafka.records import Origin, QuarantineRecord, SeparatorRecord, SeparatorSource
 from kiln.schemas.wire.topics import parse_topic
 
@@ -26,7 +34,7 @@ update that live has; one that may be new."""
 KNOWN = "network string, stream string, known boolean, separator_key string, separator_value string"
 
 
-class _Update(msgspec.Struct, frozen=True, array_like=True):
+class _SeparatedUpdate(msgspec.Struct, frozen=True, array_like=True):
     """An update under its separator. Times are µs."""
 
     network: str
@@ -37,7 +45,7 @@ class _Update(msgspec.Struct, frozen=True, array_like=True):
     source: SeparatorSource | None
     stream: str
     tip: str
-    stamp: Stamp
+    stamp: LiveUpdate
     stamped: bool
     place: tuple[int, int, int]
     fault: QuarantineRecord | None
@@ -71,7 +79,7 @@ def known_streams(streams: DataFrame) -> DataFrame:
     return streams.select("network", "stream", F.lit(True).alias("known"), "separator_key", "separator_value")
 
 
-def separated(candidates: DataFrame, known: DataFrame, separating: Separating) -> DataFrame:
+def separated(candidates: DataFrame, known: DataFrame, separating: SeparatorConfig) -> DataFrame:
     """CANDIDATES and KNOWN in, MIXED out: what may be a new update, in the group of its stream and tip. An update that
     waits for its genesis is left out, as live leaves it out."""
     rows = candidates.where(F.col("kind") == CANDIDATE).join(known, ["network", "stream"], "left")
@@ -96,7 +104,7 @@ def taken(updates: DataFrame, known: DataFrame) -> DataFrame:
     return rows.select(*_taken(TAKEN, key, value))
 
 
-def written(rows: DataFrame, remembered: int, where: Where) -> DataFrame:
+def written(rows: DataFrame, remembered: int, where: RunTarget) -> DataFrame:
     """MIXED in groups in, TALLIES out; rows of `updates`, `tips` and `quarantine` go into files."""
     return rows.mapInArrow(_written(remembered, where), TALLIES)
 
@@ -115,13 +123,13 @@ def _taken(rank: int, key: Column, value: Column) -> list[Column]:
     ]
 
 
-def _separated(separating: Separating) -> Callable[[_Batches], _Batches]:
+def _separated(separating: SeparatorConfig) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
-        out = MixedRows()
+        out = MergedRowBuffer()
         for batch in batches:
             for data, known, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 candidate = read_candidate(data)
-                verified: Known = {}
+                verified: KnownSeparators = {}
                 if known:
                     named = None if key is None else SeparatorRecord(key, value)
                     verified = {(candidate.network, candidate.stream): named}
@@ -129,7 +137,7 @@ def _separated(separating: Separating) -> Callable[[_Batches], _Batches]:
                 if update is not None:
                     stamp = update.stamp
                     yield from out.add(
-                        Mixed(
+                        MergedRow(
                             update.network,
                             f"{update.stream}\n{update.tip}",
                             NEW,
@@ -144,7 +152,9 @@ def _separated(separating: Separating) -> Callable[[_Batches], _Batches]:
     return rows
 
 
-def _under_separator(candidate: Candidate, known: Known, separating: Separating) -> _Update | None:
+def _under_separator(
+    candidate: UpdateMessage, known: KnownSeparators, separating: SeparatorConfig
+) -> _SeparatedUpdate | None:
     topic = parse_topic(candidate.topic)
     claims = claims_of(None if topic is None else topic.separator, candidate.model)
     found = separate(claims, (candidate.network, candidate.stream), known, separating)
@@ -154,7 +164,7 @@ def _under_separator(candidate: Candidate, known: Known, separating: Separating)
     if found.contradicted is not None and found.separator is not None and candidate.counts:
         fault = false_claim(found.contradicted, found.separator, candidate.data, candidate.observed_at)
     heard = candidate.observed_at
-    return _Update(
+    return _SeparatedUpdate(
         network=candidate.network,
         origin=candidate.origin,
         message=candidate.message,
@@ -163,25 +173,25 @@ def _under_separator(candidate: Candidate, known: Known, separating: Separating)
         source=found.source,
         stream=candidate.stream,
         tip=candidate.tip,
-        stamp=candidate.stamp or Stamp(heard, heard, NOWHERE, heard),
+        stamp=candidate.stamp or LiveUpdate(heard, heard, NOWHERE, heard),
         stamped=candidate.stamp is not None,
         place=(candidate.place.partition, candidate.place.offset, candidate.place.position or 0),
         fault=fault,
     )
 
 
-def _written(remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
+def _written(remembered: int, where: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(where.run, "updates"), TableFiles(where.beyond, "updates")
         tips, faults = TableFiles(where.run, "tips"), TableFiles(where.run, "quarantine")
         for group in read_groups(batches):
             known: list[tuple[int, Hashable]] = []
             told: list[int] = []
-            announced: list[tuple[Announced, _Update]] = []
+            announced: list[tuple[UpdateCandidate, _SeparatedUpdate]] = []
             for row in group:
                 if row.rank == NEW:
                     update = _read_update(row.data)
-                    announced.append((Announced(row.at, update.claim, update.stamped), update))
+                    announced.append((UpdateCandidate(row.at, update.claim, update.stamped), update))
                     if update.fault is not None:
                         fault = update.fault
                         what = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
@@ -197,15 +207,15 @@ def _written(remembered: int, where: Where) -> Callable[[_Batches], _Batches]:
                 if stamp.observed_at in where.span and not any(abs(heard - at) < remembered for at in told):
                     told.append(heard)
                     tips.add((update.network, update.stream, update.tip, "update", None, stamp.observed_at))
-        wrote = Wrote(inside.close() + tips.close() + faults.close(), outside.close())
+        wrote = StageOutput(inside.close() + tips.close() + faults.close(), outside.close())
         yield tallies(wrote)
 
     return rows
 
 
-_UPDATES = msgspec.msgpack.Decoder(_Update)
+_UPDATES = msgspec.msgpack.Decoder(_SeparatedUpdate)
 
 
-def _read_update(data: bytes) -> _Update:
+def _read_update(data: bytes) -> _SeparatedUpdate:
     # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
     return _UPDATES.decode(data)

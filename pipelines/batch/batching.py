@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kiln.pipelines.batch.offset_range import ALL, FAILED, Selection, Stretch
+from kiln.pipelines.batch.offset_range import ALL, FAILED, OffsetRange, UpdateFilter
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.schemas.kafka.records import (
@@ -22,24 +22,24 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchConfig:
     """T and G in µs, the greatest size of a block in bytes, and which updates go into batches."""
 
     window: int = 1_000_000
     grace: int = 0
     block_limit: int = MAX_BLOCK
-    which: Selection = ALL
+    which: UpdateFilter = ALL
 
 
-class Output(msgspec.Struct, frozen=True):
+class BatchOutput(msgspec.Struct, frozen=True):
     topic: str
     key: bytes
     value: bytes
 
 
 def batch_stretches(
-    windows: PartitionWindows, partition: int, stretches: Iterable[Stretch], limit: int
-) -> Iterator[Output]:
+    windows: PartitionWindows, partition: int, stretches: Iterable[OffsetRange], limit: int
+) -> Iterator[BatchOutput]:
     """Reads stretches of one partition, in the order of their offsets, into its windows; gives out the batches that
     come due.
 
@@ -53,10 +53,10 @@ def batch_stretches(
                 yield from batch_outputs(found, limit)
 
 
-def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[Output]:
+def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
     """The records of one window as they go to Kafka."""
     for record in batch_records(closed, limit):
-        yield Output("batches", batch_key(record.network, record.separator), encode(record))
+        yield BatchOutput("batches", batch_key(record.network, record.separator), encode(record))
 
 
 def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
@@ -75,10 +75,10 @@ def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
         )
 
 
-def _unreadable(partition: int, stretch: Stretch, index: int) -> Iterator[Output]:
+def _unreadable(partition: int, stretch: OffsetRange, index: int) -> Iterator[BatchOutput]:
     offset = stretch.offsets[index]
     reason = PROCESSING_FAILED if stretch.owners[index] == FAILED else "update_malformed"
     detail = f"record {partition}/{offset} of updates: {stretch.messages[index]}"
     key = quarantine_record_key("updates", partition, offset)
     for record in quarantine_records("batch", reason, detail, stretch.leaves[index], stretch.stamps[index]):
-        yield Output("quarantine", key, encode(record))
+        yield BatchOutput("quarantine", key, encode(record))

@@ -12,19 +12,19 @@ Clock = Mapping[int, int]
 """By partition: the greatest stamp so far, µs."""
 
 
-class _Kept(msgspec.Struct):
+class _SavedTimes(msgspec.Struct):
     batch_id: int
     before: dict[int, int]
     after: dict[int, int]
 
 
-class LogClock:
+class LogTimeFile:
     """The clock before each micro-batch. A micro-batch that a crash repeats finds the clock where it stood before."""
 
     def __init__(self, path: Location) -> None:
         """`path`: of the file, in the folder of the query's checkpoint. A missing file: the log begins."""
         self._path = path
-        self._kept = msgspec.json.decode(path.read(), type=_Kept) if path.exists() else _Kept(-1, {}, {})
+        self._kept = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
 
     def before(self, batch_id: int) -> Clock:
         """Where the clock stood when the micro-batch began."""
@@ -34,5 +34,5 @@ class LogClock:
         """Keeps where the clock stands after a micro-batch that saw these stamps; it never goes back."""
         before = dict(self.before(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in seen.items()}
-        self._kept = _Kept(batch_id, before, after)
+        self._kept = _SavedTimes(batch_id, before, after)
         self._path.write([msgspec.json.encode(self._kept)])

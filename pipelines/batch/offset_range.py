@@ -36,7 +36,7 @@ class WindowKey(NamedTuple):
     separator_value: str
 
 
-class Selection(NamedTuple):
+class UpdateFilter(NamedTuple):
     """Which updates of the log go into batches. The others only move the log's clock, as ticks do."""
 
     authors: frozenset[str] | None = None
@@ -50,10 +50,10 @@ class Selection(NamedTuple):
         )
 
 
-ALL: Final = Selection()
+ALL: Final = UpdateFilter()
 
 
-class Owner(NamedTuple):
+class WindowOwner(NamedTuple):
     """What owns the window of an update, and which epoch of which writer the update is of."""
 
     key: WindowKey
@@ -61,13 +61,13 @@ class Owner(NamedTuple):
     batch: int
 
 
-class Stretch(msgspec.Struct, array_like=True, gc=False):
+class OffsetRange(msgspec.Struct, array_like=True, gc=False):
     """Records of one partition in the order of their offsets: an item in each list for each record."""
 
     offsets: list[int]
     stamps: list[int]
     """of the broker, µs"""
-    table: list[Owner]
+    table: list[WindowOwner]
     """each owner once"""
     owners: list[int]
     """index in `table`, or NO_UPDATE, FAULT or FAILED"""
@@ -79,7 +79,7 @@ class Stretch(msgspec.Struct, array_like=True, gc=False):
     """what the message is known by: network, origin and message id"""
 
 
-class KeptStretch(NamedTuple):
+class PackedOffsetRange(NamedTuple):
     """A stretch on its way: the offsets of its first and last record, and the stretch as msgpack."""
 
     first: int
@@ -87,7 +87,7 @@ class KeptStretch(NamedTuple):
     data: bytes
 
 
-def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Selection = ALL) -> Stretch:
+def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: UpdateFilter = ALL) -> OffsetRange:
     """Reads (offset, stamp, value) of one partition, in any order."""
     everything = which == ALL
     ordered = list(records)
@@ -120,10 +120,10 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Select
         leaves.append(leaf)
         heard.append(observed_at)
         messages.append(message)
-    return Stretch(
+    return OffsetRange(
         [offset for offset, _, _ in ordered],
         [stamp for _, stamp, _ in ordered],
-        [Owner(WindowKey(*key[:4]), *key[4:]) for key in found],
+        [WindowOwner(WindowKey(*key[:4]), *key[4:]) for key in found],
         owners,
         leaves,
         heard,
@@ -131,14 +131,14 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Select
     )
 
 
-def keep(stretch: Stretch) -> KeptStretch:
+def keep(stretch: OffsetRange) -> PackedOffsetRange:
     """The stretch, which has a record at least, as it passes between tasks."""
-    return KeptStretch(stretch.offsets[0], stretch.offsets[-1], _ENCODER.encode(stretch))
+    return PackedOffsetRange(stretch.offsets[0], stretch.offsets[-1], _ENCODER.encode(stretch))
 
 
-def in_order(kept: Iterable[KeptStretch]) -> Iterator[Stretch]:
+def in_order(kept: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
     """The stretches of one partition, such that offsets only go up. Those that overlap become one."""
-    runs: list[list[KeptStretch]] = []
+    runs: list[list[PackedOffsetRange]] = []
     end = -1
     for each in sorted(kept, key=itemgetter(0)):
         if runs and each.first <= end:
@@ -151,8 +151,8 @@ def in_order(kept: Iterable[KeptStretch]) -> Iterator[Stretch]:
         yield stretches[0] if len(stretches) == 1 else _merged(stretches)
 
 
-def _merged(stretches: list[Stretch]) -> Stretch:
-    table: dict[Owner, int] = {}
+def _merged(stretches: list[OffsetRange]) -> OffsetRange:
+    table: dict[WindowOwner, int] = {}
     records: list[tuple[int, int, int, bytes, int, str]] = []
     for each in stretches:
         numbers = [table.setdefault(owner, len(table)) for owner in each.table]
@@ -160,7 +160,7 @@ def _merged(stretches: list[Stretch]) -> Stretch:
         records += zip(each.offsets, each.stamps, owners, each.leaves, each.heard, each.messages, strict=True)
     records.sort(key=itemgetter(0))
     offsets, stamps, owners_, leaves, heard, messages = map(list, zip(*records, strict=True))
-    return Stretch(offsets, stamps, list(table), owners_, leaves, heard, messages)
+    return OffsetRange(offsets, stamps, list(table), owners_, leaves, heard, messages)
 
 
 @lru_cache(maxsize=65536)
@@ -170,4 +170,4 @@ def _key_of(stream: str) -> bytes:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Stretch)
+_DECODER: Final = msgspec.msgpack.Decoder(OffsetRange)

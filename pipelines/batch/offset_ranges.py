@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kiln.pipelines.batch.offset_range import Selection, keep, read_stretch
+from kiln.pipelines.batch.offset_range import UpdateFilter, keep, read_stretch
 
 STRETCHES = "partition int, first bigint, last bigint, stretch binary"
 """Rows between tasks. The columns after `partition` are those of a KeptStretch."""
@@ -17,7 +17,7 @@ _STRETCHES = pa.schema(
 )
 
 
-def stretches(which: Selection) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def stretches(which: UpdateFilter) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow`. In: partition int, offset bigint, stamp bigint (µs), value binary. Out: STRETCHES.
 
     A row for each partition in each Arrow batch. PySpark takes apart each row that it hands to a stateful processor, at

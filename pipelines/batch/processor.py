@@ -13,8 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from kiln.pipelines.batch.batching import Batching, Output, batch_stretches
-from kiln.pipelines.batch.offset_range import KeptStretch, in_order
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_stretches
+from kiln.pipelines.batch.offset_range import PackedOffsetRange, in_order
 from kiln.pipelines.batch.windows import PartitionWindows
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ _PART = StructType([StructField("part", IntegerType())])
 _OUTPUTS = 2_000  # rows of one frame
 
 
-class _StateParts:
-    """The parts of the state of the partition that Spark hands over just now (`kiln.pipelines.batch.windows.Parts`)."""
+class _StateShards:
+    """The parts of the state of the partition that Spark hands over just now
+    (`kiln.pipelines.batch.windows.StateShards`)."""
 
     def __init__(self, state: MapState) -> None:
         self._state = state
@@ -47,16 +48,16 @@ class _StateParts:
         self._state.removeKey((part,))
 
 
-class Batcher(StatefulProcessor):
+class BatchProcessor(StatefulProcessor):
     """Keyed by Kafka partition. Its state is the head of the windows, read and written once each time, and their parts
     (`PartitionWindows`). A state from before there were parts is a head."""
 
-    def __init__(self, batching: Batching) -> None:
+    def __init__(self, batching: BatchConfig) -> None:
         self._batching = batching
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
-        self._parts = _StateParts(handle.getMapState("parts", _PART, _STATE))
+        self._parts = _StateShards(handle.getMapState("parts", _PART, _STATE))
 
     def handleInputRows(
         self,
@@ -67,15 +68,15 @@ class Batcher(StatefulProcessor):
         """Rows in: STRETCHES (kiln.pipelines.batch.offset_ranges). Rows out: OUTPUT."""
         import pandas as pd
 
-        kept: list[KeptStretch] = []  # order within a key is not promised
+        kept: list[PackedOffsetRange] = []  # order within a key is not promised
         for frame in rows:
             if isinstance(frame, pd.DataFrame):  # the pandas form of the operator
                 columns = (frame[name].tolist() for name in ("first", "last", "stretch"))
-                kept += map(KeptStretch._make, zip(*columns, strict=True))
+                kept += map(PackedOffsetRange._make, zip(*columns, strict=True))
         state = self._state.get()
         head = bytes(state[0]) if state else b""
         windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._parts)
-        outputs: list[Output] = []
+        outputs: list[BatchOutput] = []
         for output in batch_stretches(windows, key[0], in_order(kept), self._batching.block_limit):
             outputs.append(output)
             if len(outputs) == _OUTPUTS:
@@ -89,7 +90,7 @@ class Batcher(StatefulProcessor):
         """Nothing is held outside the state."""
 
 
-def _frame(outputs: list[Output]) -> pd.DataFrame:
+def _frame(outputs: list[BatchOutput]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(

@@ -6,11 +6,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.batch.transform import batches
 from kiln.pipelines.runtime.kafka import sink_options, stream_topics
-from kiln.pipelines.runtime.query_plan import Plan, start_query
+from kiln.pipelines.runtime.query_plan import QueryContext, start_query
 from kiln.schemas.queries import QUERIES
 
 
-def start(plan: Plan) -> StreamingQuery:
+def start(plan: QueryContext) -> StreamingQuery:
     """Starts the query. A `Ticker` must run beside the query, or windows close only with later updates."""
     session = plan.new_session()
     # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python

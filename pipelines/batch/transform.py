@@ -5,17 +5,19 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.batch.batching import Batching
+from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
-from kiln.pipelines.batch.processor import OUTPUT, Batcher
+from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
 
 
-def batches(records: DataFrame, batching: Batching, prefix: str) -> DataFrame:
+def batches(records: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
     """Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot be read."""
     return (
         records.select("partition", "offset", "stamp", "value")
         .mapInArrow(stretches(batching.which), STRETCHES)
         .groupBy("partition")
-        .transformWithStateInPandas(Batcher(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None")
+        .transformWithStateInPandas(
+            BatchProcessor(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
+        )
         .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
     )

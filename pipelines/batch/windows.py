@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from kiln.pipelines.batch.offset_range import NO_UPDATE, Stretch, WindowKey
+from kiln.pipelines.batch.offset_range import NO_UPDATE, OffsetRange, WindowKey
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 from kiln.schemas.wire.batch_block import stream_key, tips_of
 
@@ -73,7 +73,7 @@ class ClosedWindow(NamedTuple):
     window: Window
 
 
-class _KeptWindow(msgspec.Struct, array_like=True, gc=False):
+class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
     """A window in the state."""
 
     opened_at: int
@@ -86,11 +86,11 @@ class _KeptWindow(msgspec.Struct, array_like=True, gc=False):
     """in their order"""
 
 
-class _State(msgspec.Struct, array_like=True):
+class _WindowsHead(msgspec.Struct, array_like=True):
     """Layout of the head of a state: msgpack of this, fields in this order."""
 
     clock: int = 0
-    windows: list[tuple[WindowKey, _KeptWindow]] | None = []
+    windows: list[tuple[WindowKey, _SavedWindow]] | None = []
     """in order of opening. None: they are in parts; code from before there were parts refuses the state."""
     epoch: tuple[str, int] | None = None
     seen: list[bytes] = []
@@ -103,7 +103,7 @@ class _State(msgspec.Struct, array_like=True):
     """of the next window, where windows are in parts"""
 
 
-class _PartWindow(msgspec.Struct, array_like=True, gc=False):
+class _ShardWindow(msgspec.Struct, array_like=True, gc=False):
     """A window in a part; a part is msgpack of a list of these, by rank. A window stays as it is, `data`, until a
     record touches it or it comes due."""
 
@@ -115,7 +115,7 @@ class _PartWindow(msgspec.Struct, array_like=True, gc=False):
     """msgpack of key, _KeptWindow"""
 
 
-class Parts(Protocol):
+class StateShards(Protocol):
     """Where the parts of a state are kept, by number. Each part below the number of parts is there."""
 
     def __getitem__(self, part: int, /) -> bytes: ...
@@ -123,7 +123,7 @@ class Parts(Protocol):
     def __delitem__(self, part: int, /) -> None: ...
 
 
-class _Epoch:
+class _WriterEpoch:
     """The newest epoch of a writer, and its messages so far."""
 
     def __init__(self, number: int, digests: Iterable[bytes] = ()) -> None:
@@ -154,17 +154,17 @@ class PartitionWindows:
     reading and writing costs what records touch and what comes due, however many windows are open.
     """
 
-    def __init__(self, length: int, state: bytes = b"", grace: int = 0, parts: Parts | None = None) -> None:
+    def __init__(self, length: int, state: bytes = b"", grace: int = 0, parts: StateShards | None = None) -> None:
         """`length`: T, `grace`: G, in µs; open windows keep their own. `state`: an earlier `dump()`, with the `parts`
         of that time. None: all windows stay in the head. ValueError: the state has parts, and none are given."""
-        kept = _decoder.decode(state) if state else _State()
+        kept = _decoder.decode(state) if state else _WindowsHead()
         self._length = length
         self._grace = grace
         self.clock = kept.clock
         # by writer, the one that wrote last at the end
-        self._epochs = {query: _Epoch(batch, seen) for query, batch, seen in kept.others}
+        self._epochs = {query: _WriterEpoch(batch, seen) for query, batch, seen in kept.others}
         if kept.epoch is not None:
-            self._epochs[kept.epoch[0]] = _Epoch(kept.epoch[1], kept.seen)
+            self._epochs[kept.epoch[0]] = _WriterEpoch(kept.epoch[1], kept.seen)
         self._open: dict[WindowKey, Window] = {}  # of the head, or what has been taken out of parts
         # The rank, which tells the order of opening, makes the order of closing total.
         self._due: list[tuple[int, int, WindowKey]] = []  # of the same windows
@@ -173,7 +173,7 @@ class PartitionWindows:
         self._dues = array("q", kept.dues)
         if self._dues and parts is None:
             raise ValueError(f"{kept.count} open windows are in {len(self._dues)} parts, which are not here")
-        self._kept: dict[int, dict[bytes, _PartWindow]] = {}  # by part that has been read, what is not in `_open`
+        self._kept: dict[int, dict[bytes, _ShardWindow]] = {}  # by part that has been read, what is not in `_open`
         self._changed: set[int] = set()
         self._elsewhere = kept.count  # windows that are not in `_open`
         self._due_elsewhere = min(self._dues, default=_EVER)  # or less: none of these is due before
@@ -183,7 +183,7 @@ class PartitionWindows:
     def __len__(self) -> int:
         return self._elsewhere + len(self._open)
 
-    def take(self, stretch: Stretch) -> list[ClosedWindow | int]:
+    def take(self, stretch: OffsetRange) -> list[ClosedWindow | int]:
         """Reads the next records of the partition into their windows.
 
         What comes of it, in the order of the records: each window that ends, and the index of each record that cannot
@@ -197,7 +197,7 @@ class PartitionWindows:
         written = [writers.setdefault(writer, writer) for writer in (owner[1:] for owner in stretch.table)]
         windows = [self._open.get(owner.key, _ENDED) for owner in stretch.table]
         writer: tuple[str, int] | None = None
-        epoch: _Epoch | None = None
+        epoch: _WriterEpoch | None = None
         columns = zip(stretch.stamps, stretch.owners, stretch.leaves, stretch.heard, stretch.messages, strict=True)
         for index, (stamp, owner, leaf, heard, message) in enumerate(columns):
             if stamp > clock:
@@ -263,11 +263,11 @@ class PartitionWindows:
         epoch = (query, batch) if self._epochs else None
         if self._dues:
             self._write()
-            state = _State(self.clock, None, epoch, seen, epochs, self._dues.tobytes(), len(self), self._rank)
+            state = _WindowsHead(self.clock, None, epoch, seen, epochs, self._dues.tobytes(), len(self), self._rank)
         else:
             in_order = sorted(self._open.items(), key=lambda opened: opened[1].rank)
             windows = [(key, _kept(window)) for key, window in in_order]
-            state = _State(self.clock, windows, epoch, seen, epochs)
+            state = _WindowsHead(self.clock, windows, epoch, seen, epochs)
         return _encoder.encode(state)
 
     def _fit(self) -> None:
@@ -293,7 +293,7 @@ class PartitionWindows:
         self._dues = self._dues[:now] + array("q", [_NO_DUE]) * (now - before)
         self._changed = {part for part in self._changed if part < now}.union(range(before, now))
 
-    def _put_kept(self, digest: bytes, window: _PartWindow, parts: int) -> None:
+    def _put_kept(self, digest: bytes, window: _ShardWindow, parts: int) -> None:
         if not parts:
             self._take_out(window)
             return
@@ -309,7 +309,7 @@ class PartitionWindows:
             digest = _key_digest(key)
             part = windows.get(_part(digest, len(self._dues)))
             if part is not None:
-                part.append(_PartWindow(digest, window.rank, window.due, _encoder.encode((key, _kept(window)))))
+                part.append(_ShardWindow(digest, window.rank, window.due, _encoder.encode((key, _kept(window)))))
         for number, found in windows.items():
             found.sort(key=lambda each: each.rank)
             self._parts[number] = _encoder.encode(found)
@@ -340,14 +340,14 @@ class PartitionWindows:
                 self._dues[part] = min((window.due for window in found.values()), default=_NO_DUE)
         self._due_elsewhere = min(self._dues, default=_EVER)
 
-    def _read_part(self, part: int) -> dict[bytes, _PartWindow]:
+    def _read_part(self, part: int) -> dict[bytes, _ShardWindow]:
         found = self._kept.get(part)
         if found is None:
             data = b"" if self._parts is None else self._parts[part]
             found = self._kept[part] = {each.digest: each for each in _part_decoder.decode(data)}
         return found
 
-    def _take_out(self, kept: _PartWindow) -> None:
+    def _take_out(self, kept: _ShardWindow) -> None:
         key, found = _window_decoder.decode(kept.data)
         window = _window(found)
         window.rank = kept.rank
@@ -381,22 +381,22 @@ class PartitionWindows:
     def _next_due(self) -> int:
         return self._due[0][0] if self._due else _EVER
 
-    def _epoch(self, query: str, batch: int) -> _Epoch | None:
+    def _epoch(self, query: str, batch: int) -> _WriterEpoch | None:
         """The epoch of a writer, who wrote just now; None if the writer has begun a newer one."""
         epoch = self._epochs.pop(query, None)
         if epoch is None or epoch.number < batch:
-            epoch = _Epoch(batch)
+            epoch = _WriterEpoch(batch)
         self._epochs[query] = epoch
         while len(self._epochs) > MAX_EPOCH_WRITERS:
             del self._epochs[next(iter(self._epochs))]
         return epoch if epoch.number == batch else None
 
 
-def _kept(window: Window) -> _KeptWindow:
-    return _KeptWindow(window.opened_at, window.closes_at, None, window.ends_at, sorted(window.leaves))
+def _kept(window: Window) -> _SavedWindow:
+    return _SavedWindow(window.opened_at, window.closes_at, None, window.ends_at, sorted(window.leaves))
 
 
-def _window(kept: _KeptWindow) -> Window:
+def _window(kept: _SavedWindow) -> Window:
     tips = (kept.tips or {}).items()
     leaves = {*kept.leaves, *(stream_key(stream) + tip for stream, found in tips for tip in found)}
     return Window(kept.opened_at, kept.closes_at, leaves, kept.ends_at, kept.closes_at if kept.ends_at else _EVER)
@@ -424,6 +424,6 @@ def _digest(message: str) -> bytes:
 
 _ENDED: Final = Window(0, 0, takes_until=_NEVER)
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_State)
-_part_decoder: Final = msgspec.msgpack.Decoder(list[_PartWindow])
-_window_decoder: Final = msgspec.msgpack.Decoder(tuple[WindowKey, _KeptWindow])
+_decoder: Final = msgspec.msgpack.Decoder(_WindowsHead)
+_part_decoder: Final = msgspec.msgpack.Decoder(list[_ShardWindow])
+_window_decoder: Final = msgspec.msgpack.Decoder(tuple[WindowKey, _SavedWindow])

@@ -42,7 +42,7 @@ def check_samples() -> None:
             )
 
 
-class Tally(NamedTuple):
+class AuthorTally(NamedTuple):
     """How the well-signed messages of one author fared in one micro-batch."""
 
     author: str
@@ -51,7 +51,7 @@ class Tally(NamedTuple):
 
 
 @dataclass
-class Breaker:
+class DecodeBreaker:
     """Trips when the messages of many authors, which used to decode, no longer do.
 
     An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
@@ -67,7 +67,7 @@ class Breaker:
     _heard: dict[str, int] = field(default_factory=dict)
     _observed: int = 0
 
-    def observe(self, tallies: Iterable[Tally]) -> None:
+    def observe(self, tallies: Iterable[AuthorTally]) -> None:
         """Takes a micro-batch into account, with faults or without: who decodes now is who may stop. Raises
         DecodingBrokenError."""
         self._observed += 1

@@ -13,7 +13,7 @@ _FILE: Final = "breaker.json"
 
 
 @dataclass(frozen=True)
-class Trip:
+class BreakerState:
     """`query`: whose breaker tripped; `why`: in words; `at`: when, UTC."""
 
     query: str
@@ -30,17 +30,17 @@ class Trip:
         )
 
 
-def remember_trip(state: Path, trip: Trip) -> None:
+def remember_trip(state: Path, trip: BreakerState) -> None:
     """Puts a trip into the state folder. OSError."""
     fresh = state / f"{_FILE}.new"
     fresh.write_bytes(msgspec.json.encode(trip))
     fresh.replace(state / _FILE)
 
 
-def read_trip(state: Path) -> Trip | None:
+def read_trip(state: Path) -> BreakerState | None:
     """The trip that no start has followed; None: there is none."""
     try:
-        return msgspec.json.decode((state / _FILE).read_bytes(), type=Trip)
+        return msgspec.json.decode((state / _FILE).read_bytes(), type=BreakerState)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

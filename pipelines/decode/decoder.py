@@ -1,6 +1,6 @@
 """Decodes records of `kiln.frames`: into messages, or into what goes to quarantine and why. Bytes in, tuples out.
 
-Nothing here raises on what a peer sent (decision 6): bad bytes become a `Faulty` with a reason.
+Nothing here raises on what a peer sent (decision 6): bad bytes become a `RejectedMessage` with a reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kiln.schemas.wire.identity import (
     unverified_id,
 )
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
-from kiln.schemas.wire.topic_table import Bundles, TopicSource, TopicTable, agreement, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, agreement, message_topic
 from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
@@ -60,7 +60,7 @@ _WHOLE = (METADATA_ONLY, PROCESSING_FAILED)
 """Reasons with which quarantine has the message, and not its data alone."""
 
 
-class Place(NamedTuple):
+class MessageRef(NamedTuple):
     """Where in `kiln.frames`; `position` of the message in its RPC, None for the frame as a whole."""
 
     partition: int
@@ -74,7 +74,7 @@ class Place(NamedTuple):
         return whole if self.position is None else f"{whole}/{self.position}"
 
 
-class Copy(NamedTuple):
+class MessageCopy(NamedTuple):
     """A copy of a gossip message, good or not. `verdict`: the bridge's, as the frame has it."""
 
     network: str
@@ -82,14 +82,14 @@ class Copy(NamedTuple):
     verdict: int
 
 
-class Faulty(NamedTuple):
+class RejectedMessage(NamedTuple):
     """What goes to quarantine.
 
     `frame`: what the frame is known by, empty where the record is no Frame. `author`: the peer whose good signature the
     message bears, else "". `copy`: of a message, None of all else.
     """
 
-    place: Place
+    place: MessageRef
     stage: str
     reason: str
     detail: str
@@ -97,13 +97,13 @@ class Faulty(NamedTuple):
     observed_at: int
     frame: bytes = b""
     author: str = ""
-    copy: Copy | None = None
+    copy: MessageCopy | None = None
 
 
-class Decoded(NamedTuple):
+class DecodedMessage(NamedTuple):
     """A good message. Times are µs."""
 
-    place: Place
+    place: MessageRef
     message: str
     network: str
     origin: Origin
@@ -115,46 +115,51 @@ class Decoded(NamedTuple):
     observed_at: int
     envelope: Message
     content: PubsubMessage
-    copy: Copy | None = None  # None: of an announcement in the DHT
+    copy: MessageCopy | None = None  # None: of an announcement in the DHT
     own: bool = False  # written by the node that heard it
     previous: tuple[str, ...] = ()  # of an announcement in the DHT: the CIDs of batches before, newest first
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodeConfig:
     """What decoding depends on beside the bytes."""
 
     default_policy: Policy = "strict"
     policies: Mapping[str, Policy] = field(default_factory=dict)
     batch_typ: int = 3
     unsigned_horizon: int = 120_000_000  # µs
-    bundles: Bundles = field(default_factory=Bundles)  # by which topic indices resolve
+    bundles: BundleSet = field(default_factory=BundleSet)  # by which topic indices resolve
 
     def policy(self, network: str, origin: str) -> Policy:
         """A replayed capture is always judged `either` (decision 5)."""
         return "either" if origin == "REPLAY" else self.policies.get(network, self.default_policy)
 
 
-def decode(value: bytes | None, partition: int, offset: int, stamp: int, how: Decoding) -> Iterator[Decoded | Faulty]:
+def decode(
+    value: bytes | None, partition: int, offset: int, stamp: int, how: DecodeConfig
+) -> Iterator[DecodedMessage | RejectedMessage]:
     """Everything in one record of `kiln.frames`: its messages in order, each good or faulty, and faults of the frame.
 
     A datagram of the BitTorrent DHT holds one message. A frame that Kiln sent (OUT) gives nothing. `stamp`: the
     broker's, µs; the time of a record that is no Frame.
     """
-    return Decoder(how).decode(value, partition, offset, stamp)
+    return FrameDecoder(how).decode(value, partition, offset, stamp)
 
 
-def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> Faulty:
+def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
     """The fault of a record that is no Frame."""
-    return Faulty(Place(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
+    return RejectedMessage(MessageRef(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
-def failed(stage: str, error: Exception, place: Place, data: bytes, at: int, frame: bytes = b"") -> Faulty:
-    """The fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in `Faulty`."""
-    return Faulty(place, stage, PROCESSING_FAILED, describe(error), data, at, frame)
+def failed(
+    stage: str, error: Exception, place: MessageRef, data: bytes, at: int, frame: bytes = b""
+) -> RejectedMessage:
+    """The fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in
+    `RejectedMessage`."""
+    return RejectedMessage(place, stage, PROCESSING_FAILED, describe(error), data, at, frame)
 
 
-class Decoder:
+class FrameDecoder:
     """Decodes frames one after another, and each message once, however many copies of it come.
 
     What is found of a message depends on its bytes and on a few things of its frame, which are the key; so a Decoder
@@ -165,12 +170,14 @@ class Decoder:
     _MOST_BYTES = 16 << 20  # of these messages
     _LARGEST = 2048  # bytes of one
 
-    def __init__(self, how: Decoding) -> None:
+    def __init__(self, how: DecodeConfig) -> None:
         self._how = how
-        self._known: dict[_Key, _Judged] = {}
+        self._known: dict[_Key, _Verification] = {}
         self._known_bytes = 0
 
-    def decode(self, value: bytes | None, partition: int, offset: int, stamp: int) -> Iterator[Decoded | Faulty]:
+    def decode(
+        self, value: bytes | None, partition: int, offset: int, stamp: int
+    ) -> Iterator[DecodedMessage | RejectedMessage]:
         """Everything in one record, as the function `decode` says."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
@@ -178,32 +185,34 @@ class Decoder:
         else:
             yield from self.decode_frame(frame, partition, offset)
 
-    def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
+    def decode_frame(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
         """Everything in one frame. Where decoding itself fails, the fault is of that message, or of the frame."""
         try:
             yield from self._items(frame, partition, offset)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
-            place = Place(partition, offset, None)
+            place = MessageRef(partition, offset, None)
             yield failed("decode", error, place, frame.payload, frame.observed_at // 1000, _known_by(frame))
 
-    def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[Decoded | Faulty]:
+    def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
         if frame.direction != Frame.IN:
             return
         if frame.protocol == BEP50:
             if frame.payload:
-                yield _announced(frame, Place(partition, offset, 0), self._how)
+                yield _announced(frame, MessageRef(partition, offset, 0), self._how)
             return
         observed_at = frame.observed_at // 1000
         agreed = agreement(frame.hello_in, frame.hello_out, self._how.bundles)
         for side, refused in agreed.refused:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"
-            whole = Place(partition, offset, None)
-            yield Faulty(whole, "hello", refused.reason, detail, hello, observed_at, _known_by(frame))
+            whole = MessageRef(partition, offset, None)
+            yield RejectedMessage(whole, "hello", refused.reason, detail, hello, observed_at, _known_by(frame))
         messages = gossip_messages(frame)
         if isinstance(messages, Rejected):
-            whole = Place(partition, offset, None)
-            yield Faulty(whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame))
+            whole = MessageRef(partition, offset, None)
+            yield RejectedMessage(
+                whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame)
+            )
             return
         if not messages:
             return
@@ -211,8 +220,8 @@ class Decoder:
         network, local_peer, verdicts = frame.network, frame.local_peer, frame.verdicts
         remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
         if len(verdicts) > len(messages):
-            whole, detail = Place(partition, offset, None), f"{len(verdicts)} verdicts on {len(messages)} messages"
-            yield Faulty(whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _known_by(frame))
+            whole, detail = MessageRef(partition, offset, None), f"{len(verdicts)} verdicts on {len(messages)} messages"
+            yield RejectedMessage(whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _known_by(frame))
             verdicts = b""  # nobody knows which verdict is of which message
         cost = unread = 0
         for index, message in enumerate(islice(messages, MAX_MESSAGES)):
@@ -220,7 +229,7 @@ class Decoder:
             if cost >= MAX_RPC_COST and given not in _GIVEN:
                 unread += 1
                 continue
-            place = Place(partition, offset, index)
+            place = MessageRef(partition, offset, index)
             try:
                 judged = self._judged(message, given, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
@@ -230,9 +239,9 @@ class Decoder:
             if judged.stage:
                 stage, reason, detail, author, copy = judged[:5]
                 data = message.SerializeToString() if reason in _WHOLE else message.data
-                yield Faulty(place, stage, reason, detail, data, observed_at, _known_by(frame), author, copy)
+                yield RejectedMessage(place, stage, reason, detail, data, observed_at, _known_by(frame), author, copy)
             else:
-                yield Decoded(
+                yield DecodedMessage(
                     place,
                     judged.copy.message,
                     judged.copy.network,
@@ -250,16 +259,16 @@ class Decoder:
                 )
         if unread:
             detail = f"{unread} of {len(messages)} messages are not read: checking the others cost all that one RPC may"
-            yield Faulty(
-                Place(partition, offset, None), "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, _known_by(frame)
+            yield RejectedMessage(
+                MessageRef(partition, offset, None), "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, _known_by(frame)
             )
         if len(messages) > MAX_MESSAGES:
             detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
-            yield Faulty(
-                Place(partition, offset, None), "rpc", RPC_TOO_MANY, detail, b"", observed_at, _known_by(frame)
+            yield RejectedMessage(
+                MessageRef(partition, offset, None), "rpc", RPC_TOO_MANY, detail, b"", observed_at, _known_by(frame)
             )
 
-    def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Judged:
+    def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Verification:
         if message.ByteSize() > self._LARGEST:
             return _judge(message, given, network, origin, table, self._how)
         key = (message.SerializeToString(), given, network, origin, table)
@@ -276,14 +285,14 @@ class Decoder:
 _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
-class _Judged(NamedTuple):
+class _Verification(NamedTuple):
     """What is found of a message, wherever it stands. A fault has a stage."""
 
     stage: str
     reason: str
     detail: str
     author: str
-    copy: Copy
+    copy: MessageCopy
     topic: str = ""
     topic_source: TopicSource = "name"
     separator: Separator | None = None
@@ -292,7 +301,9 @@ class _Judged(NamedTuple):
     cost: int = 0  # nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)
 
 
-def _judge(message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: Decoding) -> _Judged:
+def _judge(
+    message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: DecodeConfig
+) -> _Verification:
     """`given`: the bridge's verdict; `network`: the frame's."""
     name = message_topic(message, table)
     # a bridge never says so, and a window whose batches are published must not hold what nobody could check
@@ -300,34 +311,34 @@ def _judge(message: Message, given: int, network: str, origin: Origin, table: To
     known_as = unverified_id(message) if unverifiable else message_id(message)
     cost = id_cost(message)
     if isinstance(name, Rejected):
-        return _Judged("topic", name.reason, name.detail, "", Copy(network, known_as, given), cost=cost)
+        return _Verification("topic", name.reason, name.detail, "", MessageCopy(network, known_as, given), cost=cost)
     topic = parse_topic(name)
     if topic is not None:
         network = topic.network
-    copy = Copy(network, known_as, given)
+    copy = MessageCopy(network, known_as, given)
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
         verdict, reason, signature_cost = _verdict(message, name, given, how.policy(network, origin))
         cost += signature_cost
     if reason:
-        return _Judged("signature", reason, "", "", copy, cost=cost)
+        return _Verification("signature", reason, "", "", copy, cost=cost)
     if unverifiable and not message.HasField("data"):
         detail = "a copy of a message, of which the log has no data"
-        return _Judged(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
+        return _Verification(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
     try:
         content = read_message(message.data, how.batch_typ)
     except PROCESSING_ERRORS as error:  # pure; caught here too, as the breaker counts the author's messages that fail
         author = _author(message, verdict) or ""
-        return _Judged("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
+        return _Verification("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
     if isinstance(content, Rejected):
         author = _author(message, verdict) or ""
-        return _Judged("message", content.reason, content.detail, author, copy, cost=cost)
+        return _Verification("message", content.reason, content.detail, author, copy, cost=cost)
     source: TopicSource = "name" if message.HasField("topic") else "index"
-    return _Judged("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
+    return _Verification("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
 
 
-def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
+def _announced(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMessage | RejectedMessage:
     """What a datagram of the BitTorrent DHT announces, as the BATCH_UPDATE that it stands for.
 
     Its author is the publisher's key, as the peer id that this key would have; its seqno the item's.
@@ -338,7 +349,7 @@ def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
     except TopicError as error:
         found = Rejected("bad_network", str(error))
     if isinstance(found, Rejected):
-        return Faulty(place, "bep50", found.reason, found.detail, frame.payload, observed_at, _known_by(frame))
+        return RejectedMessage(place, "bep50", found.reason, found.detail, frame.payload, observed_at, _known_by(frame))
     item, announcement = found
     publisher = peer_of_ed25519(item.key)
     sequence = item.sequence.to_bytes(8, signed=True)
@@ -348,7 +359,7 @@ def _announced(frame: Frame, place: Place, how: Decoding) -> Decoded | Faulty:
     )
     envelope = Message(data=item.value, seqno=sequence, topic=topic)
     setattr(envelope, "from", publisher)
-    return Decoded(
+    return DecodedMessage(
         place,
         f"bep50/{item.target.hex()}/{sequence.hex()}",
         frame.network,
@@ -383,7 +394,7 @@ def _verdict(message: Message, topic: str, given: int, policy: Policy) -> Judgem
     return found
 
 
-def author(decoded: Decoded) -> str | None:
+def author(decoded: DecodedMessage) -> str | None:
     """The peer id of the signer. None where nobody signed the message, whatever `from` claims."""
     return _author(decoded.envelope, decoded.verdict)
 
@@ -392,7 +403,7 @@ def _author(message: Message, verdict: Verdict) -> str | None:
     return peer_text(getattr(message, "from")) if verdict is Verdict.GOOD else None
 
 
-def identities(decoded: Decoded, scope: str, horizon: int) -> tuple[bytes, bytes]:
+def identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
     """Two digests by which copies of a message are known; copies agree in at least one of them.
 
     A signed message is one for as long as the digests are remembered; so is an unverifiable one with author and seqno.
@@ -426,7 +437,7 @@ def is_lasting(message: str, signed: bool) -> bool:
     return signed or message.startswith(UNVERIFIED)
 
 
-def own_identity(fault: Faulty) -> bytes:
+def own_identity(fault: RejectedMessage) -> bytes:
     """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
     written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.place.position) if fault.frame else fault.place

@@ -14,27 +14,27 @@ from kiln.pipelines.delta.arrow_rows import arrow_schema, columns_of
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.rows import read_rows
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 
 BUNDLES = columns_of(TABLES["bundles"])
 
 
-def read_bundles(lake: Lake) -> Bundles:
+def read_bundles(lake: Lake) -> BundleSet:
     """The bundles in the table, the longest known first. No bundles where there is no table.
 
     BundleError: the rows contradict each other.
     """
     if not lake.has("bundles"):
-        return Bundles()
+        return BundleSet()
     batches = read_rows(lake.open("bundles"), ["hash", "name", "topics", "first_seen"])
     rows = [row for batch in batches for row in batch.to_pylist()]
-    known = Bundles()
+    known = BundleSet()
     for row in sorted(rows, key=lambda row: (row["first_seen"], row["hash"])):
-        known = known.joined(Bundles({row["name"] or row["hash"]: row["topics"]}))
+        known = known.joined(BundleSet({row["name"] or row["hash"]: row["topics"]}))
     return known
 
 
-def remember_bundles(lake: Lake, given: Bundles, now: datetime) -> Bundles:
+def remember_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
     """Adds the bundles of `given` that the table does not have. Returns all bundles, `given` first.
 
     BundleError: a given bundle has the hash of a known bundle and other topics. Nothing is added then.

@@ -19,7 +19,7 @@ class SecondWriterError(KilnError):
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteId:
     """One write of one micro-batch, by which a repeated write is known. `name` tells two writes to one table apart."""
 
     query_id: str
@@ -34,15 +34,15 @@ class Write:
 class Commits(Protocol):
     """One query's commits to the tables of a lake. For one thread."""
 
-    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
-        """Appends files to a table in one commit. False: the `Write` was committed before, and these files are no part
-        of the table.
+    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
+        """Appends files to a table in one commit. False: the `WriteId` was committed before, and these files are no
+        part of the table.
 
         SecondWriterError: another driver commits under the same query. LakeError: the table cannot be read.
         """
 
 
-def second_writer(table: str, write: Write) -> SecondWriterError:
+def second_writer(table: str, write: WriteId) -> SecondWriterError:
     """The error in words."""
     return SecondWriterError(
         f"another driver runs the query {write.query_id} and has just written to the table {table}: two of them would "

@@ -9,7 +9,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from kiln.pipelines.delta.commits import Write, second_writer
+from kiln.pipelines.delta.commits import WriteId, second_writer
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, log_entry
 from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
@@ -36,7 +36,7 @@ class DeltaRsCommits:
         self._newest: dict[str, int | None] = {}
         """by application id: the newest transaction that this driver has seen or made"""
 
-    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
         """As `Commits.commit`."""
         app_id = write.app_id(table)
         opened = self._opened(table, write)
@@ -79,7 +79,7 @@ class DeltaRsCommits:
             self._lake.keep(table, known, opened.version())
         return True
 
-    def _opened(self, table: str, write: Write) -> DeltaTable:
+    def _opened(self, table: str, write: WriteId) -> DeltaTable:
         """The table as this driver has followed it. Where the log no longer tells what came since
         (`kiln.pipelines.maintenance`), the table is read anew. SecondWriterError: somebody else has committed under the
         same query meanwhile."""

@@ -10,7 +10,7 @@ from delta.exceptions import ConcurrentTransactionException
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
-from kiln.pipelines.delta.commits import Write, second_writer
+from kiln.pipelines.delta.commits import WriteId, second_writer
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
@@ -24,7 +24,7 @@ class DeltaSparkCommits:
         self._durable = durable
         self._spark = spark
 
-    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
         """As `Commits.commit`."""
         jvm = cast(JVMView, self._spark._jvm)
         delta, nothing = jvm.org.apache.spark.sql.delta, jvm.scala.Option.empty()

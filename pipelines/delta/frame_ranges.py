@@ -44,7 +44,7 @@ def contains(ranges: Ranges, sequence: int) -> bool:
     return at >= 0 and ranges[at][1] >= sequence
 
 
-class Sieve:
+class FrameRangeFilter:
     """Lets each frame through once: a frame that is not in `held` and did not pass before. `taken`: what passed."""
 
     def __init__(self, held: Mapping[bytes, Ranges]) -> None:

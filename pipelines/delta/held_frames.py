@@ -20,7 +20,7 @@ _SIDE = ["connection", "direction"]
 _LAST = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
 
 
-class HeldRanges:
+class StoredFrameRanges:
     """The ranges of all connections that the lake has frames of, in a temporary database on this machine's disk. Memory
     and time go by the ranges that are asked for, and not by how many are held.
 
@@ -78,14 +78,14 @@ def _in_words() -> Iterator[None]:
         ) from error
 
 
-def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> HeldRanges:
+def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> StoredFrameRanges:
     """The frames in the table, as ranges; without those that came from the records in `but`.
 
     LakeError: the table cannot be read, or there is no room on disk.
     """
     own = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in but]
     others = f"NOT ({' OR '.join(own)})" if own else "true"
-    held = HeldRanges()
+    held = StoredFrameRanges()
     for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
         if batch.num_rows:
             held.add(_ranges(pa.Table.from_batches([batch])))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.commits import CARE, Write
+from kiln.pipelines.delta.commits import CARE, WriteId
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, log_entry
 
@@ -91,7 +91,7 @@ def newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
         if log.torn or last < _LOOKED_AT:
             return -1
     opened = lake.open(table)
-    wrote = (opened.transaction_version(Write(query_id, 0, name).app_id(table)) for name in ("append", "received"))
+    wrote = (opened.transaction_version(WriteId(query_id, 0, name).app_id(table)) for name in ("append", "received"))
     return max((each for each in wrote if each is not None), default=-1)
 
 

@@ -22,7 +22,7 @@ _ROUNDED: Final = 1_000
 Per-file Statistics)."""
 
 
-class Times(NamedTuple):
+class TimeBounds(NamedTuple):
     """A range of a column of times: from `low` up to before `high`, µs; None: no bound."""
 
     column: str = "observed_at"
@@ -51,7 +51,7 @@ class Times(NamedTuple):
         return found
 
 
-_ALWAYS = Times()
+_ALWAYS = TimeBounds()
 
 
 def _stated(files: pa.Table, name: str) -> pa.ChunkedArray:
@@ -75,7 +75,7 @@ def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None 
 
 
 def read_rows(
-    spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: Times = _ALWAYS
+    spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: TimeBounds = _ALWAYS
 ) -> DataFrame:
     """As `read_table`, the rows in a range of times. LakeError.
 

@@ -35,7 +35,7 @@ _ENTRIES_AT_ONCE = 25
 
 
 @dataclass(frozen=True)
-class Rules:
+class MaintenancePolicy:
     """What holds for one table. `target`: the size of a compacted file. `keep`: how long a version of the table can be
     read after the next one came, µs. `readers`: the same where commits are so many that `keep` would bury the log.
     `unnamed`: how old a file is that no commit names before it counts as garbage, µs. `retention`: how old a row may
@@ -63,7 +63,7 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """A commit in the log, and when it was made."""
 
     version: int
@@ -71,7 +71,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Stray:
+class UntrackedFile:
     """A Parquet file in the table's folder that is no part of the newest version."""
 
     name: str
@@ -80,7 +80,7 @@ class Stray:
 
 
 @dataclass(frozen=True)
-class Named:
+class RemovedFiles:
     """The files that log entries take out of the table: `past` those that were out of it when the log is to begin,
     `kept` the others."""
 
@@ -89,7 +89,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Expire:
+class ExpireFiles:
     """Files all of whose rows are too old: one commit takes them out."""
 
     files: tuple[TableFile, ...]
@@ -97,29 +97,29 @@ class Expire:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteFiles:
     """Files that become new ones, in one commit. `before`: older rows stay behind; None: all rows go along."""
 
     files: tuple[TableFile, ...]
     before: int | None = None
 
 
-def expire(files: Iterable[TableFile], rules: Rules, now: int) -> Expire | None:
+def expire(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
     """The files whose rows are all too old; None: there are none."""
     if rules.retention is None:
         return None
     before = now - rules.retention
     old = tuple(file for file in files if file.greatest is not None and file.greatest < before)
-    return Expire(old, before) if old else None
+    return ExpireFiles(old, before) if old else None
 
 
-def trim(files: Iterable[TableFile], rules: Rules, now: int) -> list[Rewrite]:
+def trim(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
     """The files that hold rows which were too old a day ago, beside rows that are not."""
     if rules.retention is None:
         return []
     before = now - rules.retention
     return [
-        Rewrite((file,), before)
+        RewriteFiles((file,), before)
         for file in files
         if file.least is not None
         and file.greatest is not None
@@ -128,7 +128,7 @@ def trim(files: Iterable[TableFile], rules: Rules, now: int) -> list[Rewrite]:
     ]
 
 
-def compact(files: Iterable[TableFile], rules: Rules, now: int) -> list[Rewrite]:
+def compact(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
     """The small files that are worth being one, by the time of their rows, none for longer than `rules` let rows get
     old together."""
     periods: dict[int, list[TableFile]] = {}
@@ -136,14 +136,16 @@ def compact(files: Iterable[TableFile], rules: Rules, now: int) -> list[Rewrite]
         if file.size < rules.target * _FULL:
             periods.setdefault(_period(_time(file), rules), []).append(file)
     current = _period(now, rules)
-    found: list[Rewrite] = []
+    found: list[RewriteFiles] = []
     for period, small in sorted(periods.items()):
         taken = _worth_it(small, _TOGETHER if period >= current else _AT_REST)
-        found += [Rewrite(tuple(each)) for each in _bins(sorted(taken, key=_time), rules.target) if len(each) > 1]
+        found += [RewriteFiles(tuple(each)) for each in _bins(sorted(taken, key=_time), rules.target) if len(each) > 1]
     return found
 
 
-def first_kept(entries: Sequence[Entry], checkpoints: Collection[int], rules: Rules, now: int) -> int | None:
+def first_kept(
+    entries: Sequence[LogEntry], checkpoints: Collection[int], rules: MaintenancePolicy, now: int
+) -> int | None:
     """The checkpoint that becomes the beginning of the log: what is before goes. None: nothing is worth going.
 
     `entries` by version. Every version that the log still tells of after that can be read.
@@ -165,7 +167,9 @@ def first_kept(entries: Sequence[Entry], checkpoints: Collection[int], rules: Ru
     return begins
 
 
-def old_enough(strays: Iterable[Stray], rules: Rules, newest_append: int | None, now: int) -> list[Stray]:
+def old_enough(
+    strays: Iterable[UntrackedFile], rules: MaintenancePolicy, newest_append: int | None, now: int
+) -> list[UntrackedFile]:
     """Those that no task can be about to name: older than `rules.unnamed`, also when the newest rows came.
 
     A query writes its files and then names them, and begins the next ones after that. So a file that a query has still
@@ -178,15 +182,15 @@ def old_enough(strays: Iterable[Stray], rules: Rules, newest_append: int | None,
 
 
 def garbage(
-    strays: Iterable[Stray], named: Named, rules: Rules, newest_append: int | None, now: int
-) -> tuple[Stray, ...]:
+    strays: Iterable[UntrackedFile], named: RemovedFiles, rules: MaintenancePolicy, newest_append: int | None, now: int
+) -> tuple[UntrackedFile, ...]:
     """The files that no version needs which the log still tells of, and that nobody is about to name."""
     free = [each for each in strays if each.name not in named.kept]
     unnamed = {each.name for each in old_enough(free, rules, newest_append, now)}
     return tuple(each for each in free if each.name in named.past or each.name in unnamed)
 
 
-def size_of(files: Iterable[TableFile | Stray]) -> int:
+def size_of(files: Iterable[TableFile | UntrackedFile]) -> int:
     """The bytes of files together."""
     return sum(each.size for each in files)
 
@@ -195,7 +199,7 @@ def _time(file: TableFile) -> int:
     return file.modified if file.greatest is None else file.greatest
 
 
-def _period(at: int, rules: Rules) -> int:
+def _period(at: int, rules: MaintenancePolicy) -> int:
     """Files of one period become one. A day where rows go by age, so that whole files can go; else a month."""
     if rules.retention is not None:
         return at // _DAY

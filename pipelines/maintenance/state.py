@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import Lake, delta_fields, log_entry, log_of
-from kiln.pipelines.maintenance.plan import Entry, Named, Stray, TableFile
+from kiln.pipelines.maintenance.plan import LogEntry, RemovedFiles, TableFile, UntrackedFile
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 
@@ -27,8 +27,8 @@ class TableState:
     name: str
     opened: DeltaTable
     files: tuple[TableFile, ...]
-    strays: tuple[Stray, ...]
-    entries: tuple[Entry, ...]
+    strays: tuple[UntrackedFile, ...]
+    entries: tuple[LogEntry, ...]
     checkpoints: frozenset[int]
 
     @property
@@ -79,22 +79,22 @@ def files_of(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
         yield TableFile(unquote(path), size, rows or 0, came, least, greatest)
 
 
-def read_log(table: Location) -> tuple[list[Entry], set[int]]:
+def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
     """The commits in the log of a table's folder, by version, and the versions that have a checkpoint of one file."""
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     checkpoints: set[int] = set()
     for found in log_of(table).files():
         version, _, kind = found.name.partition(".")
         if not version.isdigit() or len(version) != _DIGITS:
             continue
         if kind == "json":
-            entries.append(Entry(int(version), found.modified))
+            entries.append(LogEntry(int(version), found.modified))
         elif kind == "checkpoint.parquet":
             checkpoints.add(int(version))
     return sorted(entries, key=lambda entry: entry.version), checkpoints
 
 
-def named_by(table: Location, entries: Iterable[Entry], begins: int | None) -> Named:
+def named_by(table: Location, entries: Iterable[LogEntry], begins: int | None) -> RemovedFiles:
     """The files that the entries take out of the table. Those that are out of it at the version `begins` already are
     apart."""
     past: set[str] = set()
@@ -102,7 +102,7 @@ def named_by(table: Location, entries: Iterable[Entry], begins: int | None) -> N
     for entry in entries:
         found = past if begins is not None and entry.version <= begins else kept
         found |= removed_by(log_entry(table, entry.version))
-    return Named(frozenset(past), frozenset(kept))
+    return RemovedFiles(frozenset(past), frozenset(kept))
 
 
 def removed_by(entry: Location) -> set[str]:
@@ -114,5 +114,5 @@ def removed_by(entry: Location) -> set[str]:
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
 
 
-def _parquet_files(table: Location) -> list[Stray]:
-    return [Stray(*found) for found in table.files() if found.name.endswith(".parquet")]
+def _parquet_files(table: Location) -> list[UntrackedFile]:
+    return [UntrackedFile(*found) for found in table.files() if found.name.endswith(".parquet")]

@@ -26,7 +26,7 @@ from kiln.pipelines.delta.files import DataFile, discard
 from kiln.pipelines.delta.lake import Lake, log_of
 from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import Expire, Rewrite, Rules, Stray, TableFile
+from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.rewriting import write_anew
 from kiln.pipelines.maintenance.state import TableState, left_alone, named_by, read_state
 
@@ -37,22 +37,22 @@ _TRIES = 200
 _VERSION_DIGITS = 20
 
 
-class CareError(KilnError):
+class MaintenanceError(KilnError):
     """A table was not cared for to the end; the message says which, and why. What was committed before stays."""
 
 
 @dataclass(frozen=True)
-class Steps:
+class MaintenancePlan:
     """What a table needs. `begins`: the checkpoint with which the log is to begin; None: the log stays."""
 
-    expire: Expire | None = None
-    rewrites: tuple[Rewrite, ...] = ()
+    expire: ExpireFiles | None = None
+    rewrites: tuple[RewriteFiles, ...] = ()
     begins: int | None = None
-    garbage: tuple[Stray, ...] = ()
+    garbage: tuple[UntrackedFile, ...] = ()
 
 
 @dataclass(frozen=True)
-class Cared:
+class MaintenanceResult:
     """What was done for a table, or, after a look alone, is to be done."""
 
     table: str
@@ -74,7 +74,7 @@ class Cared:
     """each step, for people"""
 
 
-def look(lake: Lake, table: str, rules: Rules, now: int) -> tuple[TableState, Steps]:
+def look(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
     """What a table needs. Changes nothing. LakeError."""
     state = read_state(lake, table)
     expire = plan.expire(state.files, rules, now)
@@ -82,25 +82,25 @@ def look(lake: Lake, table: str, rules: Rules, now: int) -> tuple[TableState, St
     taken = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
     rewrites += plan.compact((file for file in state.files if file.path not in taken), rules, now)
     begins = plan.first_kept(state.entries, state.checkpoints, rules, now)
-    garbage: tuple[Stray, ...] = ()
+    garbage: tuple[UntrackedFile, ...] = ()
     if begins is not None or plan.old_enough(state.strays, rules, state.newest_append, now):
         named = named_by(lake.folder(table), state.entries, begins)
         garbage = plan.garbage(state.strays, named, rules, state.newest_append, now)
-    return state, Steps(expire, tuple(rewrites), begins, garbage)
+    return state, MaintenancePlan(expire, tuple(rewrites), begins, garbage)
 
 
-def foresee(lake: Lake, table: str, rules: Rules, now: int) -> Cared:
+def foresee(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
     """What care would do. LakeError."""
     why = left_alone(lake, table, lake.open(table))
     if why is not None:
-        return Cared(table, left_alone=why)
+        return MaintenanceResult(table, left_alone=why)
     state, steps = look(lake, table, rules, now)
     gone = steps.expire.files if steps.expire else ()
     merged = [file for step in steps.rewrites for file in step.files]
     files, size = len(state.files), plan.size_of(state.files)
     begins = state.entries[0].version if state.entries else 0
     left = len(state.entries) if steps.begins is None else len(state.entries) - (steps.begins - begins)
-    return Cared(
+    return MaintenanceResult(
         table,
         (files, files - len(gone) - len(merged) + len(steps.rewrites)),
         (size, size - plan.size_of(gone)),
@@ -112,25 +112,27 @@ def foresee(lake: Lake, table: str, rules: Rules, now: int) -> Cared:
     )
 
 
-def care_for(lake: Lake, table: str, rules: Rules, now: int, say: Say, *, durable: bool = False) -> Cared:
+def care_for(
+    lake: Lake, table: str, rules: MaintenancePolicy, now: int, say: Say, *, durable: bool = False
+) -> MaintenanceResult:
     """Does what a table needs. `durable`: each commit is on the disk before the next step.
 
     LakeError: the table cannot be read. CareError: a step cannot be done.
     """
     why = left_alone(lake, table, lake.open(table))
     if why is not None:
-        return Cared(table, left_alone=why)
+        return MaintenanceResult(table, left_alone=why)
     state, steps = look(lake, table, rules, now)
     try:
-        return _Table(lake, state, rules, say, durable).all_of(steps)
+        return _TableMaintenance(lake, state, rules, say, durable).all_of(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
-        raise CareError(f"{table}: {str(error).splitlines()[0]}") from error
+        raise MaintenanceError(f"{table}: {str(error).splitlines()[0]}") from error
 
 
-class _Table:
+class _TableMaintenance:
     """One table while it is cared for."""
 
-    def __init__(self, lake: Lake, state: TableState, rules: Rules, say: Say, durable: bool) -> None:
+    def __init__(self, lake: Lake, state: TableState, rules: MaintenancePolicy, say: Say, durable: bool) -> None:
         self._lake = lake
         self._state = state
         self._rules = rules
@@ -138,7 +140,7 @@ class _Table:
         self._durable = durable
         self._folder = lake.folder(state.name)
 
-    def all_of(self, steps: Steps) -> Cared:
+    def all_of(self, steps: MaintenancePlan) -> MaintenanceResult:
         name, opened = self._state.name, self._state.opened
         changed = False
         rewritten = expired = 0
@@ -167,7 +169,7 @@ class _Table:
         self._remove_cut_short()
         after = read_state(self._lake, name)
         before = self._state
-        return Cared(
+        return MaintenanceResult(
             name,
             (len(before.files), len(after.files)),
             (plan.size_of(before.files), plan.size_of(after.files)),
@@ -178,7 +180,7 @@ class _Table:
             words=tuple(_words(steps)),
         )
 
-    def _rewrite(self, step: Rewrite) -> int | None:
+    def _rewrite(self, step: RewriteFiles) -> int | None:
         """How many rows went; None: somebody else has taken out one of the files, and nothing is done."""
         paths = [file.path for file in step.files]
         try:
@@ -188,12 +190,14 @@ class _Table:
             active = set(self._state.opened.get_add_actions()["path"].to_pylist())
             if active.issuperset(paths):
                 gone = next((path for path in paths if not (self._folder / path).exists()), "")
-                raise CareError(f"{self._state.name} names a file that is not there: {self._folder / gone}") from error
+                raise MaintenanceError(
+                    f"{self._state.name} names a file that is not there: {self._folder / gone}"
+                ) from error
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
         if rows and step.before is None and all(file.rows for file in step.files):
             discard(self._lake, files)
-            raise CareError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
+            raise MaintenanceError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
         what = f"{_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, what, rows_go=step.before is not None):
             return rows if step.before is not None else 0
@@ -213,7 +217,7 @@ class _Table:
             self._lake.keep(self._state.name, opened.version(), opened.version())
         return True
 
-    def _remove(self, garbage: Iterable[Stray]) -> tuple[int, int]:
+    def _remove(self, garbage: Iterable[UntrackedFile]) -> tuple[int, int]:
         count = size = 0
         for stray in garbage:
             (self._folder / stray.name).remove()
@@ -287,7 +291,7 @@ def replace_files(
             continue
         opened.update_incremental()
         return True
-    raise CareError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
+    raise MaintenanceError(f"{table}: others commit so often that a commit did not come through in {_TRIES} tries")
 
 
 def _leaves(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
@@ -306,7 +310,7 @@ def _by_version(log: Location) -> Iterator[tuple[int, str]]:
             yield int(version), found.name
 
 
-def _words(steps: Steps) -> Iterator[str]:
+def _words(steps: MaintenancePlan) -> Iterator[str]:
     if steps.expire is not None:
         yield f"take out {_count(steps.expire.files)} of rows that are all too old"
     for step in steps.rewrites:
@@ -318,5 +322,5 @@ def _words(steps: Steps) -> Iterator[str]:
         yield f"let the log begin at the version {steps.begins}"
 
 
-def _count(files: Sequence[TableFile | Stray]) -> str:
+def _count(files: Sequence[TableFile | UntrackedFile]) -> str:
     return "1 file" if len(files) == 1 else f"{len(files):,} files"

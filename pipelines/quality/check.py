@@ -16,25 +16,25 @@ from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality.results import Result, rows_of
-from kiln.pipelines.quality.suite_run import Checking
-from kiln.pipelines.quality.suites import Check
-from kiln.pipelines.quality.table_checks import Facts
+from kiln.pipelines.quality.results import CheckResult, rows_of
+from kiln.pipelines.quality.suite_run import SuiteRun
+from kiln.pipelines.quality.suites import SuiteCheck
+from kiln.pipelines.quality.table_checks import CheckContext
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 
 if TYPE_CHECKING:
-    from kiln.pipelines.quality.expectations import Judge
+    from kiln.pipelines.quality.expectations import RowValidator
 
 _RUNS = timedelta(seconds=10)
 """A bridge whose status is older does not run."""
 
 
-def facts_of(settings: Settings, now: datetime) -> Facts:
+def facts_of(settings: Settings, now: datetime) -> CheckContext:
     """What checks know beside the tables."""
     status = read_status(settings.bridge_dir / "status.json")
     batch = settings.batch
-    return Facts(
+    return CheckContext(
         now,
         running=status is not None and now.timestamp() - status.at < _RUNS.total_seconds(),
         window=micros(batch.window),
@@ -48,14 +48,14 @@ def facts_of(settings: Settings, now: datetime) -> Facts:
 def check_lake(
     settings: Settings,
     lake: Lake,
-    every: Sequence[Check],
-    judge: Judge,
+    every: Sequence[SuiteCheck],
+    judge: RowValidator,
     now: datetime,
     *,
     tables: Sequence[str] = (),
     since: timedelta | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Result]:
+) -> list[CheckResult]:
     """The results of `every` check of the suites, or of those on `tables`. The results are also appended to
     `quality_results`.
 
@@ -66,7 +66,7 @@ def check_lake(
     with locked(settings.state, "quality"):
         memory = settings.quality_dir / "state.duckdb"
         memory.parent.mkdir(parents=True, exist_ok=True)
-        checking = Checking(
+        checking = SuiteRun(
             lake, facts_of(settings, now), judge, None if since else memory, now - since if since else None
         )
         try:

@@ -18,7 +18,7 @@ from great_expectations.expectations.expectation_configuration import Expectatio
 from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
 from great_expectations.render.view.view import DefaultJinjaPageView
 
-from kiln.pipelines.quality.results import Result
+from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
 _STYLE: Final = Path(__file__).with_suffix(".css")
@@ -28,7 +28,7 @@ _POLICY: Final = (
 _FETCHES: Final = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
-def write_docs(results: Sequence[Result], folder: Path) -> Path:
+def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
     """Writes `index.html` and a page for each table into a folder, and returns the index."""
     folder.mkdir(parents=True, exist_ok=True)
     links: list[str] = []
@@ -57,7 +57,7 @@ def _alone(html: str) -> str:
     return _FETCHES.sub("", html).replace("</head>", style, 1)
 
 
-def _suite(table: str, results: Sequence[Result]) -> ExpectationSuiteValidationResult:
+def _suite(table: str, results: Sequence[CheckResult]) -> ExpectationSuiteValidationResult:
     met = sum(each.success for each in results)
     return ExpectationSuiteValidationResult(
         success=met == len(results),
@@ -73,7 +73,7 @@ def _suite(table: str, results: Sequence[Result]) -> ExpectationSuiteValidationR
     )
 
 
-def _one(result: Result) -> ExpectationValidationResult:
+def _one(result: CheckResult) -> ExpectationValidationResult:
     check = result.check
     said = (
         "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))

@@ -58,7 +58,7 @@ from great_expectations.expectations.metrics.table_metric_provider import TableM
 from great_expectations.expectations.registry import get_expectation_impl
 
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
-from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, block_cid, cid_bytes, cid_text, verify
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
@@ -194,7 +194,7 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
     success_keys = ("ignore_row_if", "mostly")
 
 
-class _Found(TableMetricProvider):
+class _FailedRowCounts(TableMetricProvider):
     """How many rows the batch has of each check, by the column `id`."""
 
     metric_name = "table.kiln_found"
@@ -215,7 +215,7 @@ class NothingFound(BatchExpectation):
     this id found none."""
 
     of: str = ""
-    metric_dependencies = (_Found.metric_name,)
+    metric_dependencies = (_FailedRowCounts.metric_name,)
     success_keys = ("of",)
 
     def _validate(
@@ -224,7 +224,7 @@ class NothingFound(BatchExpectation):
         runtime_configuration: dict[str, object] | None = None,
         execution_engine: ExecutionEngine[object] | None = None,
     ) -> dict[str, object]:
-        counts = metrics[_Found.metric_name]
+        counts = metrics[_FailedRowCounts.metric_name]
         found = counts.get(self.of, 0) if isinstance(counts, dict) else 0
         return {"success": not found, "result": {"observed_value": found}}
 
@@ -240,7 +240,7 @@ SPANNING: Final = {name: _spanning(name) for name, each in EXPECTATIONS.items() 
 
 
 @dataclass(frozen=True)
-class Seen:
+class ExpectationOutcome:
     """What Great Expectations says of one expectation on one chunk of rows. `failed`: rows that do not meet the
     expectation; None: the expectation is on the chunk as a whole."""
 
@@ -253,7 +253,7 @@ class Seen:
     error: str = ""
 
 
-class Judge:
+class RowValidator:
     """Great Expectations, asked about frames of rows."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class Judge:
         asset = context.data_sources.add_pandas("kiln").add_dataframe_asset("rows")
         self._batch = asset.add_batch_definition_whole_dataframe("chunk")
 
-    def rows(self, checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
+    def rows(self, checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]) -> list[ExpectationOutcome]:
         """What is to be said of each check on rows, in the order of the checks."""
         suite = ExpectationSuite(
             "rows",
@@ -280,12 +280,12 @@ class Judge:
                 "return_unexpected_index_query": False,
             },
         )
-        by_check: dict[int, Seen] = {}
+        by_check: dict[int, ExpectationOutcome] = {}
         for each in told.results:
             result, raised = each.result, _raised(each.exception_info)
             failed = result.get("unexpected_count")
             found = result.get("unexpected_index_list") or ()
-            by_check[_asked(each).meta["at"]] = Seen(
+            by_check[_asked(each).meta["at"]] = ExpectationOutcome(
                 bool(each.success) and not raised,
                 int(result.get("element_count") or len(rows)),
                 None if failed is None else int(failed),
@@ -296,7 +296,7 @@ class Judge:
             )
         return [by_check[at] for at in range(len(checks))]
 
-    def found(self, checks: Sequence[Check], found: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
+    def found(self, checks: Sequence[SuiteCheck], found: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
         """Whether each check on what spans rows is met, by id. `found`: id, key and words of all that was found."""
         frame = pd.DataFrame(list(found), columns=["id", "key", "words"])
         expectations: list[Expectation] = [SPANNING[check.expectation](of=check.id) for check in checks]

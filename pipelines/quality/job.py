@@ -18,7 +18,7 @@ from kiln.conf.process.locks import keep_private
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.check import check_lake
-from kiln.pipelines.quality.results import Result
+from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suites import read_all
 from kiln.schemas.printable import printable_lines
 
@@ -40,10 +40,10 @@ def main() -> int:
         keep_private(settings.state)
         every = read_all(settings.quality.suites)
         from kiln.pipelines.quality.expectations import (
-            Judge,  # seconds of imports: what is wrong in a suite is said before
+            RowValidator,  # seconds of imports: what is wrong in a suite is said before
         )
 
-        judge, lake = Judge(), Lake.at(settings.lake_root)
+        judge, lake = RowValidator(), Lake.at(settings.lake_root)
         while not stop.is_set():
             began = time.monotonic()
             results = check_lake(settings, lake, every, judge, datetime.now(UTC))
@@ -55,7 +55,7 @@ def main() -> int:
     return 0
 
 
-def _report(results: Sequence[Result], seconds: float) -> dict[str, object]:
+def _report(results: Sequence[CheckResult], seconds: float) -> dict[str, object]:
     return {
         "expectations": len(results),
         "seconds": round(seconds, 1),

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kiln.pipelines.quality.table_checks import Look, span, stamp
+from kiln.pipelines.quality.table_checks import CheckInputs, span, stamp
 from kiln.schemas.wire.batch_block import BlockError, read_block, stream_key, write_leaves
 from kiln.schemas.wire.cid import USUAL_TEXT, CidError, cid_bytes, cid_text
 
@@ -28,7 +28,7 @@ _PAGE: Final = 50_000
 """rows of `updates` at once"""
 
 
-class Update(NamedTuple):
+class BatchedUpdate(NamedTuple):
     """A row of `updates` that goes into a batch; times in µs."""
 
     partition: int
@@ -38,7 +38,7 @@ class Update(NamedTuple):
     clock: int
 
 
-class Window(msgspec.Struct, array_like=True):
+class ModelWindow(msgspec.Struct, array_like=True):
     """A window that is open: when its first update was heard, where the clock stood, and its tips."""
 
     opened_at: int
@@ -48,10 +48,12 @@ class Window(msgspec.Struct, array_like=True):
     """whether its batch is there already: ticks end windows, and `updates` has none"""
 
 
-Open = dict[tuple[int, Owner], Window]
+Open = dict[tuple[int, Owner], ModelWindow]
 
 
-def closed_windows(updates: Iterable[Update], open_: Open, length: int, grace: int) -> Iterator[tuple[Owner, Window]]:
+def closed_windows(
+    updates: Iterable[BatchedUpdate], open_: Open, length: int, grace: int
+) -> Iterator[tuple[Owner, ModelWindow]]:
     """The windows that later updates end, in a partition's order. `open_` has those that are open, before and after."""
     for partition, owner, leaf, observed, clock in updates:
         heard = min(observed, clock)
@@ -60,11 +62,11 @@ def closed_windows(updates: Iterable[Update], open_: Open, length: int, grace: i
             yield owner, window
             window = None
         if window is None:
-            window = open_[partition, owner] = Window(heard, clock, set())
+            window = open_[partition, owner] = ModelWindow(heard, clock, set())
         window.leaves.add(leaf)
 
 
-class Unmatched(NamedTuple):
+class UnmatchedBatch(NamedTuple):
     """A batch that no window makes (`there`), or a window whose batch is not there."""
 
     owner: str
@@ -75,11 +77,11 @@ class Unmatched(NamedTuple):
     excused: bool
 
 
-def to_blame(unmatched: Iterable[Unmatched]) -> Iterator[Unmatched]:
+def to_blame(unmatched: Iterable[UnmatchedBatch]) -> Iterator[UnmatchedBatch]:
     """Those that do not overlap, one after another, with what is excused: one update more or less moves the windows
     after it, until there is a pause."""
     for _, of_owner in groupby(sorted(unmatched), key=lambda each: each.owner):
-        run: list[Unmatched] = []
+        run: list[UnmatchedBatch] = []
         end = 0
         for each in of_owner:
             if run and each.opened_at >= end:
@@ -90,11 +92,11 @@ def to_blame(unmatched: Iterable[Unmatched]) -> Iterator[Unmatched]:
         yield from _blamed(run)
 
 
-def _blamed(run: list[Unmatched]) -> list[Unmatched]:
+def _blamed(run: list[UnmatchedBatch]) -> list[UnmatchedBatch]:
     return [] if any(each.excused for each in run) else run
 
 
-def batches_follow(look: Look) -> str:
+def batches_follow(look: CheckInputs) -> str:
     """The finder of `expect_batches_to_follow_from_updates`."""
     db, facts = look.db, look.facts
     opened = look.keep("open", "kept BLOB")
@@ -105,7 +107,7 @@ def batches_follow(look: Look) -> str:
 
     kept = db.execute(f"SELECT kept FROM {opened}").fetchall()
     windows = _decode(kept[0][0]) if kept else {}
-    owed: list[Expected] = []
+    owed: list[ExpectedBatch] = []
     for owner, window in closed_windows(_new_updates(look), windows, facts.window, facts.grace):
         if not window.made:
             owed += _expected(owner, window, facts.block_limit)
@@ -161,17 +163,17 @@ def batches_follow(look: Look) -> str:
     odds = db.execute(f"SELECT owner, opened_at, length, cid, block FROM {odd} WHERE {due}").fetchall()
     unmatched = [
         # Of tips that are no updates another expectation speaks, and a batch of another T is of other settings.
-        Unmatched(owner, at, length, cid, True, length != facts.window or not _all_heard(look, have, owner, block))
+        UnmatchedBatch(owner, at, length, cid, True, length != facts.window or not _all_heard(look, have, owner, block))
         for owner, at, length, cid, block in odds
     ]
     missing = db.execute(f"SELECT owner, opened_at, cid FROM {owes} WHERE {due}").fetchall()
-    unmatched += [Unmatched(owner, at, facts.window, cid, False, False) for owner, at, cid in missing]
+    unmatched += [UnmatchedBatch(owner, at, facts.window, cid, False, False) for owner, at, cid in missing]
     for each in to_blame(unmatched):
         _say(look, found, each)
     return f"SELECT key, seen_at, words FROM {found}"
 
 
-def _new_updates(look: Look) -> Iterator[Update]:
+def _new_updates(look: CheckInputs) -> Iterator[BatchedUpdate]:
     """The new rows of `updates`, in the order of the log, and none of them twice in memory. Between two of them, nobody
     may ask the database anything: it is in the middle of the answer."""
     owners: list[Owner] = look.db.execute(
@@ -193,10 +195,10 @@ def _new_updates(look: Look) -> Iterator[Update]:
                 leaf = stream_key(stream) + cid_bytes(tip)
             except (KeyError, IndexError, ValueError):
                 continue  # what is no CID or StreamID, the expectations on these columns say
-            yield Update(partition, owners[place], leaf, heard, clock)
+            yield BatchedUpdate(partition, owners[place], leaf, heard, clock)
 
 
-def _asked(look: Look) -> str:
+def _asked(look: CheckInputs) -> str:
     """A SELECT of the new updates that go into batches."""
     facts = look.facts
     authors = ", ".join("'" + each.replace("'", "''") + "'" for each in sorted(facts.authors or ())) or "NULL"
@@ -207,7 +209,7 @@ def _asked(look: Look) -> str:
     )
 
 
-def _remember_updates(look: Look, have: str) -> None:
+def _remember_updates(look: CheckInputs, have: str) -> None:
     """Takes what has been heard into the memory: owners with streams and tips, in their usual texts."""
     names = f"hash({_OWNER}, stream, tip)"
     look.db.execute(f"INSERT INTO {have} SELECT DISTINCT {names}, {look.now} FROM ({_asked(look)})")
@@ -221,7 +223,7 @@ def _remember_updates(look: Look, have: str) -> None:
             )
 
 
-class Expected(NamedTuple):
+class ExpectedBatch(NamedTuple):
     """A batch that a window makes."""
 
     owner: str
@@ -229,12 +231,12 @@ class Expected(NamedTuple):
     cid: str
 
 
-def _expected(owner: Owner, window: Window, limit: int) -> list[Expected]:
+def _expected(owner: Owner, window: ModelWindow, limit: int) -> list[ExpectedBatch]:
     text = _text(owner)
-    return [Expected(text, window.opened_at, block.cid) for block in write_leaves(window.leaves, limit)]
+    return [ExpectedBatch(text, window.opened_at, block.cid) for block in write_leaves(window.leaves, limit)]
 
 
-def _lay(look: Look, name: str, expected: list[Expected]) -> None:
+def _lay(look: CheckInputs, name: str, expected: list[ExpectedBatch]) -> None:
     """Makes a table of batches that windows make, with their places in the list."""
     import pyarrow as pa
 
@@ -253,7 +255,7 @@ def _lay(look: Look, name: str, expected: list[Expected]) -> None:
     look.db.unregister("told")
 
 
-def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
+def _all_heard(look: CheckInputs, have: str, owner: str, block: bytes) -> bool:
     try:
         tips = read_block(block)
     except BlockError:
@@ -267,7 +269,7 @@ def _all_heard(look: Look, have: str, owner: str, block: bytes) -> bool:
     return row is not None and row[0] == len(pairs)
 
 
-def _say(look: Look, found: str, each: Unmatched) -> None:
+def _say(look: CheckInputs, found: str, each: UnmatchedBatch) -> None:
     network, origin, key, value = msgspec.json.decode(each.owner, type=Owner)
     words = "no window of the updates makes this batch" if each.there else "the batch of this window is missing"
     look.db.execute(
@@ -287,5 +289,5 @@ def _encode(windows: Open) -> bytes:
 
 
 def _decode(kept: bytes) -> Open:
-    found = msgspec.msgpack.decode(kept, type=list[tuple[int, Owner, Window]])
+    found = msgspec.msgpack.decode(kept, type=list[tuple[int, Owner, ModelWindow]])
     return {(partition, owner): window for partition, owner, window in found}

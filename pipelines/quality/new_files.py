@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from kiln.pipelines.delta.lake import Lake, log_entry
 
 
-class News(NamedTuple):
+class NewFiles(NamedTuple):
     """The files of new rows, as paths; when the newest of them was committed; and whether all rows of the table are to
     be read anew, since rows were taken out of the table."""
 
@@ -22,7 +22,7 @@ class News(NamedTuple):
     anew: bool = False
 
 
-def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> News:
+def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> NewFiles:
     """The rows of `table` that are not in its version `since`; None: all of its rows.
 
     A commit that only arranges rows anew (OPTIMIZE) brings no new row.
@@ -30,7 +30,7 @@ def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> News
     if since is None:
         return _all(lake, name, table)
     if since == table.version():
-        return News((), None)
+        return NewFiles((), None)
     added: dict[str, int] = {}
     folder = lake.folder(name)
     for version in range(since + 1, table.version() + 1):
@@ -50,16 +50,16 @@ def news_of(lake: Lake, name: str, table: DeltaTable, since: int | None) -> News
     return _news({f"{folder}/{path}": at for path, at in added.items()})
 
 
-def _all(lake: Lake, name: str, table: DeltaTable) -> News:
+def _all(lake: Lake, name: str, table: DeltaTable) -> NewFiles:
     adds = table.get_add_actions(flatten=False)
     paths = adds["path"].to_pylist()
     times = adds["modification_time"].to_pylist()
     return _news({f"{lake.table(name)}/{unquote(path)}": at for path, at in zip(paths, times, strict=True)})
 
 
-def _news(files: Mapping[str, object]) -> News:
+def _news(files: Mapping[str, object]) -> NewFiles:
     """`files`: paths, and when they were committed: ms since the epoch, or a time."""
     times = [
         at if isinstance(at, datetime) else datetime.fromtimestamp(int(str(at)) / 1000, UTC) for at in files.values()
     ]
-    return News(tuple(files), max(times, default=None))
+    return NewFiles(tuple(files), max(times, default=None))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.table_checks import TIMES
 from kiln.schemas.delta.tables import TABLES
 
@@ -19,10 +19,10 @@ Key = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """`keys`: up to SHOWN keys at fault, `words` says of each what is wrong. `count`: how many there are."""
 
-    check: Check
+    check: SuiteCheck
     success: bool
     observed: str
     count: int = 0
@@ -59,7 +59,7 @@ class Result:
         }
 
 
-def rows_of(results: Sequence[Result], run: str, at: datetime) -> list[dict[str, object]]:
+def rows_of(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:
     """Rows of the table `quality_results`."""
     return [
         {
@@ -77,7 +77,7 @@ def rows_of(results: Sequence[Result], run: str, at: datetime) -> list[dict[str,
     ]
 
 
-def _sql(check: Check, keys: Sequence[Key]) -> str:
+def _sql(check: SuiteCheck, keys: Sequence[Key]) -> str:
     table, first = check.table, keys[0]
     match check.expectation:
         case "expect_sequences_without_gaps":

@@ -28,16 +28,16 @@ from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.duckdb_tables import columns_of, quoted, reach, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality.finders import FINDERS
-from kiln.pipelines.quality.new_files import News, news_of
-from kiln.pipelines.quality.results import SHOWN, Key, Result
-from kiln.pipelines.quality.suites import Check
-from kiln.pipelines.quality.table_checks import DUCKDB, TIMES, Facts, Look, StartAgain, identity, stamp
+from kiln.pipelines.quality.new_files import NewFiles, news_of
+from kiln.pipelines.quality.results import SHOWN, CheckResult, Key
+from kiln.pipelines.quality.suites import SuiteCheck
+from kiln.pipelines.quality.table_checks import DUCKDB, TIMES, CheckContext, CheckInputs, CheckReset, identity, stamp
 from kiln.schemas.delta.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kiln.pipelines.quality.expectations import Judge, Seen
+    from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
 
 CHUNK: Final = 100_000
 """rows that Great Expectations sees at once"""
@@ -68,14 +68,14 @@ class QualityError(KilnError):
     """A check cannot be made; the message says which, and why."""
 
 
-class Checking:
+class SuiteRun:
     """One look at the tables. Each table is read as of the moment when the look began."""
 
     def __init__(
         self,
         lake: Lake,
-        facts: Facts,
-        judge: Judge,
+        facts: CheckContext,
+        judge: RowValidator,
         memory: Path | None,
         since: datetime | None = None,
     ) -> None:
@@ -111,10 +111,10 @@ class Checking:
     def close(self) -> None:
         self._db.close()
 
-    def results(self, checks: Sequence[Check], say: Callable[[str], None] = lambda _: None) -> list[Result]:
+    def results(self, checks: Sequence[SuiteCheck], say: Callable[[str], None] = lambda _: None) -> list[CheckResult]:
         """What became of the checks whose table is there, in their order. QualityError."""
         there = [check for check in checks if check.table in self._tables]
-        found: dict[str, Result] = {}
+        found: dict[str, CheckResult] = {}
         rows = sorted(
             (check for check in there if check.kind.rows), key=lambda check: (check.table, self._version(check))
         )
@@ -135,7 +135,7 @@ class Checking:
             found[name] = replace(found[name], success=success)
         return [found[check.id] for check in there]
 
-    def forget_all_but(self, checks: Iterable[Check]) -> None:
+    def forget_all_but(self, checks: Iterable[SuiteCheck]) -> None:
         """Forgets what is remembered of checks that no suite has any more."""
         known = {check.id for check in checks}
         for (gone,) in self._db.execute("SELECT DISTINCT id FROM checked").fetchall():
@@ -145,7 +145,7 @@ class Checking:
 
     # ---------------------------------------------------------------- rows
 
-    def _on_rows(self, table: str, since: int | None, checks: list[Check]) -> list[Result]:
+    def _on_rows(self, table: str, since: int | None, checks: list[SuiteCheck]) -> list[CheckResult]:
         news = news_of(self._lake, table, self._tables[table], since)
         with self._transaction():
             for check in checks:
@@ -156,20 +156,20 @@ class Checking:
                 self._take_rows(table, checks, news)
         return [self._of_rows(check) for check in checks]
 
-    def _take_rows(self, table: str, checks: list[Check], news: News) -> None:
+    def _take_rows(self, table: str, checks: list[SuiteCheck], news: NewFiles) -> None:
         kinds = columns_of(self._tables[table]) or {}
         time = TIMES.get(table)
         late = f" WHERE {time} >= {stamp(self._since)}" if time and self._since else ""
         source = f"(FROM ({select_columns(kinds, news.files)}){late}) AS new"
-        of_values: dict[str, list[Check]] = {}
-        of_rows: list[Check] = []
+        of_values: dict[str, list[SuiteCheck]] = {}
+        of_rows: list[SuiteCheck] = []
         for check in checks:
             column = str(check.arguments.get("column"))
             simple = check.kind.values and kinds.get(column, _NESTED)[-1] not in _NESTED
             (of_values.setdefault(column, []) if simple else of_rows).append(check)
         cursor = self._db.cursor()
         cursor.execute("SET TimeZone = 'UTC'")
-        sums = {check.id: _Sum() for check in checks}
+        sums = {check.id: _RowTotals() for check in checks}
         for column, some in of_values.items():
             self._judge_values(cursor, source, column, some, identity(table), sums)
         if of_rows:
@@ -182,9 +182,9 @@ class Checking:
         cursor: duckdb.DuckDBPyConnection,
         source: str,
         column: str,
-        checks: list[Check],
+        checks: list[SuiteCheck],
         key: Sequence[str],
-        sums: Mapping[str, _Sum],
+        sums: Mapping[str, _RowTotals],
     ) -> None:
         """Great Expectations sees each value once. What it says counts for each row that has the value."""
         import pandas as pd  # not at the top, as it takes a second: a wrong suite is named before
@@ -219,9 +219,9 @@ class Checking:
         self,
         cursor: duckdb.DuckDBPyConnection,
         source: str,
-        checks: list[Check],
+        checks: list[SuiteCheck],
         key: Sequence[str],
-        sums: Mapping[str, _Sum],
+        sums: Mapping[str, _RowTotals],
     ) -> None:
         named = [
             str(check.arguments[name])
@@ -236,19 +236,21 @@ class Checking:
                 values = [*seen.values, *[""] * len(seen.keys)]
                 sums[check.id].tell(zip(seen.keys, values, strict=False))
 
-    def _seen(self, checks: list[Check], frame: pd.DataFrame, key: Sequence[str]) -> Iterator[tuple[Check, Seen]]:
+    def _seen(
+        self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
+    ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
         """What Great Expectations says of each check on these rows. QualityError."""
         for check, seen in zip(checks, self._judge.rows(checks, frame, key), strict=True):
             if seen.error:
                 raise QualityError(f"{check.place}: {check.name}: {seen.error}")
             yield check, seen
 
-    def _of_rows(self, check: Check) -> Result:
+    def _of_rows(self, check: SuiteCheck) -> CheckResult:
         told = self._db.execute("SELECT rows, failed, success, observed FROM tally WHERE id = ?", [check.id]).fetchone()
         rows, failed, success, observed = told or (0, 0, True, None)
         keys = self._db.execute("SELECT key, words FROM failed WHERE id = ? LIMIT ?", [check.id, SHOWN]).fetchall()
         words = observed if observed is not None else f"{failed:,} of {rows:,} rows"
-        return Result(
+        return CheckResult(
             check,
             success,
             words,
@@ -259,20 +261,20 @@ class Checking:
 
     # ---------------------------------------------------------------- what spans rows
 
-    def _spanning(self, check: Check) -> Result:
+    def _spanning(self, check: SuiteCheck) -> CheckResult:
         find, reads = FINDERS[check.expectation]
         tables = list(reads(check))
         try:
             with self._transaction():
                 return self._find(check, find, tables)
-        except StartAgain:
+        except CheckReset:
             with self._transaction():
                 self._forget(check.id)
                 return self._find(check, find, tables)
         except duckdb.Error as error:
             raise QualityError(f"{check.place}: {check.name}: {error}") from error
 
-    def _find(self, check: Check, find: Callable[[Look], str], tables: list[str]) -> Result:
+    def _find(self, check: SuiteCheck, find: Callable[[CheckInputs], str], tables: list[str]) -> CheckResult:
         news = {name: self._news(check, name) for name in tables if name in self._tables}
         if any(each.anew for each in news.values()):
             self._forget(check.id)
@@ -281,7 +283,7 @@ class Checking:
             kinds = columns_of(self._tables[name]) if name in self._tables else _empty(name)
             files = news[name].files if name in news else ()
             self._db.execute(f"CREATE OR REPLACE TEMP VIEW new_{name} AS {select_columns(kinds or {}, files)}")
-        look = Look(
+        look = CheckInputs(
             self._db,
             f"m_{check.id}",
             check,
@@ -301,7 +303,7 @@ class Checking:
         keys: list[Key] = [json.loads(key) for key, _, _ in shown]
         words = [str(each) for _, _, each in shown]
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
-        return Result(check, not count, observed, count, keys, words)
+        return CheckResult(check, not count, observed, count, keys, words)
 
     def _whole(self, name: str) -> str:
         if name not in self._tables:
@@ -309,19 +311,19 @@ class Checking:
         files = news_of(self._lake, name, self._tables[name], None).files
         return select_columns(columns_of(self._tables[name]) or {}, files)
 
-    def _news(self, check: Check, name: str) -> News:
+    def _news(self, check: SuiteCheck, name: str) -> NewFiles:
         row = self._db.execute("SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, name]).fetchone()
         return news_of(self._lake, name, self._tables[name], row[0] if row else None)
 
     # ---------------------------------------------------------------- what is kept
 
-    def _version(self, check: Check) -> int:
+    def _version(self, check: SuiteCheck) -> int:
         row = self._db.execute(
             "SELECT version FROM checked WHERE id = ? AND name = ?", [check.id, check.table]
         ).fetchone()
         return row[0] if row else -1
 
-    def _note(self, check: Check, tables: Iterable[str]) -> None:
+    def _note(self, check: SuiteCheck, tables: Iterable[str]) -> None:
         """Notes that the check has read these tables."""
         known = dict(self._db.execute("SELECT name, version FROM checked WHERE id = ?", [check.id]).fetchall())
         for name in tables:
@@ -348,7 +350,7 @@ class Checking:
         self._db.execute("COMMIT")
 
 
-class _Sum:
+class _RowTotals:
     """What chunks of one run say together of an expectation on rows."""
 
     def __init__(self) -> None:
@@ -372,7 +374,7 @@ class _Sum:
             said = json.dumps({name: _plain(each) for name, each in key.items()})
             self.keys.append((said, str(value)[:200]))
 
-    def write(self, db: duckdb.DuckDBPyConnection, check: Check) -> None:
+    def write(self, db: duckdb.DuckDBPyConnection, check: SuiteCheck) -> None:
         """Takes the run into the tally. An expectation with `mostly`, or on rows as a whole, is of the newest rows."""
         if not self.rows:
             return

@@ -31,7 +31,7 @@ _READ: Final = tuple(name for name in TABLES if name != "quality_results")
 
 
 @dataclass(frozen=True)
-class Check:
+class SuiteCheck:
     """An expectation of a suite on a table. `arguments`: as the suite gives them."""
 
     table: str
@@ -66,14 +66,14 @@ class Check:
         return f"{self.expectation}({', '.join(words)})" if words else self.expectation
 
 
-def read_all(own: Iterable[str]) -> list[Check]:
+def read_all(own: Iterable[str]) -> list[SuiteCheck]:
     """The checks of Kiln's suites and of a user's own: files and folders. SettingsError names every fault."""
     return read_suites([FOLDER, *map(Path, own)])
 
 
-def read_suites(places: Iterable[Path]) -> list[Check]:
+def read_suites(places: Iterable[Path]) -> list[SuiteCheck]:
     """The checks of all suites in these files, and in these folders' `*.yaml`. SettingsError names every fault."""
-    checks: list[Check] = []
+    checks: list[SuiteCheck] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
     for file in _files(places, faults):
@@ -100,7 +100,7 @@ def _files(places: Iterable[Path], faults: list[str]) -> Iterator[Path]:
             faults.append(f"{place}: there is no such suite")
 
 
-def _read(file: Path) -> Iterator[Check | str]:
+def _read(file: Path) -> Iterator[SuiteCheck | str]:
     """The checks of a file, or what is wrong, in words with its line."""
     try:
         suite = YAML().load(file.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def _read(file: Path) -> Iterator[Check | str]:
         yield from faults
         if not faults:
             arguments = {str(key): _plain(value) for key, value in item.items() if key not in _OF_EACH}
-            yield Check(
+            yield SuiteCheck(
                 str(table),
                 str(item["expect"]),
                 arguments,

@@ -17,7 +17,7 @@ import duckdb
 
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.pipelines.delta.duckdb_tables import quoted
-from kiln.pipelines.quality.suites import Check
+from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.delta.tables import TABLES
 
 TIMES: Final[Mapping[str, str]] = {
@@ -49,7 +49,7 @@ _SETTLE: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
-class Facts:
+class CheckContext:
     """What the checks know beside the tables. `window`, `grace`: µs. `running`: whether a bridge says that it runs."""
 
     now: datetime
@@ -62,13 +62,13 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Look:
+class CheckInputs:
     """What a finder sees. In `db` the view `new_TABLE` holds the new rows of each table that the finder names."""
 
     db: duckdb.DuckDBPyConnection
     memory: str
-    check: Check
-    facts: Facts
+    check: SuiteCheck
+    facts: CheckContext
     committed: Mapping[str, datetime]
     """by table: when the newest of the new rows was committed; a table without new rows is absent"""
     schemas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -102,16 +102,16 @@ class Look:
         return stamp(self.facts.now)
 
 
-class StartAgain(Exception):  # noqa: N818 - no error: rows came where the memory says that rows are missing
+class CheckReset(Exception):  # noqa: N818 - no error: rows came where the memory says that rows are missing
     """The check forgets what it remembers, and reads its tables from their beginning."""
 
 
-Finder = Callable[[Look], str]
+Finder = Callable[[CheckInputs], str]
 
 
-class Spanning(NamedTuple):
+class TableCheck(NamedTuple):
     find: Finder
-    reads: Callable[[Check], Sequence[str]]
+    reads: Callable[[SuiteCheck], Sequence[str]]
     """the tables whose rows the finder reads"""
 
 
@@ -148,7 +148,7 @@ def _at(table: str) -> str:
 # ---------------------------------------------------------------- rows and keys
 
 
-def rule_holds(look: Look) -> str:
+def rule_holds(look: CheckInputs) -> str:
     table, broken = look.check.table, look.keep("broken", "key JSON, seen_at TIMESTAMPTZ")
     look.db.execute(
         f"INSERT INTO {broken} SELECT {key_of(table, identity(table))}, {_at(table)} FROM new_{table} "
@@ -157,7 +157,7 @@ def rule_holds(look: Look) -> str:
     return f"SELECT key, seen_at, 'the rule is false' AS words FROM {broken}"
 
 
-def columns_are_there(look: Look) -> str:
+def columns_are_there(look: CheckInputs) -> str:
     wanted = {column.name: DUCKDB[column.type] for column in TABLES[look.check.table].columns}
     have = look.schemas[look.check.table]
     wrong = [
@@ -172,7 +172,7 @@ def columns_are_there(look: Look) -> str:
     return f"SELECT key, seen_at, words FROM {found}"
 
 
-def keys_are_unique(look: Look) -> str:
+def keys_are_unique(look: CheckInputs) -> str:
     table = look.check.table
     columns = look.texts("columns") or list(identity(table))
     names = ", ".join(map(quoted, columns))
@@ -220,7 +220,7 @@ def keys_are_unique(look: Look) -> str:
 # ---------------------------------------------------------------- completeness
 
 
-def sequences_have_no_gaps(look: Look) -> str:
+def sequences_have_no_gaps(look: CheckInputs) -> str:
     ends = look.keep("ends", "connection BLOB, direction VARCHAR, last BIGINT")
     gaps = look.keep("gaps", "connection BLOB, direction VARCHAR, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
     look.db.execute(
@@ -244,7 +244,7 @@ def sequences_have_no_gaps(look: Look) -> str:
     )
 
 
-def connections_are_closed(look: Look) -> str:
+def connections_are_closed(look: CheckInputs) -> str:
     ends = look.keep("ends", "connection BLOB, direction VARCHAR, closed BOOLEAN, seen_at TIMESTAMPTZ")
     look.db.execute(
         f"""CREATE OR REPLACE TEMP TABLE merged AS
@@ -268,7 +268,7 @@ def connections_are_closed(look: Look) -> str:
     )
 
 
-def offsets_have_no_holes(look: Look) -> str:
+def offsets_have_no_holes(look: CheckInputs) -> str:
     ends = look.keep("ends", "kafka_partition INTEGER, last BIGINT")
     holes = look.keep("holes", "kafka_partition INTEGER, first BIGINT, last BIGINT, seen_at TIMESTAMPTZ")
     refused = look.keep("refused", "kafka_partition INTEGER, kafka_offset BIGINT, read_at TIMESTAMPTZ")
@@ -305,7 +305,7 @@ def offsets_have_no_holes(look: Look) -> str:
     )
 
 
-def _newest(look: Look, table: str, names: str, newest: str) -> None:
+def _newest(look: CheckInputs, table: str, names: str, newest: str) -> None:
     """Takes the newest of `news` into a table of `names` and `last`."""
     look.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT {names}, max(last) AS last FROM (SELECT * FROM {table} "
@@ -315,15 +315,15 @@ def _newest(look: Look, table: str, names: str, newest: str) -> None:
     look.db.execute(f"INSERT INTO {table} SELECT * FROM merged")
 
 
-def _start_again_where(look: Look, sql: str) -> None:
+def _start_again_where(look: CheckInputs, sql: str) -> None:
     if look.db.execute(f"{sql} LIMIT 1").fetchone():
-        raise StartAgain
+        raise CheckReset
 
 
 # ---------------------------------------------------------------- references
 
 
-def rows_are_in_tables(look: Look) -> str:
+def rows_are_in_tables(look: CheckInputs) -> str:
     table, columns = look.check.table, look.texts("columns")
     theirs = ", ".join(map(quoted, look.texts("their_columns") or columns))
     have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
@@ -354,7 +354,7 @@ def rows_are_in_tables(look: Look) -> str:
     return f"SELECT key, seen_at, 'there is no such row in {where_to}' AS words FROM {waits} WHERE {due}"
 
 
-def claims_agree(look: Look) -> str:
+def claims_agree(look: CheckInputs) -> str:
     claims = look.keep(
         "claims",
         "network VARCHAR, stream VARCHAR, separator_key VARCHAR, separator_value VARCHAR, source VARCHAR, "
@@ -387,7 +387,7 @@ def claims_agree(look: Look) -> str:
 # ---------------------------------------------------------------- volume, mix, repeats, lateness, freshness
 
 
-def old_messages_do_not_flood(look: Look) -> str:
+def old_messages_do_not_flood(look: CheckInputs) -> str:
     first = look.keep("first", "h UBIGINT, seen_at TIMESTAMPTZ")
     again = look.keep("again", "network VARCHAR, message VARCHAR, remote_peer VARCHAR, n BIGINT, seen_at TIMESTAMPTZ")
     after = span(look.duration("after", timedelta(minutes=5)))
@@ -411,7 +411,7 @@ def old_messages_do_not_flood(look: Look) -> str:
     )
 
 
-def copies_are_few(look: Look) -> str:
+def copies_are_few(look: CheckInputs) -> str:
     hours = look.keep("hours", "hour TIMESTAMPTZ, copies BIGINT, messages BIGINT")
     look.db.execute(
         f"INSERT INTO {hours} SELECT date_trunc('hour', observed_at), count(*), 0 FROM new_copies GROUP BY 1 UNION ALL "
@@ -425,7 +425,7 @@ def copies_are_few(look: Look) -> str:
     )
 
 
-def batches_are_in_time(look: Look) -> str:
+def batches_are_in_time(look: CheckInputs) -> str:
     late = look.keep("late", "seen_at TIMESTAMPTZ, late BIGINT")
     look.db.execute(
         f"INSERT INTO {late} SELECT emitted_at, epoch_us(emitted_at) - epoch_us(closed_at) FROM new_batches "
@@ -442,7 +442,7 @@ def batches_are_in_time(look: Look) -> str:
     )
 
 
-def clocks_agree(look: Look) -> str:
+def clocks_agree(look: CheckInputs) -> str:
     minutes = look.keep("minutes", "peer VARCHAR, minute TIMESTAMPTZ, least BIGINT")
     look.db.execute(
         f"INSERT INTO {minutes} SELECT local_peer, date_trunc('minute', kafka_timestamp), "
@@ -458,7 +458,7 @@ def clocks_agree(look: Look) -> str:
     )
 
 
-def table_keeps_up(look: Look) -> str:
+def table_keeps_up(look: CheckInputs) -> str:
     table, than = look.check.table, str(look.check.arguments["than"])
     newest = look.keep("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
     for name in (table, than):
@@ -476,7 +476,7 @@ def table_keeps_up(look: Look) -> str:
     )
 
 
-def table_is_fresh(look: Look) -> str:
+def table_is_fresh(look: CheckInputs) -> str:
     table = look.check.table
     newest = look.keep("newest", "name VARCHAR, seen_at TIMESTAMPTZ")
     live = "WHERE origin = 'LIVE'" if any(column.name == "origin" for column in TABLES[table].columns) else ""
@@ -490,7 +490,7 @@ def table_is_fresh(look: Look) -> str:
     )
 
 
-def _forget_older(look: Look, newest: str) -> None:
+def _forget_older(look: CheckInputs, newest: str) -> None:
     look.db.execute(
         f"CREATE OR REPLACE TEMP TABLE merged AS SELECT name, max(seen_at) AS seen_at FROM {newest} GROUP BY name"
     )
@@ -498,7 +498,7 @@ def _forget_older(look: Look, newest: str) -> None:
     look.db.execute(f"INSERT INTO {newest} SELECT * FROM merged WHERE seen_at IS NOT NULL")
 
 
-def volume_is_as_before(look: Look) -> str:
+def volume_is_as_before(look: CheckInputs) -> str:
     hours = look.keep("hours", "type VARCHAR, hour TIMESTAMPTZ, n BIGINT")
     look.db.execute(
         f"INSERT INTO {hours} SELECT type, date_trunc('hour', observed_at), count(*) FROM new_messages "
@@ -522,7 +522,7 @@ def volume_is_as_before(look: Look) -> str:
             AND (now_.n > before.n * {factor} OR now_.n * {factor} < before.n)"""
 
 
-def quarantine_is_small(look: Look) -> str:
+def quarantine_is_small(look: CheckInputs) -> str:
     hours = look.keep("hours", "reason VARCHAR, hour TIMESTAMPTZ, n BIGINT")
     look.db.execute(
         f"INSERT INTO {hours} SELECT stage || ': ' || replace(reason, ' ', '_'), date_trunc('hour', observed_at), "

@@ -17,7 +17,7 @@ _HEAD = struct.Struct(">4sI")  # of Hadoop's files of check sums: "crc\0", and o
 
 
 @dataclass(frozen=True, order=True)
-class Ending:
+class LastGoodBatch:
     """The newest micro-batch of a checkpoint; -1: none was begun. `done`: Spark has noted it as finished."""
 
     batch: int
@@ -46,13 +46,13 @@ def is_whole(path: Path) -> bool:
     return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
 
 
-def claimed_ending(checkpoint: Path) -> Ending:
+def claimed_ending(checkpoint: Path) -> LastGoodBatch:
     """Where the checkpoint ends by the names of its files, which is where Spark would go on."""
     newest = max(_numbers(checkpoint / "offsets"), default=-1)
-    return Ending(newest, newest in _numbers(checkpoint / "commits"))
+    return LastGoodBatch(newest, newest in _numbers(checkpoint / "commits"))
 
 
-def sound_ending(checkpoint: Path, before: float | None = None) -> Ending | None:
+def sound_ending(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
     """Where the checkpoint ends by what is whole: the newest micro-batch that can be taken as done, or done again.
 
     None: there is none. `before`: of those alone that were noted as done before this time, unix s.
@@ -67,13 +67,13 @@ def sound_ending(checkpoint: Path, before: float | None = None) -> Ending | None
         done = checkpoint / "commits" / str(batch)
         if is_whole(done) and _state_is_whole(checkpoint, batch + 1):
             if before is None or done.stat().st_mtime < before:
-                return Ending(batch, True)
+                return LastGoodBatch(batch, True)
         elif before is None and _state_is_whole(checkpoint, batch):
-            return Ending(batch, False)
-    return None if batches or before is not None else Ending(-1, True)
+            return LastGoodBatch(batch, False)
+    return None if batches or before is not None else LastGoodBatch(-1, True)
 
 
-def torn_files(checkpoint: Path, ending: Ending | None) -> list[Path]:
+def torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
     """What is not whole of the newest micro-batches, for words: `ending` is the sound one."""
     least = -1 if ending is None else ending.batch
     logs = [checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _numbers(checkpoint / folder)]
@@ -82,7 +82,7 @@ def torn_files(checkpoint: Path, ending: Ending | None) -> list[Path]:
     return [path for path in (*metadata, *(p for p in logs if int(p.name) >= least), *state) if not is_whole(path)]
 
 
-def beyond(checkpoint: Path, ending: Ending) -> list[Path]:
+def beyond(checkpoint: Path, ending: LastGoodBatch) -> list[Path]:
     """The files of what comes after an ending: without them, Spark goes on there."""
     keep = ending.batch + 1 if ending.done else ending.batch
     found = [checkpoint / "offsets" / str(n) for n in _numbers(checkpoint / "offsets") if n > ending.batch]
@@ -92,7 +92,7 @@ def beyond(checkpoint: Path, ending: Ending) -> list[Path]:
     return found + [path for path in sums if path.exists()]
 
 
-def newest_commit(checkpoint: Path, ending: Ending) -> float | None:
+def newest_commit(checkpoint: Path, ending: LastGoodBatch) -> float | None:
     """When the newest micro-batch that an ending leaves as done was noted as done, unix s; None: none is."""
     done = [n for n in _numbers(checkpoint / "commits") if n < ending.next]
     return (checkpoint / "commits" / str(max(done))).stat().st_mtime if done else None

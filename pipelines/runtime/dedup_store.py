@@ -32,7 +32,7 @@ _CHUNK_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
-class Remembered:
+class DedupStoreConfig:
     """Which file, as a task is told of it. `span`: for how long a digest is known, µs. `durable`: whether the file must
     outlive a power cut."""
 
@@ -41,7 +41,7 @@ class Remembered:
     durable: bool = False
 
 
-def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool) -> Remembered | None:
+def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool) -> DedupStoreConfig | None:
     """The file of a query with this checkpoint. None: what the query has let through is in Spark's state, as its tasks
     may run on machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere.
     `master`: Spark's; `span`: µs."""
@@ -49,7 +49,7 @@ def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool
         return None
     path = checkpoint.folder / NAME
     if master.startswith("local"):
-        return Remembered(str(path), span, durable)
+        return DedupStoreConfig(str(path), span, durable)
     if path.exists():
         raise KilnError(
             f"{path} has what the query has let through, and executors of {master} do not have the file. Run the query "
@@ -58,7 +58,7 @@ def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool
     return None
 
 
-class RememberedError(KilnError):
+class DedupStoreError(KilnError):
     """The file cannot be read or written: the disk is full, or the file is none."""
 
 
@@ -73,7 +73,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-class Copy(Protocol):
+class DedupCopy(Protocol):
     """What is to pass once. `identities`: its digests; `place`: of this copy, and of no other; `size`: bytes."""
 
     @property
@@ -84,17 +84,17 @@ class Copy(Protocol):
     def size(self) -> int: ...
 
 
-_Copy = TypeVar("_Copy", bound=Copy)
+_Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
-class RememberedFile:
+class DedupStore:
     """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
 
     A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
     RememberedError, of each method.
     """
 
-    def __init__(self, remembered: Remembered) -> None:
+    def __init__(self, remembered: DedupStoreConfig) -> None:
         """Makes the file where there is none."""
         self._span = remembered.span
         self._path = Path(remembered.path)
@@ -138,7 +138,7 @@ class RememberedFile:
             added = self._file.executemany(_KNOW, ((_key(digest, turn), at) for digest, at in digests)).rowcount
             self._file.execute(_COUNT, (added,))
 
-    def _passes(self, copy: Copy, now: int) -> bool:
+    def _passes(self, copy: DedupCopy, now: int) -> bool:
         """Each digest in turn, as one operator after the other would: a copy that the second stops was new to the
         first."""
         for turn, digest in enumerate(copy.identities):
@@ -178,7 +178,7 @@ class RememberedFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise RememberedError(f"{self._path}: {error}") from error
+            raise DedupStoreError(f"{self._path}: {error}") from error
 
 
 _TABLES = """
@@ -206,7 +206,7 @@ def _key(digest: bytes, turn: int) -> bytes:
     return digest + bytes([turn]) if turn else digest
 
 
-def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, epoch: Epoch) -> Iterator[_Copy]:
+def new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
     file = _file(remembered)
     if not file.is_in_place():  # another state folder stands there now
@@ -225,12 +225,12 @@ def new_copies(copies: Iterable[_Copy], remembered: Remembered, now: int, epoch:
 
 
 @lru_cache(maxsize=4)
-def _file(remembered: Remembered) -> RememberedFile:
+def _file(remembered: DedupStoreConfig) -> DedupStore:
     """The one of this process: a worker serves many tasks."""
-    return RememberedFile(remembered)
+    return DedupStore(remembered)
 
 
-class Held(NamedTuple):
+class DedupStoreState(NamedTuple):
     """What a file says of itself: how many digests it has, its bytes, and the newest time that the query has reckoned
     with, µs."""
 
@@ -239,16 +239,16 @@ class Held(NamedTuple):
     at: int = 0
 
 
-def held(checkpoint: Path | None) -> Held:
+def held(checkpoint: Path | None) -> DedupStoreState:
     """Of the file beside a checkpoint; all 0 where there is none, or where it cannot be read: the query says so."""
     if checkpoint is None or not (checkpoint / NAME).exists():
-        return Held()
+        return DedupStoreState()
     path = checkpoint / NAME
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
         rows, at = file.execute(_HELD).fetchone()
         (pages,), (page,) = (file.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-        return Held(int(rows), int(pages * page), int(at))
-    return Held()
+        return DedupStoreState(int(rows), int(pages * page), int(at))
+    return DedupStoreState()
 
 
 def remembers(checkpoint: Path) -> bool:
@@ -263,7 +263,7 @@ def marked(checkpoint: Path) -> Epoch:
         with closing(sqlite3.connect(path)) as file:
             query, batch = file.execute(_MARKED).fetchone()
     except sqlite3.Error as error:
-        raise RememberedError(f"{path}: {error}") from error
+        raise DedupStoreError(f"{path}: {error}") from error
     return Epoch(str(query), int(batch))
 
 
@@ -288,4 +288,4 @@ def release_places(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost
             file.execute("UPDATE remembered SET place = '' WHERE place != '' AND is_of_topic(place)")
             file.execute("UPDATE head SET held = held - ?", (forgotten,))
     except sqlite3.Error as error:
-        raise RememberedError(f"{path}: {error}") from error
+        raise DedupStoreError(f"{path}: {error}") from error

@@ -31,7 +31,7 @@ class SecondDriverError(KilnError):
     """Another driver runs the query."""
 
 
-class SoleDriver:
+class DriverLease:
     """This process as the driver of one query. For one thread.
 
     The process that has taken the query keeps it while Kafka hears of the process. Another process takes it only where

@@ -14,7 +14,7 @@ _UNFINISHED = ".tmp"
 """Spark gives such a file its name once it is written."""
 
 
-class KeptCheckpoint:
+class DurableCheckpoint:
     """Syncs what Spark has written since. For one thread."""
 
     def __init__(self, path: Path) -> None:

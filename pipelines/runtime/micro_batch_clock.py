@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 _PROPERTY = "kiln.seenAt"
 
 
-class BatchClock:
+class MicroBatchClock:
     """Tells the tasks of each micro-batch the time. For the thread that runs the query's micro-batches."""
 
     def __init__(self, now: Callable[[], int], uptime: Callable[[], int], least: int) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from kiln.pipelines.runtime.dedup_store import Held
+from kiln.pipelines.runtime.dedup_store import DedupStoreState
 from kiln.schemas.kafka import topics as log
 
 Offsets = dict[str, dict[int, int]]
@@ -74,7 +74,7 @@ class _ByOneCall(JStreamingQueryListener):
 class ProgressListener(StreamingQueryListener):
     """Keeps the newest progress of every named query; `snapshot()` may be called from any thread."""
 
-    def __init__(self, held: Callable[[str], Held] = lambda query: Held()) -> None:
+    def __init__(self, held: Callable[[str], DedupStoreState] = lambda query: DedupStoreState()) -> None:
         """`held`: what a query keeps beside Spark's state."""
         self._held = held
         self._registered: JavaObject | None = None

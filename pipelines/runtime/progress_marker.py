@@ -14,7 +14,7 @@ from kiln.conf.process.kafka_clients import open_client
 from kiln.schemas.kafka import topics as log
 
 
-class Told(NamedTuple):
+class ProgressReport(NamedTuple):
     """The newest micro-batch that a query told of, and where it ends."""
 
     query_id: str
@@ -32,7 +32,7 @@ class _Metadata(msgspec.Struct, frozen=True, array_like=True):
 _METADATA = msgspec.json.Decoder(_Metadata)
 
 
-class ToldPlace:
+class ProgressMarker:
     """The place of one query, as the group of the query's full name. For one thread at a time. KafkaError."""
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
@@ -58,7 +58,7 @@ class ToldPlace:
         firsts = {part: end if found[part] is None else min(found[part].offset, end) for part, end in parts.items()}
         return {topic: {part.partition: at for part, at in firsts.items() if part.topic == topic} for topic in ends}
 
-    def read(self, topic: str) -> Told | None:
+    def read(self, topic: str) -> ProgressReport | None:
         """What was told of a topic, by its full name. None: nothing, or Kafka has forgotten it, as Kafka does a week
         after the last time."""
         found: list[tuple[_Metadata, int, int]] = []
@@ -73,4 +73,4 @@ class ToldPlace:
         if not found:
             return None
         newest = max((metadata for metadata, _, _ in found), key=lambda metadata: metadata.batch)
-        return Told(newest.query_id, newest.batch, {topic: {part: at for _, part, at in found}})
+        return ProgressReport(newest.query_id, newest.batch, {topic: {part: at for _, part, at in found}})

@@ -12,17 +12,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.batch.batching import Batching
-from kiln.pipelines.decode.breaker import Breaker
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.batch.batching import BatchConfig
+from kiln.pipelines.decode.breaker import DecodeBreaker
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import Remembered, remembered_in
-from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, remembered_in
+from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
-from kiln.pipelines.runtime.micro_batch_clock import BatchClock
-from kiln.pipelines.updates.transform import Separating
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
+from kiln.pipelines.updates.transform import SeparatorConfig
 
 Report = Callable[[str, Mapping[str, int]], None]
 """Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
@@ -33,7 +33,7 @@ def unheard(query: str, counts: Mapping[str, int]) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QueryContext:
     """All that a query may be started with, as plain values. Each query takes what the query needs."""
 
     spark: SparkSession
@@ -51,10 +51,10 @@ class Plan:
     state_partitions: int
     remembered: int
     """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
-    decoding: Decoding
-    separating: Separating
-    batching: Batching
-    breaker: Breaker
+    decoding: DecodeConfig
+    separating: SeparatorConfig
+    batching: BatchConfig
+    breaker: DecodeBreaker
     now: Callable[[], int]
     """the time, µs"""
     uptime: Callable[[], int]
@@ -64,12 +64,12 @@ class Plan:
     report: Report = field(default=unheard)
     listener: StreamingQueryListener | None = None
 
-    def batch_clock(self, query: str) -> BatchClock:
+    def batch_clock(self, query: str) -> MicroBatchClock:
         """The clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
-        return BatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
+        return MicroBatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
 
-    def remembers(self, query: str) -> Remembered | None:
+    def remembers(self, query: str) -> DedupStoreConfig | None:
         """The file of what the query has let through; None, KilnError: as `remembered_in`.
 
         For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
@@ -78,10 +78,10 @@ class Plan:
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return remembered_in(checkpoint, master, 2 * self.remembered, durable=self.durable)
 
-    def kept(self, query: str) -> KeptCheckpoint | None:
+    def kept(self, query: str) -> DurableCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""
         folder = (self.checkpoints / query).folder
-        return KeptCheckpoint(folder) if self.durable and folder is not None else None
+        return DurableCheckpoint(folder) if self.durable and folder is not None else None
 
     def new_session(self) -> SparkSession:
         """A session for one query: the number of state partitions is a session's, and for life in a checkpoint."""
@@ -112,7 +112,7 @@ def is_small(records: int | None, small: int) -> bool:
     return records is not None and records < small
 
 
-def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQuery:
+def start_query(name: str, plan: QueryContext, writer: DataStreamWriter) -> StreamingQuery:
     """Starts a query under its name, with its checkpoint.
 
     Each query has a FAIR pool of its own, so that no query waits for another.
@@ -127,7 +127,7 @@ def start_query(name: str, plan: Plan, writer: DataStreamWriter) -> StreamingQue
 
 
 def each_batch(
-    frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: KeptCheckpoint | None = None
+    frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
 ) -> DataStreamWriter:
     """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known.
 

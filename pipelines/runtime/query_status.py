@@ -21,7 +21,7 @@ RUNS: frozenset[QueryPhase] = frozenset({"running", "idle"})
 
 
 @dataclass(frozen=True)
-class QueryLine:
+class QueryState:
     """A streaming query. Rates are rows a second. `took`: seconds of the last micro-batch. `lag`: records not read yet.
 
     None: not known (yet). `error`: in words why the query failed last; empty if the query never failed.
@@ -46,7 +46,7 @@ class QueryLine:
     """ms of the last micro-batch, by Spark's names"""
 
 
-class Waits:
+class QueryBacklog:
     """For how long the oldest record that a query has not read has been there, found from ends seen now and then."""
 
     _MOST = 4_000
@@ -68,14 +68,14 @@ class Waits:
 
 def query_line(
     name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str, tripped: bool = False
-) -> QueryLine:
+) -> QueryState:
     """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down;
     `tripped`: whether the breaker holds the query."""
     down: QueryPhase = "tripped" if tripped else "restarting"
     if progress is None or not (progress.read or progress.idle):
-        return QueryLine(name, down if error else "starting", restarts=restarts, error=error)
+        return QueryState(name, down if error else "starting", restarts=restarts, error=error)
     phase: QueryPhase = down if error else "running" if progress.input_rate else "idle"
-    return QueryLine(
+    return QueryState(
         name,
         phase,
         batch=progress.batch_id,
@@ -99,11 +99,11 @@ class QueryWatch:
         """`topics`: full names of those that the query reads."""
         self._name = name
         self._topics = tuple(topics)
-        self._waits = Waits()
+        self._waits = QueryBacklog()
 
     def line(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
-    ) -> QueryLine:
+    ) -> QueryState:
         """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as `query_line`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = query_line(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
@@ -113,7 +113,7 @@ class QueryWatch:
         return replace(line, lag_seconds=self._waits.see(now, end, line.lag))
 
 
-def query_families(lines: Iterable[QueryLine]) -> Iterator[Metric]:
+def query_families(lines: Iterable[QueryState]) -> Iterator[Metric]:
     """The families of metrics about queries."""
     lines = list(lines)
 

@@ -16,7 +16,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[object])
 
 
-class Item(NamedTuple):
+class PackedRow(NamedTuple):
     """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
     apart, in turn; `place`: of what the row was made of; `size`: bytes of payload, about."""
 
@@ -27,8 +27,8 @@ class Item(NamedTuple):
     size: int
 
 
-class Loose(NamedTuple):
-    """What is left of an `Item` that has passed."""
+class UniqueRow(NamedTuple):
+    """What is left of an `PackedRow` that has passed."""
 
     kind: str
     row: Sequence[object]
@@ -45,12 +45,12 @@ def unpack(data: bytes) -> list[object]:
     return _decoder.decode(data)
 
 
-def loose(items: Iterable[Item]) -> Iterator[Loose]:
+def loose(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
     """Items that have passed."""
-    return (Loose(item.kind, item.row, item.size) for item in items)
+    return (UniqueRow(item.kind, item.row, item.size) for item in items)
 
 
-def packed(items: Iterable[Item], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
+def packed(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
     """Items as Spark's operators take them. `identities`: names of the columns for the digests, of which an item may
     have one alone. `seen_at`: µs."""
     names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
@@ -63,11 +63,11 @@ def packed(items: Iterable[Item], identities: Sequence[str], seen_at: int) -> It
     yield from buffer.drain()
 
 
-def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Loose]:
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
     """Columns kind, data in: what Spark's operator has let through."""
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield Loose(kind, unpack(data), len(data))
+            yield UniqueRow(kind, unpack(data), len(data))
 
 
 def packed_ddl(identities: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kiln.conf.process.location import Location, Prefix
+from kiln.conf.process.location import Location, StorePrefix
 
 _PREFIX: Final = "spark.hadoop.fs.s3a."
 _ENVIRONMENT: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
@@ -25,7 +25,7 @@ def s3a_settings(places: Iterable[Location], environ: Mapping[str, str]) -> dict
     """For Spark's configuration; nothing where no place is in a store. Holds secrets: never print it."""
     found: dict[str, str] = {}
     for place in places:
-        if isinstance(place, Prefix):
+        if isinstance(place, StorePrefix):
             told = {
                 f"{_PREFIX}bucket.{place.bucket}.{key}": value for key, value in _of(place.options, environ).items()
             }

@@ -9,19 +9,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.app.taking_over import remembered_by
-from kiln.pipelines.batch.log_time import LogClock
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.batch.log_time import LogTimeFile
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, discard
 from kiln.pipelines.delta.tables import read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import stream_topics
-from kiln.pipelines.runtime.query_plan import Plan, each_batch, fitted, start_query
+from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, fitted, start_query
 from kiln.pipelines.sink.transform import (
     CLOCK,
     FILLED,
     RECEIVED_ROWS,
     TOPICS,
-    Wrote,
+    SinkOutput,
     foreign,
     held_back,
     once_each,
@@ -36,14 +36,14 @@ from kiln.pipelines.sink.transform import (
 _HELD_AGAINST = ("publications", "streams")
 
 
-def start(plan: Plan) -> StreamingQuery:
+def start(plan: QueryContext) -> StreamingQuery:
     """Starts the query."""
     session = plan.new_session()
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
     remembered = remembered_by(plan, session, "sink")
     rows = once_each(table_rows(records), plan.remembered) if remembered is None else records
-    log_clock = LogClock(plan.checkpoints / "sink" / "clock.json")
+    log_clock = LogTimeFile(plan.checkpoints / "sink" / "clock.json")
     batch_clock, checkpoint = plan.batch_clock("sink"), Checkpoint(plan.checkpoints / "sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
@@ -63,16 +63,16 @@ def start(plan: Plan) -> StreamingQuery:
                     partition, at = msgspec.msgpack.decode(bytes(row.data), type=tuple[int, int])
                     clocks[partition] = max(at, clocks.get(partition, 0))
                 else:
-                    for file in msgspec.msgpack.decode(bytes(row.data), type=Wrote).files:
+                    for file in msgspec.msgpack.decode(bytes(row.data), type=SinkOutput).files:
                         files.setdefault(file.table, []).append(file)
             seen = {table: sum(file.rows for file in files[table]) for table in FILLED if table in files}
             for table in seen:
-                commit(table, files[table], Write(query_id, batch_id))
+                commit(table, files[table], WriteId(query_id, batch_id))
             of_others = out.where(F.col("kind") == RECEIVED_ROWS)
             if not of_others.isEmpty():  # after the table `streams` has what this micro-batch says of them
                 ours, streams = (read_rows(session, plan.lake, name) for name in _HELD_AGAINST)
                 tips = weighed(foreign(received(of_others), ours), streams)
-                write = Write(query_id, batch_id, "received")
+                write = WriteId(query_id, batch_id, "received")
                 for table, found in (("tips", received_tips(tips)), ("quarantine", held_back(tips))):
                     commit(table, write_files(found.coalesce(1), plan.lake, table), write)
             log_clock.move(batch_id, clocks)
@@ -80,7 +80,7 @@ def start(plan: Plan) -> StreamingQuery:
             out.unpersist()
         plan.report("sink", seen)
 
-    def commit(table: str, files: list[DataFile], write: Write) -> None:
+    def commit(table: str, files: list[DataFile], write: WriteId) -> None:
         if files and not plan.commits.commit(table, files, write):
             discard(plan.lake, files)
 

@@ -16,10 +16,10 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSIN
 from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
 from kiln.pipelines.runtime.epoch import epoch_of_task
 from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
-from kiln.pipelines.runtime.row_packing import Item, Loose, loose, pack, packed, packed_ddl, unpack, unpacked
+from kiln.pipelines.runtime.row_packing import PackedRow, UniqueRow, loose, pack, packed, packed_ddl, unpack, unpacked
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -62,7 +62,8 @@ IDENTITY = ("identity",)
 
 WRITTEN = "kind string, data binary"
 RECEIVED_ROWS, CLOCK, WROTE = "received", "clock", "wrote"
-"""Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands; `Wrote`."""
+"""Kinds of rows beside those of tables: RECEIVED; a partition of `kiln.updates` and where its clock stands;
+`SinkOutput`."""
 
 _TASKS = 2
 _BESIDE = 500  # bytes of a row, about, beside its record's value
@@ -73,16 +74,16 @@ _UPDATED_AT, _LOG_PARTITION = (
 )
 
 
-class Wrote(msgspec.Struct, frozen=True, array_like=True):
+class SinkOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a task made of its rows: files of several tables."""
 
     files: list[DataFile]
 
 
-def written_once(records: DataFrame, lake: Lake, stood: Clock, remembered: Remembered) -> DataFrame:
+def written_once(records: DataFrame, lake: Lake, stood: Clock, remembered: DedupStoreConfig) -> DataFrame:
     """Columns topic, partition, offset, stamp, key, value in; WRITTEN out: what is of no table, as it came, and one
-    `Wrote` a task, which names the files of the tables' rows. Each row passes once: a topic holds a record twice when
-    its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
+    `SinkOutput` a task, which names the files of the tables' rows. Each row passes once: a topic holds a record twice
+    when its writer was killed and began again. `stood`: the log's clock when the micro-batch began."""
 
     def rows(batches: _Batches) -> _Batches:
         new = new_copies(items_of(batches), remembered, seen_at(), epoch_of_task())
@@ -198,7 +199,7 @@ def held_back(weighed: DataFrame) -> DataFrame:
     )
 
 
-def items_of(batches: _Batches) -> Iterator[Item]:
+def items_of(batches: _Batches) -> Iterator[PackedRow]:
     """Records of a task in; all that they say out, and where the clock of each partition of `kiln.updates` stands."""
     clock: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
@@ -217,14 +218,14 @@ def items_of(batches: _Batches) -> Iterator[Item]:
             for number, (kind, identity, row) in enumerate(
                 _read(topic, partition, offset, at, key or b"", value or b"")
             ):
-                yield Item(kind, (_digest(kind, *identity),), f"{place}/{number}", row, held + _BESIDE)
+                yield PackedRow(kind, (_digest(kind, *identity),), f"{place}/{number}", row, held + _BESIDE)
                 held = 0
     for partition, offset in newest.items():
         place = f"{CLOCK}/{partition}/{offset}"
-        yield Item(CLOCK, (_digest(CLOCK, partition, offset),), place, (partition, clock["updates", partition]), 0)
+        yield PackedRow(CLOCK, (_digest(CLOCK, partition, offset),), place, (partition, clock["updates", partition]), 0)
 
 
-def written_rows(rows: Iterable[Loose], lake: Lake, stood: Clock) -> _Batches:
+def written_rows(rows: Iterable[UniqueRow], lake: Lake, stood: Clock) -> _Batches:
     """What has passed in; WRITTEN out. Rows of tables go into files."""
     refused: list[tuple[str, Sequence[object], Exception]] = []
 
@@ -244,7 +245,7 @@ def written_rows(rows: Iterable[Loose], lake: Lake, stood: Clock) -> _Batches:
         for table, row, error in refused:
             last.add(_refused(table, row, error))
         closed += last.close()
-    out.add((WROTE, pack(Wrote(closed))))
+    out.add((WROTE, pack(SinkOutput(closed))))
     yield from out.drain()
 
 

@@ -127,17 +127,17 @@ def _digest_of_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
     return _digest(*stream, tip.origin, tip.tip)
 
 
-class _Consumer(Protocol):
+class _StreamsConsumer(Protocol):
     """What is used of kafka-python's consumer, which is assigned to all partitions of one topic."""
 
     def assignment(self) -> set[TopicPartition]: ...
     def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
     def seek(self, partition: TopicPartition, offset: int) -> None: ...
     def position(self, partition: TopicPartition) -> int: ...
-    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[_Record]]: ...
+    def poll(self, timeout_ms: int) -> Mapping[TopicPartition, Sequence[_StreamsRecord]]: ...
 
 
-class _Record(Protocol):
+class _StreamsRecord(Protocol):
     @property
     def value(self) -> bytes | None: ...
 
@@ -145,7 +145,7 @@ class _Record(Protocol):
 class KnownStreams:
     """The verified separators of all networks, as of the last `refresh`."""
 
-    def __init__(self, consumer: _Consumer, file: StreamsFile) -> None:
+    def __init__(self, consumer: _StreamsConsumer, file: StreamsFile) -> None:
         self._consumer = consumer
         self._file = file
         self._parts = sorted(consumer.assignment())

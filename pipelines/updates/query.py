@@ -9,15 +9,15 @@ from kiln.pipelines.app.taking_over import remembered_by
 from kiln.pipelines.decode.breaker import check_samples
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import stream_topics, write_records
-from kiln.pipelines.runtime.progress_marker import ToldPlace
-from kiln.pipelines.runtime.query_plan import Plan, each_batch, is_small, start_query
+from kiln.pipelines.runtime.progress_marker import ProgressMarker
+from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, is_small, start_query
 from kiln.pipelines.updates.transform import first_updates, in_order_of_hearing, new_updates, updates
 from kiln.schemas.queries import QUERIES
 
 _SMALL = 2_000  # records that one task decodes no later than several would
 
 
-def start(plan: Plan) -> StreamingQuery:
+def start(plan: QueryContext) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode.
 
     After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
@@ -34,7 +34,7 @@ def start(plan: Plan) -> StreamingQuery:
         begun = new_updates(updates(records, plan.decoding, plan.separating, stands_for), plan.remembered)
 
     clock = plan.batch_clock("updates")
-    place = ToldPlace(plan.client, plan.broker.topic("updates"))
+    place = ProgressMarker(plan.client, plan.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.tell(rows.sparkSession.sparkContext)

@@ -15,10 +15,19 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, author, failed, identities, own_identity
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    RejectedMessage,
+    author,
+    failed,
+    identities,
+    own_identity,
+)
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
 from kiln.pipelines.runtime.epoch import epoch_of_task
 from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
 from kiln.pipelines.updates.known_streams import StreamsTopic, known_streams
@@ -44,13 +53,13 @@ from kiln.schemas.wire.topics import Separator, parse_separator_text, separator_
 _Batches = Iterator[pa.RecordBatch]
 
 
-class Known(Protocol):
+class KnownSeparators(Protocol):
     """What the verified genesis says, by (network, StreamID); None: no separator. A dict will do."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
 
 
-class Waited(Protocol):
+class WaitedUpdate(Protocol):
     """Whether an update waited for the genesis of its stream (network, StreamID), and is in `kiln.updates` since."""
 
     def __call__(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool: ...
@@ -65,7 +74,7 @@ _COPIES_COLUMNS = f"identity binary, {_NEW_COLUMNS}, seen_at timestamp"
 
 
 @dataclass(frozen=True)
-class Separating:
+class SeparatorConfig:
     """`streams`: where the verified separators are, None: nowhere. `fetch`: whether blocks can be asked for.
     `believe`: whether a claim counts before it is verified, where it can be."""
 
@@ -74,7 +83,7 @@ class Separating:
     believe: bool = True
 
 
-class Row(NamedTuple):
+class UpdateRow(NamedTuple):
     """What is new once. `identity`: the same for all that say the same; `place`: of this copy; `topic` of Kafka,
     without prefix; `heard_at`: µs."""
 
@@ -95,7 +104,11 @@ class Row(NamedTuple):
 
 
 def first_updates(
-    records: DataFrame, how: Decoding, separating: Separating, remembered: Remembered, first: Epoch | None = None
+    records: DataFrame,
+    how: DecodeConfig,
+    separating: SeparatorConfig,
+    remembered: DedupStoreConfig,
+    first: Epoch | None = None,
 ) -> DataFrame:
     """Columns partition, offset, stamp, value in; topic, key, value, heard_at out, once for each identity: what the
     good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
@@ -111,7 +124,9 @@ def first_updates(
     return _source(records).mapInArrow(rows, _NEW_COLUMNS)
 
 
-def updates(records: DataFrame, how: Decoding, separating: Separating, first: Epoch | None = None) -> DataFrame:
+def updates(
+    records: DataFrame, how: DecodeConfig, separating: SeparatorConfig, first: Epoch | None = None
+) -> DataFrame:
     """As `first_updates`, for each copy, with identity and seen_at."""
 
     def rows(batches: _Batches) -> _Batches:
@@ -142,7 +157,7 @@ def in_order_of_hearing(rows: DataFrame) -> DataFrame:
     return rows.coalesce(1).sortWithinPartitions("heard_at", "value").select("topic", "key", "value")
 
 
-class Separated(NamedTuple):
+class SeparatedUpdate(NamedTuple):
     """The separator of an update; where it is known from, None: nowhere; and the claim that the genesis contradicts."""
 
     separator: Separator | None
@@ -150,7 +165,7 @@ class Separated(NamedTuple):
     contradicted: Separator | None = None
 
 
-def separate(claims: Claims, stream: tuple[str, str], known: Known, how: Separating) -> Separated:
+def separate(claims: Claims, stream: tuple[str, str], known: KnownSeparators, how: SeparatorConfig) -> SeparatedUpdate:
     """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
 
     `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
@@ -158,13 +173,13 @@ def separate(claims: Claims, stream: tuple[str, str], known: Known, how: Separat
     """
     verified = known.get(stream, _UNKNOWN)
     if verified is None:
-        return Separated(None, "genesis")
+        return SeparatedUpdate(None, "genesis")
     if verified is not _UNKNOWN:
         separator = Separator(verified.key, verified.value)
-        return Separated(separator, "genesis", claims.contradicted(separator))
+        return SeparatedUpdate(separator, "genesis", claims.contradicted(separator))
     if claims.first is None or (how.fetch and (claims.disagree or not how.believe)):
-        return Separated(None, None)
-    return Separated(claims.first, "topic" if claims.topic is not None else "model")
+        return SeparatedUpdate(None, None)
+    return SeparatedUpdate(claims.first, "topic" if claims.topic is not None else "model")
 
 
 def claims_of(topic: Separator | None, model: str | None) -> Claims:
@@ -183,7 +198,7 @@ def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_
     )
 
 
-def copies(rows: Iterable[Row], seen_at: int) -> _Batches:
+def copies(rows: Iterable[UpdateRow], seen_at: int) -> _Batches:
     """What `updates` gives, as Arrow. `seen_at`: the time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
@@ -193,14 +208,14 @@ def copies(rows: Iterable[Row], seen_at: int) -> _Batches:
 
 
 def rows_of(
-    batches: _Batches, how: Decoding, separating: Separating, epoch: Epoch, *, every_copy: bool = False
-) -> Iterator[Row]:
+    batches: _Batches, how: DecodeConfig, separating: SeparatorConfig, epoch: Epoch, *, every_copy: bool = False
+) -> Iterator[UpdateRow]:
     """Records of a task in; what their good copies have to say out, each identity once. `every_copy`: once for each
     copy, as in `archive`."""
     passing: set[tuple[bytes, str]] = set()  # what this task let through: the rest would be dropped anyway
-    decoder = Decoder(how)
-    known: Known = {}
-    waited: Waited = _nothing_waited
+    decoder = FrameDecoder(how)
+    known: KnownSeparators = {}
+    waited: WaitedUpdate = _nothing_waited
     if separating.streams is not None:
         known = streams = known_streams(separating.streams)
         waited = streams.waited
@@ -208,7 +223,7 @@ def rows_of(
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             for item in decoder.decode(value, partition, offset, stamp):
-                if isinstance(item, Faulty):
+                if isinstance(item, RejectedMessage):
                     continue
                 for row in _of_message(item, epoch, how, known, waited, separating):
                     key = (row.identity, row.place if every_copy else "")
@@ -218,8 +233,13 @@ def rows_of(
 
 
 def _of_message(
-    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
-) -> list[Row]:
+    item: DecodedMessage,
+    epoch: Epoch,
+    how: DecodeConfig,
+    known: KnownSeparators,
+    waited: WaitedUpdate,
+    separating: SeparatorConfig,
+) -> list[UpdateRow]:
     """What a message has to say. Where this fails, the message is a fault."""
     try:
         if item.content.type == "UPDATE":
@@ -232,7 +252,7 @@ def _of_message(
         key, identity = quarantine_key(*item.place), own_identity(fault)
         records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
         return [
-            Row(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
+            UpdateRow(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
             for part, record in enumerate(records)
         ]
     return []
@@ -244,7 +264,7 @@ def _epoch(first: Epoch | None) -> Epoch:
     return own if first is None else Epoch(first.query, first.batch + own.batch)
 
 
-def _new_once(item: Decoded, separator: Separator | None) -> bytes:
+def _new_once(item: DecodedMessage, separator: Separator | None) -> bytes:
     """The identity of an update: whoever announces it, however often and on whichever topic (decision 4).
 
     The separator is part of it: an announcement under a false separator must not mask the true one.
@@ -260,8 +280,13 @@ def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
 
 
 def _of_update(
-    item: Decoded, epoch: Epoch, how: Decoding, known: Known, waited: Waited, separating: Separating
-) -> Iterator[Row]:
+    item: DecodedMessage,
+    epoch: Epoch,
+    how: DecodeConfig,
+    known: KnownSeparators,
+    waited: WaitedUpdate,
+    separating: SeparatorConfig,
+) -> Iterator[UpdateRow]:
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
     claims = claims_of(item.separator, content.model)
@@ -285,7 +310,7 @@ def _of_update(
     again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
     if not waits and not again:
         key = update_key(item.network, named, stream)
-        yield Row(identity, place, "updates", key, encode(record), item.observed_at)
+        yield UpdateRow(identity, place, "updates", key, encode(record), item.observed_at)
     if found.source != "genesis" and separating.fetch:
         genesis = cid_text(StreamID.parse(stream).genesis)
         wanted = WantedRecord(
@@ -299,18 +324,20 @@ def _of_update(
             model=_record_of(claims.model),
         )
         asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
-        yield Row(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
+        yield UpdateRow(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
         fault = false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
         message, _ = identities(item, item.origin, how.unsigned_horizon)
-        yield Row(message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at)
+        yield UpdateRow(
+            message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at
+        )
 
 
 def _record_of(separator: Separator | None) -> SeparatorRecord | None:
     return None if separator is None else SeparatorRecord(*separator)
 
 
-def _of_batch(item: Decoded) -> Iterator[Row]:
+def _of_batch(item: DecodedMessage) -> Iterator[UpdateRow]:
     """The batches that a BATCH_UPDATE of somebody else names. The batch that a message announces is wanted at each
     announcement: the fetcher may have given the batch up, or followed another interest then. Those before it are wanted
     once, whoever names them."""
@@ -323,4 +350,4 @@ def _of_batch(item: Decoded) -> Iterator[Row]:
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
         wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
         identity = blake2b(named, digest_size=16).digest()
-        yield Row(identity, item.place.text, "wanted", cid.encode(), encode(wanted), item.observed_at)
+        yield UpdateRow(identity, item.place.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import BinaryIO, Final
 
-from kiln.schemas.captures.items import LINE_MALFORMED, MAX_PEER, NO_MESSAGE, Item, Logged, Source
-from kiln.schemas.captures.lines import WHOLE, Part, read_log
+from kiln.schemas.captures.items import LINE_MALFORMED, MAX_PEER, NO_MESSAGE, FileSource, Item, LoggedMessage
+from kiln.schemas.captures.lines import WHOLE, FileRange, read_log
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 
@@ -51,11 +51,11 @@ def sniff(line: bytes) -> bool:
     return found is not None and _time(found[1]) is not None
 
 
-def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
     return read_log(NAME, read_line, file, source, part)
 
 
-def read_line(line: bytes) -> Logged | Rejected:
+def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -81,7 +81,7 @@ def read_line(line: bytes) -> Logged | Rejected:
         return Rejected(LINE_MALFORMED, str(error))
 
 
-def _logged(pairs: _Pairs, published: bool, at: int) -> Logged:
+def _logged(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
     """ValueError: the line lacks a field that it must have, or one cannot be read."""
     topic = pairs.get("topic")
     if not topic:
@@ -89,9 +89,9 @@ def _logged(pairs: _Pairs, published: bool, at: int) -> Logged:
     node = _peer(pairs, "peer")
     data = _data(pairs)
     if published:
-        return Logged(topic, data, node, b"", node, node, at)
+        return LoggedMessage(topic, data, node, b"", node, node, at)
     author = _peer(pairs, "message.from")
-    return Logged(topic, data, author, _seqno(pairs), node, _peer(pairs, "message.receivedFrom"), at)
+    return LoggedMessage(topic, data, author, _seqno(pairs), node, _peer(pairs, "message.receivedFrom"), at)
 
 
 def _data(pairs: _Pairs) -> bytes:

@@ -24,7 +24,7 @@ MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.ide
 _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
-class Unread(NamedTuple):
+class UnreadableItem(NamedTuple):
     """A piece of a file that gives no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
     with the file's name and the line."""
 
@@ -37,10 +37,10 @@ class Unread(NamedTuple):
     detail: str
 
 
-Item: TypeAlias = Frame | Unread
+Item: TypeAlias = Frame | UnreadableItem
 
 
-class Source(NamedTuple):
+class FileSource(NamedTuple):
     """What a reader must know of a file beside the bytes."""
 
     digest: bytes
@@ -51,7 +51,7 @@ class Source(NamedTuple):
     """unix ns; when messages were heard of which the file tells no time"""
 
 
-class Logged(NamedTuple):
+class LoggedMessage(NamedTuple):
     """A message as a log of another node tells of it. Peers are multihash bytes, empty where the log is silent."""
 
     topic: str
@@ -70,13 +70,13 @@ class Logged(NamedTuple):
 class LogFrames:
     """Makes the Frames of one log: one for each message, with the line as its sequence."""
 
-    def __init__(self, format_name: str, source: Source) -> None:
+    def __init__(self, format_name: str, source: FileSource) -> None:
         self._format = format_name
         self._source = source
         digest = hashlib.sha256(format_name.encode() + b"\0" + source.digest).digest()
         self._connection = digest[:CONNECTION_BYTES]
 
-    def frame(self, line: int, raw: bytes, logged: Logged) -> Item:
+    def frame(self, line: int, raw: bytes, logged: LoggedMessage) -> Item:
         """The Frame of a line, or why the line gives none. `raw`: the line, for quarantine.
 
         The payload is an RPC with one message, which has no signature: so the verdict is UNVERIFIABLE.
@@ -84,7 +84,7 @@ class LogFrames:
         at = self._source.heard_at if logged.at is None else logged.at
         fault = _fault_of(logged, at)
         if fault is not None:
-            return Unread(line, raw, fault.reason, fault.detail)
+            return UnreadableItem(line, raw, fault.reason, fault.detail)
         message = Message(topic=logged.topic)
         if logged.data is not None:
             message.data = logged.data
@@ -94,7 +94,9 @@ class LogFrames:
             message.seqno = logged.seqno
         payload = RPC(publish=[message]).SerializeToString()
         if len(payload) > MAX_RPC:
-            return Unread(line, raw, LINE_TOO_LONG, f"a message of {len(payload)} bytes; at most {MAX_RPC} are read")
+            return UnreadableItem(
+                line, raw, LINE_TOO_LONG, f"a message of {len(payload)} bytes; at most {MAX_RPC} are read"
+            )
         topic = parse_topic(logged.topic)
         return Frame(
             # a name that is too long for a Frame stands in no network's topic
@@ -112,7 +114,7 @@ class LogFrames:
         )
 
 
-def _fault_of(logged: Logged, at: int) -> Rejected | None:
+def _fault_of(logged: LoggedMessage, at: int) -> Rejected | None:
     if not 0 <= at <= _MAX_TIME:
         return Rejected(LINE_MALFORMED, f"time {at} is no time in unix nanoseconds")
     if len(logged.author) > MAX_PEER:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final, Literal, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, read_capture
-from kiln.schemas.captures.items import FILE_DAMAGED, Item, Source, Unread
-from kiln.schemas.captures.lines import WHOLE, Part, unzipped
+from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
+from kiln.schemas.captures.lines import WHOLE, FileRange, unzipped
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_NETWORK, MAX_RPC, read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2
@@ -38,7 +38,7 @@ _MAX_NETWORKS: Final = 10_000  # that are counted
 _Lane = tuple[bytes, bytes, Literal["R", "S"]]  # local peer, remote peer, direction
 
 
-class Stream(NamedTuple):
+class ConnectionStream(NamedTuple):
     """One direction of one connection, as surveyed."""
 
     hello: bytes
@@ -48,10 +48,10 @@ class Stream(NamedTuple):
     """unix nanoseconds of its last record"""
 
 
-class Survey(NamedTuple):
+class CaptureSurvey(NamedTuple):
     """What a whole capture says: found in the first pass, needed in the second."""
 
-    streams: dict[tuple[_Lane, int], Stream]
+    streams: dict[tuple[_Lane, int], ConnectionStream]
     """by lane and number of the connection, from 1"""
     networks: Counter[str]
     """how often each Ceramic network is named in a topic"""
@@ -135,10 +135,10 @@ def _name_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
                 networks[network] += 1
 
 
-def survey(records: Iterable[CaptureRecord]) -> Survey:
+def survey(records: Iterable[CaptureRecord]) -> CaptureSurvey:
     """First pass: the connections of a capture with their hellos and lengths, and the networks it names."""
     lanes = _Lanes()
-    streams: dict[tuple[_Lane, int], Stream] = {}
+    streams: dict[tuple[_Lane, int], ConnectionStream] = {}
     networks: Counter[str] = Counter()
     count = size = 0
     for record in records:
@@ -146,15 +146,15 @@ def survey(records: Iterable[CaptureRecord]) -> Survey:
         lane, number, hello = lanes.place(record, rpc)
         key = (lane, number)
         if hello:
-            streams[key] = Stream(b"" if rpc is None else hello_of(rpc), 1, record.observed_at)
+            streams[key] = ConnectionStream(b"" if rpc is None else hello_of(rpc), 1, record.observed_at)
         else:
             stream = streams[key]
-            streams[key] = Stream(stream.hello, stream.records + 1, record.observed_at)
+            streams[key] = ConnectionStream(stream.hello, stream.records + 1, record.observed_at)
         if rpc is not None:
             _name_networks(rpc, networks)
         count += 1
         size += len(record.rpc)
-    return Survey(streams, networks, count, size)
+    return CaptureSurvey(streams, networks, count, size)
 
 
 def connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:
@@ -163,7 +163,7 @@ def connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: in
 
 
 def frames_of(
-    records: Iterable[CaptureRecord], found: Survey, capture_sha256: bytes, network: str
+    records: Iterable[CaptureRecord], found: CaptureSurvey, capture_sha256: bytes, network: str
 ) -> Iterator[frame_pb2.Frame]:
     """Second pass: the frames of the surveyed records, in file order.
 
@@ -171,7 +171,7 @@ def frames_of(
     record. An RPC over 4 MiB is cut to its first 64 KiB, with its length in declared_length.
     """
     lanes = _Lanes()
-    empty = Stream(b"", 0, 0)
+    empty = ConnectionStream(b"", 0, 0)
     sequences: Counter[tuple[_Lane, int]] = Counter()
     ids: dict[tuple[bytes, bytes, int], bytes] = {}
     for record in records:
@@ -214,7 +214,7 @@ def sniff(first: bytes) -> bool:
     return len(first) > 14 and int.from_bytes(first[:4]) >= 16 and first[4:6] in (b"\x01R", b"\x01S")
 
 
-def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
     """The items of a capture, read twice from the beginning; what comes after damage is one Unread.
 
     `part` is always WHOLE: a capture is not cut.
@@ -222,12 +222,12 @@ def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
     try:
         found = survey(_Records(file))
     except CaptureError as error:
-        yield Unread(1, b"", FILE_DAMAGED, str(error))
+        yield UnreadableItem(1, b"", FILE_DAMAGED, str(error))
         return
     records = _Records(file)
     yield from frames_of(records, found, source.digest, found.network(source.network))
     if records.damage:
-        yield Unread(found.records + 1, b"", FILE_DAMAGED, records.damage)
+        yield UnreadableItem(found.records + 1, b"", FILE_DAMAGED, records.damage)
 
 
 class _Records:

@@ -16,8 +16,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from kiln.schemas.captures.items import LINE_MALFORMED, MAX_PEER, Item, Logged, Source
-from kiln.schemas.captures.lines import WHOLE, Part, read_log
+from kiln.schemas.captures.items import LINE_MALFORMED, MAX_PEER, FileSource, Item, LoggedMessage
+from kiln.schemas.captures.lines import WHOLE, FileRange, read_log
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 
@@ -36,14 +36,14 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 def sniff(line: bytes) -> bool:
     """Whether a line is one of this format."""
-    return isinstance(read_line(line), Logged)
+    return isinstance(read_line(line), LoggedMessage)
 
 
-def read(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
     return read_log(NAME, read_line, file, source, part)
 
 
-def read_line(line: bytes) -> Logged | Rejected:
+def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         said = _LINES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -58,17 +58,17 @@ def read_line(line: bytes) -> Logged | Rejected:
         return _before_kubo_0_11(said)
     try:
         topic = _multibase(said.topics[0]).decode()
-        return Logged(topic, _multibase(said.data), author, _multibase(said.seqno), b"", b"", None)
+        return LoggedMessage(topic, _multibase(said.data), author, _multibase(said.seqno), b"", b"", None)
     except ValueError as error:  # of UTF-8 too
         return Rejected(LINE_MALFORMED, f"a field is no multibase in base64url: {error}")
 
 
-def _before_kubo_0_11(said: _Line) -> Logged | Rejected:
+def _before_kubo_0_11(said: _Line) -> LoggedMessage | Rejected:
     try:
         author, data, seqno = (base64.b64decode(text, validate=True) for text in (said.author, said.data, said.seqno))
     except ValueError as error:
         return Rejected(LINE_MALFORMED, f"`from` is no peer id, and the fields are no base64: {error}")
-    return Logged(said.topics[0], data, author, seqno, b"", b"", None)
+    return LoggedMessage(said.topics[0], data, author, seqno, b"", b"", None)
 
 
 def _multibase(text: str) -> bytes:

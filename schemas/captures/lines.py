@@ -12,11 +12,11 @@ from kiln.schemas.captures.items import (
     FILE_ENDS_EARLY,
     LINE_MALFORMED,
     LINE_TOO_LONG,
+    FileSource,
     Item,
     LogFrames,
-    Logged,
-    Source,
-    Unread,
+    LoggedMessage,
+    UnreadableItem,
 )
 from kiln.schemas.reject import Rejected
 
@@ -29,7 +29,7 @@ _BLOCK: Final = 1024 * 1024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
-class Part(NamedTuple):
+class FileRange(NamedTuple):
     """A stretch of a file that begins at the start of a line and ends behind a line's end, or with the file."""
 
     start: int
@@ -39,10 +39,10 @@ class Part(NamedTuple):
     """number of the first line, from 1"""
 
 
-WHOLE: Final = Part(0, None, 1)
+WHOLE: Final = FileRange(0, None, 1)
 
 
-class Damaged(NamedTuple):
+class FileDamage(NamedTuple):
     """Why the rest of a file cannot be read."""
 
     reason: str
@@ -59,7 +59,7 @@ class Line(NamedTuple):
     """False: the file ends before the line's end"""
 
 
-ParseLine: TypeAlias = Callable[[bytes], Logged | Rejected]
+ParseLine: TypeAlias = Callable[[bytes], LoggedMessage | Rejected]
 
 
 def is_gzip(file: BinaryIO) -> bool:
@@ -76,8 +76,8 @@ def unzipped(file: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip(file) else file
 
 
-def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | Damaged]:
-    """The bytes of a file, or of a stretch of an uncompressed one; `Damaged` last, where the compressed file is."""
+def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes | FileDamage]:
+    """The bytes of a file, or of a stretch of an uncompressed one; `FileDamage` last, where the compressed file is."""
     opened = unzipped(file)
     if start:
         opened.seek(start)
@@ -88,10 +88,10 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
         try:
             block: bytes = read(_BLOCK if left is None else min(_BLOCK, left))
         except EOFError:
-            yield Damaged(FILE_ENDS_EARLY, "the compressed file is cut off")
+            yield FileDamage(FILE_ENDS_EARLY, "the compressed file is cut off")
             return
         except (gzip.BadGzipFile, zlib.error) as error:
-            yield Damaged(FILE_DAMAGED, f"the compressed file is damaged: {error}")
+            yield FileDamage(FILE_DAMAGED, f"the compressed file is damaged: {error}")
             return
         if not block:
             return
@@ -100,33 +100,33 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
         yield block
 
 
-def cut_lines(file: BinaryIO, size: int) -> Iterator[Part]:
+def cut_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     """The parts of a file, each of `size` bytes and what is left of the last line. A compressed file is one part."""
     if is_gzip(file):
         yield WHOLE
         return
     start, first, position, passed = 0, 1, 0, 0
     for block in read_blocks(file):
-        if isinstance(block, Damaged):  # only of compressed files
+        if isinstance(block, FileDamage):  # only of compressed files
             return
         at = 0
         while (end := block.find(b"\n", max(at, start + size - 1 - position))) >= 0:
             passed += block.count(b"\n", at, end + 1)
             at = end + 1
-            yield Part(start, position + at, first)
+            yield FileRange(start, position + at, first)
             start, first = position + at, passed + 1
         passed += block.count(b"\n", at)
         position += len(block)
     if position > start:
-        yield Part(start, position, first)
+        yield FileRange(start, position, first)
 
 
-def read_lines(file: BinaryIO, part: Part = WHOLE) -> Iterator[Line | Unread]:
-    """The lines of a part. `Unread` comes last, where the file cannot be read on."""
+def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line | UnreadableItem]:
+    """The lines of a part. `UnreadableItem` comes last, where the file cannot be read on."""
     number, held, length = part.first, bytearray(), 0
     for block in read_blocks(file, part.start, part.stop):
-        if isinstance(block, Damaged):
-            yield Unread(number, bytes(held[:KEPT]), block.reason, block.detail)
+        if isinstance(block, FileDamage):
+            yield UnreadableItem(number, bytes(held[:KEPT]), block.reason, block.detail)
             return
         *ends, rest = block.split(b"\n")
         for end in ends:
@@ -147,20 +147,22 @@ def _line(number: int, data: bytes | bytearray, length: int, *, ended: bool) -> 
     return Line(number, bytes(data).removesuffix(b"\r"), length, ended)
 
 
-def read_log(name: str, parse: ParseLine, file: BinaryIO, source: Source, part: Part) -> Iterator[Item]:
+def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
     """The items of a file in which each line tells of one message, or of none. An empty line gives nothing."""
     frames = LogFrames(name, source)
     for line in read_lines(file, part):
-        if isinstance(line, Unread):
+        if isinstance(line, UnreadableItem):
             yield line
         elif line.length > MAX_LINE:
             detail = f"a line of {line.length} bytes, of which data has the first {KEPT}; at most {MAX_LINE} are read"
-            yield Unread(line.number, line.data, LINE_TOO_LONG, detail)
+            yield UnreadableItem(line.number, line.data, LINE_TOO_LONG, detail)
         elif line.data:
             logged = parse(line.data)
-            if isinstance(logged, Logged):
+            if isinstance(logged, LoggedMessage):
                 yield frames.frame(line.number, line.data, logged)
             elif logged.reason == LINE_MALFORMED and not line.ended:
-                yield Unread(line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}")
+                yield UnreadableItem(
+                    line.number, line.data, FILE_ENDS_EARLY, f"the last line has no end: {logged.detail}"
+                )
             else:
-                yield Unread(line.number, line.data, logged.reason, logged.detail)
+                yield UnreadableItem(line.number, line.data, logged.reason, logged.detail)

@@ -20,13 +20,13 @@ from kiln.schemas.captures.items import (
     FILE_DAMAGED,
     FILE_ENDS_EARLY,
     LINE_MALFORMED,
+    FileSource,
     Item,
     LogFrames,
-    Logged,
-    Source,
-    Unread,
+    LoggedMessage,
+    UnreadableItem,
 )
-from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, Damaged, Part, read_blocks, read_log
+from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, FileDamage, FileRange, read_blocks, read_log
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.pubsub_trace.trace_pb2 import TraceEvent
 from kiln.schemas.reject import Rejected
@@ -84,11 +84,11 @@ def sniff_json(line: bytes) -> bool:
     return True
 
 
-def read_json(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+def read_json(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
     return read_log(JSON_NAME, read_line, file, source, part)
 
 
-def read_line(line: bytes) -> Logged | Rejected:
+def read_line(line: bytes) -> LoggedMessage | Rejected:
     try:
         event = _EVENTS.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -113,7 +113,7 @@ def sniff_pb(first: bytes) -> bool:
     return event is not None and event.timestamp > 0 and split_peer(event.peerID) is not None
 
 
-def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item]:
+def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
     """The items of a trace; a damaged length ends the reading, since nothing says where the next event begins.
 
     `part` is always WHOLE: a trace is not cut.
@@ -122,8 +122,8 @@ def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item
     held = bytearray()
     number, position = part.first, 0
     for block in read_blocks(file):
-        if isinstance(block, Damaged):
-            yield Unread(number, bytes(held[position : position + KEPT]), block.reason, block.detail)
+        if isinstance(block, FileDamage):
+            yield UnreadableItem(number, bytes(held[position : position + KEPT]), block.reason, block.detail)
             return
         del held[:position]
         held += block
@@ -132,7 +132,7 @@ def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item
             length, size = head
             if not 0 < length <= MAX_LINE:
                 detail = f"an event of {length} bytes: no trace has one, and at most {MAX_LINE} are read"
-                yield Unread(number, bytes(held[position : position + KEPT]), FILE_DAMAGED, detail)
+                yield UnreadableItem(number, bytes(held[position : position + KEPT]), FILE_DAMAGED, detail)
                 return
             start = position + size
             if len(held) < start + length:
@@ -143,16 +143,18 @@ def read_pb(file: BinaryIO, source: Source, part: Part = WHOLE) -> Iterator[Item
         else:
             if len(held) - position >= _MAX_UVARINT:
                 rest = bytes(held[position : position + KEPT])
-                yield Unread(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
+                yield UnreadableItem(number, rest, FILE_DAMAGED, "the length of an event is no number of up to 5 bytes")
                 return
     if position < len(held):
-        yield Unread(number, bytes(held[position : position + KEPT]), FILE_ENDS_EARLY, "the file ends inside an event")
+        yield UnreadableItem(
+            number, bytes(held[position : position + KEPT]), FILE_ENDS_EARLY, "the file ends inside an event"
+        )
 
 
 def _item(frames: LogFrames, number: int, raw: bytes) -> Item:
     event = _event(raw)
     if event is None:
-        return Unread(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
+        return UnreadableItem(number, raw, LINE_MALFORMED, f"{len(raw)} bytes are no event of a trace")
     copy = None
     if event.type == _DUPLICATE and event.HasField("duplicateMessage"):
         told = event.duplicateMessage
@@ -162,7 +164,7 @@ def _item(frames: LogFrames, number: int, raw: bytes) -> Item:
         copy = _copy(delivered.messageID, delivered.receivedFrom, delivered.topic)
     logged = _logged(event.type, event.peerID, event.timestamp, copy)
     if isinstance(logged, Rejected):
-        return Unread(number, raw, logged.reason, logged.detail)
+        return UnreadableItem(number, raw, logged.reason, logged.detail)
     return frames.frame(number, raw, logged)
 
 
@@ -192,7 +194,7 @@ def _uvarint(data: bytes) -> tuple[int, int] | None:
 # ---------------------------------------------------------------- either
 
 
-def _logged(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logged | Rejected:
+def _logged(kind: int, node: bytes, at: int, copy: _Copy | None) -> LoggedMessage | Rejected:
     name = _TYPES[kind] if 0 <= kind < len(_TYPES) else f"of type {kind}"
     if copy is None:
         return Rejected(METADATA_ONLY, f"an event {name}: a trace has no data of messages, and this is no copy of one")
@@ -204,4 +206,4 @@ def _logged(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logged | Rej
         detail = f"an event {name} without the data, and the message id 0x{known_as} is not author and seqno"
         return Rejected(METADATA_ONLY, detail)
     author, seqno = found
-    return Logged(copy.topic, None, author, seqno, node, copy.receivedFrom, at)
+    return LoggedMessage(copy.topic, None, author, seqno, node, copy.receivedFrom, at)

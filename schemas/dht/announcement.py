@@ -25,7 +25,7 @@ from msgspec import Struct
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
 from kiln.schemas.dht.items import KEY_SIZE, Item, is_signed, limit, read_item
-from kiln.schemas.dht.krpc import Malformed, Query, Response, read_message
+from kiln.schemas.dht.krpc import KrpcQuery, KrpcResponse, MalformedDatagram, read_message
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_end, is_cid
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
@@ -63,14 +63,14 @@ class Announcement(Struct, frozen=True):
     count: int | None = None
 
 
-class Source(NamedTuple):
+class PublisherKey(NamedTuple):
     """Whom to listen to for the batches of a separator: items are of one key."""
 
     key: bytes
     separator: Separator
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> PublisherKey:
     """Read ``<publisher's public key in hex>/<key>/<value>``. Raises ValueError."""
     key, _, separator = text.partition("/")
     try:
@@ -79,7 +79,7 @@ def parse_source(text: str) -> Source:
         raw = b""
     if len(raw) != KEY_SIZE or len(key) != 2 * KEY_SIZE:
         raise ValueError(f"{text[:100]!r} does not begin with a public key, {2 * KEY_SIZE} hex digits, and a slash")
-    return Source(raw, parse_separator_text(separator))
+    return PublisherKey(raw, parse_separator_text(separator))
 
 
 def topic_salt(network: str, separator: Separator) -> bytes:
@@ -134,7 +134,7 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
     return found
 
 
-class Announced(NamedTuple):
+class ReceivedAnnouncement(NamedTuple):
     """A verified item and what it announces. ``(item.target, item.sequence)`` names it: a key signs one value for a
     number, or equivocates."""
 
@@ -142,7 +142,7 @@ class Announced(NamedTuple):
     announcement: Announcement
 
 
-def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Announced | Rejected:
+def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> ReceivedAnnouncement | Rejected:
     """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
 
     A get response has no salt. It is then that of the separator which the value claims; another's value does not bear
@@ -150,10 +150,10 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Ann
     Raises TopicError for a network that no topic name can hold.
     """
     message = read_message(datagram)
-    if not isinstance(message, Query | Response):
-        return Rejected("not_krpc", message.reason if isinstance(message, Malformed) else "an error")
-    fields = message.arguments if isinstance(message, Query) else message.values
-    unsalted = isinstance(message, Response)
+    if not isinstance(message, KrpcQuery | KrpcResponse):
+        return Rejected("not_krpc", message.reason if isinstance(message, MalformedDatagram) else "an error")
+    fields = message.arguments if isinstance(message, KrpcQuery) else message.values
+    unsalted = isinstance(message, KrpcResponse)
     item = read_item(fields, b"" if unsalted else None)
     if not isinstance(item, Item):
         return Rejected("no_item", item.text.decode())
@@ -170,7 +170,7 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Ann
     beyond = limit(item)
     if beyond is not None:
         return Rejected("beyond_limits", beyond.text.decode())
-    return Announced(item, found) if is_signed(item) else Rejected("bad_signature")
+    return ReceivedAnnouncement(item, found) if is_signed(item) else Rejected("bad_signature")
 
 
 def _read_value(value: bytes, typ: int) -> Announcement | Rejected:
@@ -213,23 +213,23 @@ def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
     return tuple(cids)
 
 
-class Missed(NamedTuple):
+class MissedBatches(NamedTuple):
     """What a reader has not seen: batches to fetch, oldest first, and whether there were more than ``prev`` names."""
 
     batches: tuple[bytes, ...]
     gap: bool
 
 
-def missed(announcement: Announcement, last: bytes | None) -> Missed:
+def missed(announcement: Announcement, last: bytes | None) -> MissedBatches:
     """The batches announced after ``last``, the newest one the reader has; the announced one is among them.
 
     A reader who has none takes all that are named and has no gap. One whose ``last`` is not among them missed more than
     they are: a gap.
     """
     if last == announcement.batch:
-        return Missed((), False)
+        return MissedBatches((), False)
     newer = announcement.previous
     gap = last is not None
     if last in newer:
         newer, gap = newer[: newer.index(last)], False
-    return Missed((*reversed(newer), announcement.batch), gap)
+    return MissedBatches((*reversed(newer), announcement.batch), gap)

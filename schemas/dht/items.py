@@ -19,7 +19,7 @@ from nacl.signing import SigningKey, VerifyKey
 
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
-from kiln.schemas.dht.krpc import BAD_ARGUMENTS, BAD_SEQUENCE, BAD_SIGNATURE, SALT_TOO_BIG, VALUE_TOO_BIG, Refusal
+from kiln.schemas.dht.krpc import BAD_ARGUMENTS, BAD_SEQUENCE, BAD_SIGNATURE, SALT_TOO_BIG, VALUE_TOO_BIG, KrpcRefusal
 
 KEY_SIZE: Final = 32
 SIGNATURE_SIZE: Final = 64
@@ -33,7 +33,7 @@ MAX_SEQUENCE: Final = 2**63 - 1
 class ItemError(ValueError):
     """Something that no item can hold; ``refusal`` is the error a node would answer."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: KrpcRefusal) -> None:
         super().__init__(f"{refusal.text.decode()} (error {refusal.code})")
         self.refusal = refusal
 
@@ -74,7 +74,7 @@ def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
     return item
 
 
-def limit(item: Item) -> Refusal | None:
+def limit(item: Item) -> KrpcRefusal | None:
     """Which limit the item is beyond: size of salt or value, range of the sequence. None: within all."""
     if len(item.salt) > MAX_SALT:
         return SALT_TOO_BIG
@@ -94,7 +94,7 @@ def is_signed(item: Item) -> bool:
     return True
 
 
-def refusal(item: Item) -> Refusal | None:
+def refusal(item: Item) -> KrpcRefusal | None:
     """Why a node must not store the item; None if it may."""
     return limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 
@@ -114,7 +114,7 @@ def put_fields(item: Item) -> dict[bytes, Value]:
     return item_fields(item) | ({b"salt": item.salt} if item.salt else {})
 
 
-def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | Refusal:
+def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | KrpcRefusal:
     """Read an item, unverified, out of a put's arguments or a get's values.
 
     ``salt`` is given for a get response, which has none on the wire.

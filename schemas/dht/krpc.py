@@ -39,36 +39,36 @@ Family = Literal[4, 6]
 _NOT_IPV6: Final = (bytes(10) + b"\xff\xff", bytes(15) + b"\x00")
 
 
-class Refusal(NamedTuple):
+class KrpcRefusal(NamedTuple):
     """Code and text of an error. Codes: BEP 5, Errors; BEP 44, Errors."""
 
     code: int
     text: bytes
 
 
-MALFORMED: Final = Refusal(203, b"malformed message")
-BAD_ARGUMENTS: Final = Refusal(203, b"invalid arguments")
-BAD_TOKEN: Final = Refusal(203, b"bad token")
-UNKNOWN_TOPIC: Final = Refusal(203, b"unknown topic")
-OTHER_ITEM: Final = Refusal(203, b"only the item of the topic")
-BAD_SEQUENCE: Final = Refusal(203, b"invalid sequence number")
-PROHIBITED: Final = Refusal(204, b"prohibited on a topic")
-UNKNOWN_METHOD: Final = Refusal(204, b"method unknown")
-VALUE_TOO_BIG: Final = Refusal(205, b"value too big")
-BAD_SIGNATURE: Final = Refusal(206, b"invalid signature")
-SALT_TOO_BIG: Final = Refusal(207, b"salt too big")
-CAS_MISMATCH: Final = Refusal(301, b"cas mismatch")
-OLD_SEQUENCE: Final = Refusal(302, b"sequence number less than current")
+MALFORMED: Final = KrpcRefusal(203, b"malformed message")
+BAD_ARGUMENTS: Final = KrpcRefusal(203, b"invalid arguments")
+BAD_TOKEN: Final = KrpcRefusal(203, b"bad token")
+UNKNOWN_TOPIC: Final = KrpcRefusal(203, b"unknown topic")
+OTHER_ITEM: Final = KrpcRefusal(203, b"only the item of the topic")
+BAD_SEQUENCE: Final = KrpcRefusal(203, b"invalid sequence number")
+PROHIBITED: Final = KrpcRefusal(204, b"prohibited on a topic")
+UNKNOWN_METHOD: Final = KrpcRefusal(204, b"method unknown")
+VALUE_TOO_BIG: Final = KrpcRefusal(205, b"value too big")
+BAD_SIGNATURE: Final = KrpcRefusal(206, b"invalid signature")
+SALT_TOO_BIG: Final = KrpcRefusal(207, b"salt too big")
+CAS_MISMATCH: Final = KrpcRefusal(301, b"cas mismatch")
+OLD_SEQUENCE: Final = KrpcRefusal(302, b"sequence number less than current")
 
 
-class Address(NamedTuple):
+class DhtAddress(NamedTuple):
     """Where a node is reached: packed IP, 4 or 16 bytes, and UDP port."""
 
     ip: bytes
     port: int
 
     @classmethod
-    def parse(cls, host: str, port: int) -> Address:
+    def parse(cls, host: str, port: int) -> DhtAddress:
         """From the text of an IP address (no names). Raises ValueError."""
         ip = ipaddress.ip_address(host)
         if not 0 <= port <= 65535:
@@ -77,7 +77,7 @@ class Address(NamedTuple):
         return cls((mapped or ip).packed, port)
 
     @classmethod
-    def from_text(cls, text: str) -> Address:
+    def from_text(cls, text: str) -> DhtAddress:
         """The reverse of `text`. Raises ValueError."""
         return cls.parse(*host_and_port(text))
 
@@ -119,14 +119,14 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class Node(NamedTuple):
+class DhtNode(NamedTuple):
     """A node as others name it: id and address."""
 
     id: bytes
-    address: Address
+    address: DhtAddress
 
 
-class Query(Struct, frozen=True):
+class KrpcQuery(Struct, frozen=True):
     """A question: ``q`` and ``a``. ``sender`` is ``a.id``."""
 
     transaction: bytes
@@ -137,7 +137,7 @@ class Query(Struct, frozen=True):
     read_only: bool = False
 
 
-class Response(Struct, frozen=True):
+class KrpcResponse(Struct, frozen=True):
     """An answer: ``r``. ``sender`` is ``r.id``."""
 
     transaction: bytes
@@ -146,15 +146,15 @@ class Response(Struct, frozen=True):
     topic: bytes | None = None
 
 
-class Error(Struct, frozen=True):
+class KrpcError(Struct, frozen=True):
     """A refusal: ``e``."""
 
     transaction: bytes
-    refusal: Refusal
+    refusal: KrpcRefusal
     topic: bytes | None = None
 
 
-class Malformed(Struct, frozen=True):
+class MalformedDatagram(Struct, frozen=True):
     """A datagram that is none of the three. ``transaction`` is set where it is a query that can still be answered (BEP
     5: with error 203), ``topic`` where that can be read too. ``reason`` is one of REASONS."""
 
@@ -172,60 +172,60 @@ REASONS: Final = (
     "bad_id",  # no node id of 20 bytes
 )
 
-Message: TypeAlias = Query | Response | Error
+Message: TypeAlias = KrpcQuery | KrpcResponse | KrpcError
 
 
-def read_message(data: bytes) -> Message | Malformed:
+def read_message(data: bytes) -> Message | MalformedDatagram:
     """Read a datagram. Raises nothing."""
     if len(data) > MAX_DATAGRAM:
-        return Malformed("too_big")
+        return MalformedDatagram("too_big")
     try:
         message = bencode.decode(data)
     except BencodeError:
         return _unreadable(data)
     if not isinstance(message, dict):
-        return Malformed("not_bencoded")
+        return MalformedDatagram("not_bencoded")
     transaction, topic, kind = message.get(b"t"), message.get(b"c"), message.get(b"y")
     if not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
-        return Malformed("bad_transaction")
+        return MalformedDatagram("bad_transaction")
     answerable = transaction if kind == b"q" else None
     if topic is not None and (not isinstance(topic, bytes) or len(topic) != ID_SIZE):
-        return Malformed("bad_topic", answerable)
+        return MalformedDatagram("bad_topic", answerable)
     if kind == b"q":
         method, arguments = message.get(b"q"), message.get(b"a")
         if not isinstance(method, bytes) or not isinstance(arguments, dict):
-            return Malformed("bad_message", answerable, topic)
+            return MalformedDatagram("bad_message", answerable, topic)
         sender = arguments.get(b"id")
         if isinstance(sender, bytes) and len(sender) == ID_SIZE:
-            return Query(transaction, method, sender, arguments, topic, message.get(b"ro") == 1)
-        return Malformed("bad_id", answerable, topic)
+            return KrpcQuery(transaction, method, sender, arguments, topic, message.get(b"ro") == 1)
+        return MalformedDatagram("bad_id", answerable, topic)
     if kind == b"r":
         values = message.get(b"r")
         if not isinstance(values, dict):
-            return Malformed("bad_message")
+            return MalformedDatagram("bad_message")
         sender = values.get(b"id")
         if isinstance(sender, bytes) and len(sender) == ID_SIZE:
-            return Response(transaction, sender, values, topic)
-        return Malformed("bad_id")
+            return KrpcResponse(transaction, sender, values, topic)
+        return MalformedDatagram("bad_id")
     if kind == b"e":
         match message.get(b"e"):
             case [int(code), bytes(text), *_]:
-                return Error(transaction, Refusal(code, text), topic)
-    return Malformed("bad_message")
+                return KrpcError(transaction, KrpcRefusal(code, text), topic)
+    return MalformedDatagram("bad_message")
 
 
-def _unreadable(data: bytes) -> Malformed:
+def _unreadable(data: bytes) -> MalformedDatagram:
     """A query whose bencoding is not canonical anywhere must be refused (BEP 44), and should be told so."""
     try:
         fields = bencode.fields(data)
         transaction = bencode.decode(fields.get(b"t", b""))
         topic = bencode.decode(fields[b"c"]) if b"c" in fields else None
     except BencodeError:
-        return Malformed("not_bencoded")
+        return MalformedDatagram("not_bencoded")
     if fields.get(b"y") != b"1:q" or not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
-        return Malformed("not_bencoded")
+        return MalformedDatagram("not_bencoded")
     known = topic if isinstance(topic, bytes) and len(topic) == ID_SIZE else None
-    return Malformed("not_bencoded", transaction, known)
+    return MalformedDatagram("not_bencoded", transaction, known)
 
 
 def write_message(message: Message) -> bytes:
@@ -234,32 +234,32 @@ def write_message(message: Message) -> bytes:
     if message.topic is not None:
         out[b"c"] = message.topic
     match message:
-        case Query():
+        case KrpcQuery():
             out |= {b"y": b"q", b"q": message.method, b"a": {**message.arguments, b"id": message.sender}}
             if message.read_only:
                 out[b"ro"] = 1
-        case Response():
+        case KrpcResponse():
             out |= {b"y": b"r", b"r": {**message.values, b"id": message.sender}}
-        case Error():
+        case KrpcError():
             out |= {b"y": b"e", b"e": [message.refusal.code, message.refusal.text]}
     return bencode.encode(out)
 
 
-def read_address(compact: bytes) -> Address | None:
+def read_address(compact: bytes) -> DhtAddress | None:
     """Read a compact address of either family; None if it is none, or none that a datagram can be sent to."""
     if len(compact) not in (6, 18):
         return None
-    address = Address(compact[:-2], int.from_bytes(compact[-2:], "big"))
+    address = DhtAddress(compact[:-2], int.from_bytes(compact[-2:], "big"))
     return address if address.usable else None
 
 
-def read_addresses(values: Value | None) -> list[Address]:
+def read_addresses(values: Value | None) -> list[DhtAddress]:
     """Read ``values`` of a get_peers response: a list of compact addresses. What is none is passed over."""
     entries = values if isinstance(values, list) else []
     return [found for entry in entries if isinstance(entry, bytes) and (found := read_address(entry))]
 
 
-def read_nodes(values: dict[bytes, Value]) -> list[Node]:
+def read_nodes(values: dict[bytes, Value]) -> list[DhtNode]:
     """Read ``nodes`` and ``nodes6`` of a response. A string of a wrong length is passed over whole, and so is a node
     that no datagram can be sent to."""
     found = []
@@ -269,11 +269,11 @@ def read_nodes(values: dict[bytes, Value]) -> list[Node]:
             for at in range(0, len(compact), size):
                 address = read_address(compact[at + ID_SIZE : at + size])
                 if address is not None:
-                    found.append(Node(compact[at : at + ID_SIZE], address))
+                    found.append(DhtNode(compact[at : at + ID_SIZE], address))
     return found
 
 
-def write_nodes(nodes: Iterable[Node]) -> dict[bytes, Value]:
+def write_nodes(nodes: Iterable[DhtNode]) -> dict[bytes, Value]:
     """Write ``nodes`` and ``nodes6``; a family of which there are none has no key."""
     out: dict[bytes, Value] = {}
     for key, family in ((b"nodes", 4), (b"nodes6", 6)):

@@ -27,7 +27,7 @@ Partitions = Literal["frames", "updates", "other"]
 
 
 @dataclass(frozen=True)
-class LogTopic:
+class KafkaTopic:
     """A topic of the log. The prefix of the settings (`kiln.`) stands before `name`."""
 
     name: str
@@ -43,24 +43,24 @@ class LogTopic:
     """True: the number of partitions never changes, as a window lives in a partition (decision 1)."""
 
 
-TOPICS: Final[dict[str, LogTopic]] = {
+TOPICS: Final[dict[str, KafkaTopic]] = {
     topic.name: topic
     for topic in (
-        LogTopic("frames", "the connection", "a Frame: the exact bytes of one RPC or datagram", partitions="frames"),
-        LogTopic(
+        KafkaTopic("frames", "the connection", "a Frame: the exact bytes of one RPC or datagram", partitions="frames"),
+        KafkaTopic(
             "updates",
             "NETWORK/KEY/VALUE of the separator, or the stream; none: a tick",
             "an update with its separator",
             partitions="updates",
             for_life=True,
         ),
-        LogTopic("batches", "NETWORK/KEY/VALUE of the separator", "a CIP-123 batch with its block"),
-        LogTopic("history", "NETWORK/KEY/VALUE of the separator", "a batch of a backfill run, to be published"),
-        LogTopic("publications", "the CID", "the receipt of a publication"),
-        LogTopic("streams", "the stream", "the separator that a verified genesis names", compacted=True),
-        LogTopic("quarantine", "the place of what is at fault", "bytes that could not be used, and why"),
-        LogTopic("wanted", "the CID", "a block to fetch, and what waits for it"),
-        LogTopic("blocks", "the CID", "the bytes of a block, or why it could not be had"),
+        KafkaTopic("batches", "NETWORK/KEY/VALUE of the separator", "a CIP-123 batch with its block"),
+        KafkaTopic("history", "NETWORK/KEY/VALUE of the separator", "a batch of a backfill run, to be published"),
+        KafkaTopic("publications", "the CID", "the receipt of a publication"),
+        KafkaTopic("streams", "the stream", "the separator that a verified genesis names", compacted=True),
+        KafkaTopic("quarantine", "the place of what is at fault", "bytes that could not be used, and why"),
+        KafkaTopic("wanted", "the CID", "a block to fetch, and what waits for it"),
+        KafkaTopic("blocks", "the CID", "the bytes of a block, or why it could not be had"),
     )
 }
 

@@ -42,14 +42,14 @@ class BlockError(ValueError):
     """Bytes that are no batch block, or tips that cannot be put into one."""
 
 
-class Block(NamedTuple):
+class BatchBlock(NamedTuple):
     """A written block: its CID (v1, dag-cbor, sha2-256, base32 text) and its bytes."""
 
     cid: str
     data: bytes
 
 
-class BadEntry(NamedTuple):
+class InvalidEntry(NamedTuple):
     """An entry of somebody else's block that cannot be used: its bytes, and why."""
 
     data: bytes
@@ -60,7 +60,7 @@ class ForeignBlock(NamedTuple):
     """Somebody else's block: canonical StreamID text -> CID text of its tips, and the entries that cannot be used."""
 
     tips: dict[str, list[str]]
-    bad: list[BadEntry]
+    bad: list[InvalidEntry]
 
 
 def is_block_cid(cid: bytes) -> bool:
@@ -74,7 +74,7 @@ def is_block_cid(cid: bytes) -> bool:
     return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
 
 
-def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[Block]:
+def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write the tips of a batch (StreamID text -> CID bytes of its tips) as blocks of at most ``limit`` bytes each.
 
     A new block begins when the next stream would pass the limit. A stream that fits no block alone is cut, along its
@@ -113,7 +113,7 @@ def tips_of(leaves: Iterable[bytes]) -> dict[str, set[bytes]]:
     return {_key_text(key): found for key, found in tips.items()}
 
 
-def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Block]:
+def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write tips as ``write_blocks`` does, out of leaves.
 
     A leaf is one tip of one stream, ``stream_key(stream)`` ‖ CID bytes; leaves in their order as bytes stand as in a
@@ -121,7 +121,7 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Bloc
 
     Raises BlockError for a limit that not even one tip fits into.
     """
-    blocks: list[Block] = []
+    blocks: list[BatchBlock] = []
     entries: list[bytes] = []
     size = 0  # of the entries
     for entry in _entries(sorted(leaves), limit - _FRAME_SIZE - _head_size(1)):
@@ -174,9 +174,9 @@ def _no_room(key: bytes, room: int) -> BlockError:
     return BlockError(f"a tip of stream {stream} does not fit into a block of {limit} bytes")
 
 
-def _write_block(entries: list[bytes]) -> Block:
+def _write_block(entries: list[bytes]) -> BatchBlock:
     data = b"".join((_FRAME, _head(_MAP, len(entries)), *entries))
-    return Block(cid_text(block_cid(data)), data)
+    return BatchBlock(cid_text(block_cid(data)), data)
 
 
 def _require_canonical(stream: str) -> None:
@@ -258,7 +258,7 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
     """
     reader = _Reader(data)
     batch: dict[str, list[str]] = {}
-    bad: list[BadEntry] = []
+    bad: list[InvalidEntry] = []
     found, more = False, 0
     for _ in range(reader.head(_MAP, "the block")):
         key = reader.take(reader.head(_TEXT, "a key of the block"))
@@ -276,12 +276,12 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
                 for _ in range(1 if pairs else 2):
                     reader.skip()
                 if len(bad) < _MOST_BAD:
-                    bad.append(BadEntry(data[begin : reader.at], str(error)))
+                    bad.append(InvalidEntry(data[begin : reader.at], str(error)))
                 else:
                     more += 1
     reader.end()
     if more:
-        bad.append(BadEntry(b"", f"{more} more entries cannot be used"))
+        bad.append(InvalidEntry(b"", f"{more} more entries cannot be used"))
     if not found:
         raise reader.error("the block must have the key tips")
     return ForeignBlock(batch, bad)

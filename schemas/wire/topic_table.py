@@ -6,7 +6,7 @@ then on may write a topic's index in place of its name. Rule by rule, in the ord
 * "a bundle hash [is] the last 4 bytes of the sha256 digest of the concatenation of all its topic strings, ordered
   lexicographically": ``bundle_hash``.
 * "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
-  first": ``Bundles`` keep the order of the settings; ``hello_bytes`` writes it, ``parse_hello`` reads it.
+  first": ``BundleSet`` keep the order of the settings; ``hello_bytes`` writes it, ``parse_hello`` reads it.
 * "we use the Intersect function … This function is symmetric": ``intersect``. Neither side's order decides: the common
   prefix is the same list seen from both, and what follows is sorted by bytes.
 * "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
@@ -80,7 +80,7 @@ def bundle_hash(topics: Iterable[str]) -> bytes:
     return hashlib.sha256(b"".join(names)).digest()[-HASH_LENGTH:]
 
 
-class Bundles(Mapping[bytes, tuple[str, ...]]):
+class BundleSet(Mapping[bytes, tuple[str, ...]]):
     """Known bundles by hash, each with its topics in the order of the table. Iterates in order of preference.
 
     Immutable, hashable and cheap to compare (both by content), so that it can be part of a cache's key after it was
@@ -115,7 +115,7 @@ class Bundles(Mapping[bytes, tuple[str, ...]]):
         return len(self._topics)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Bundles) and self.digest == other.digest)
+        return self is other or (isinstance(other, BundleSet) and self.digest == other.digest)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -131,7 +131,7 @@ class Bundles(Mapping[bytes, tuple[str, ...]]):
         """Name -> topics, as it was made from."""
         return {self._names[known]: topics for known, topics in self._topics.items()}
 
-    def joined(self, others: Bundles) -> Bundles:
+    def joined(self, others: BundleSet) -> BundleSet:
         """These and, after them, those of ``others`` whose hash is new: what was once known stays known.
 
         BundleError where one hash has other topics there. A name that both use goes to the bundle that is here; the
@@ -148,7 +148,7 @@ class Bundles(Mapping[bytes, tuple[str, ...]]):
                     f"bundle {self._names[known]!r} has the hash {known.hex()}, which is that of {other!r} with other "
                     "topics: add or remove a topic"
                 )
-        return Bundles(joined)
+        return BundleSet(joined)
 
 
 def _expanded(name: str, topics: Iterable[str]) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class TopicTable:
 
     __slots__ = ("_indices", "_names", "_why", "agreed")
 
-    def __init__(self, agreed: Sequence[bytes], bundles: Bundles, why: str = "the hellos share no bundle") -> None:
+    def __init__(self, agreed: Sequence[bytes], bundles: BundleSet, why: str = "the hellos share no bundle") -> None:
         """``agreed``: what ``intersect`` gave. ``why``: in words, should there be no table."""
         self.agreed = tuple(agreed)
         self._why = why
@@ -306,7 +306,7 @@ class Agreement(NamedTuple):
     refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]
 
 
-def agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement:
+def agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
     """What the ExtTopicTable bytes of both hellos (as in a Frame) come to. Computed once per distinct pair."""
     key = hello_in, hello_out, bundles.digest
     found = _agreements.get(key)
@@ -323,7 +323,7 @@ def agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement:
 _agreements: dict[tuple[bytes, bytes, bytes], Agreement] = {}
 
 
-def _agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement:
+def _agreement(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
     theirs, ours = parse_hello(hello_in), parse_hello(hello_out)
     if isinstance(theirs, list) and isinstance(ours, list):
         return Agreement(_table_of(tuple(intersect(ours, theirs)), bundles), ())
@@ -334,7 +334,7 @@ def _agreement(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> Agreement
 
 
 @lru_cache(maxsize=256)
-def _table_of(agreed: tuple[bytes, ...], bundles: Bundles) -> TopicTable:
+def _table_of(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
     """Many pairs of hellos agree on the same bundles: they share one table."""
     return TopicTable(agreed, bundles)
 

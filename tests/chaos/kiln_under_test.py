@@ -22,7 +22,7 @@ from kiln.deploy.stack import kafka_broker as broker
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.ports import HOST
 from kiln.pipelines.app import launch
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile
 
@@ -36,7 +36,7 @@ class CutError(RuntimeError):
 class CutCommits(DeltaRsCommits):
     """Commits that end where the file `cut` says."""
 
-    def commit(self, table: str, files: Sequence[DataFile], write: Write) -> bool:
+    def commit(self, table: str, files: Sequence[DataFile], write: WriteId) -> bool:
         self._cut(table, "before")
         done = super().commit(table, files, write)
         self._cut(table, "after")

@@ -20,12 +20,12 @@ from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.app.launch import decoding
-from kiln.pipelines.app.supervisor import GaveUpError, Supervisor
-from kiln.pipelines.decode.decoder import Decoded, Decoder
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
+from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder
 from kiln.pipelines.delta.lake import Lake, log_entry
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import NAME
-from kiln.pipelines.runtime.progress_marker import ToldPlace
+from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kit.awaiting import wait_until
 from kit.log_feed import frames_producer, kiln_beside
 from kit.log_model import read_records, update_of
@@ -87,7 +87,7 @@ class Stack:
 
     def updates(self) -> set[tuple[str, str]]:
         """The tips that the frames announce, of streams with a separator."""
-        decoder = Decoder(decoding(self.settings))
+        decoder = FrameDecoder(decoding(self.settings))
         records = read_records(self.address, self.settings.kafka.topic("frames"))
         items = (
             item
@@ -95,7 +95,7 @@ class Stack:
             for at, (stamp, _, value) in enumerate(found)
             for item in decoder.decode(value, part, at, stamp)
         )
-        updates = [item for item in items if isinstance(item, Decoded) and item.content.type == "UPDATE"]
+        updates = [item for item in items if isinstance(item, DecodedMessage) and item.content.type == "UPDATE"]
         return {
             (item.content.stream or "", item.content.tip or "")
             for item in updates
@@ -157,7 +157,9 @@ def test_a_checkpoint_that_is_older_than_its_tables(
     before = stack.places("frames")
     shutil.rmtree(stack.checkpoint)
     shutil.copytree(tmp_path / "copy", stack.checkpoint)
-    with pytest.raises(GaveUpError, match=r"is older than the table .* Type kiln recover, which says what can be done"):
+    with pytest.raises(
+        RestartsExhaustedError, match=r"is older than the table .* Type kiln recover, which says what can be done"
+    ):
         stack.run()
     assert run_command(["recover", "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)
@@ -204,7 +206,7 @@ def test_updates_that_has_lost_what_it_remembers(
         for kept in (tmp_path / "copy").glob(f"{NAME}*"):
             shutil.copy(kept, stack.checkpoint)
     words = "ends with the micro-batch" if older else "is gone"
-    with pytest.raises(GaveUpError, match=rf"{NAME} {words}.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=rf"{NAME} {words}.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 0
     assert "Put right" in capsys.readouterr().out
@@ -219,7 +221,7 @@ def test_archive_that_has_lost_what_it_remembers_is_begun_anew(
 ) -> None:
     for left in stack.checkpoint.glob(f"{NAME}*"):
         left.unlink()
-    with pytest.raises(GaveUpError, match=rf"{NAME} is gone.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=rf"{NAME} is gone.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 1
     assert "begin the query anew" in capsys.readouterr().out.replace("\n", " ")
@@ -242,12 +244,12 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
     if killed:  # after the last micro-batch had written its records, and before it told Kafka
         checkpoint = Checkpoint(location(stack.checkpoint))
         kafka, before = stack.settings.broker, checkpoint.committed - 1
-        with ToldPlace(kafka.client_options(), kafka.topic("updates")) as place:
+        with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
             place.tell(checkpoint.query_id, before, checkpoint.ends(before))
     announced = stack.announced()
     shutil.rmtree(stack.checkpoint)
     shutil.copytree(tmp_path / "copy", stack.checkpoint)
-    with pytest.raises(GaveUpError, match=r"is older than what updates wrote to Kafka.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=r"is older than what updates wrote to Kafka.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)

@@ -13,16 +13,16 @@ from kiln.bridge.bep50.store import read_stored
 from kiln.bridge.capture import segments
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.table_agreements import TableSide
-from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
+from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 from kiln.bridge.libp2p.kademlia import read_address
 from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.captures.capture_file import CaptureError, read_capture
 from kiln.schemas.captures.formats import FORMATS, recognise
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
-from kiln.schemas.captures.items import Source, Unread
+from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.dht import bencode, krpc
 from kiln.schemas.dht.announcement import read_datagram
@@ -35,12 +35,12 @@ from kiln.schemas.wire.cid import CidError, block_cid, cid_bytes, cid_text
 from kiln.schemas.wire.genesis import NeedsBlock, read_genesis
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import CommitID, StreamID, StreamIdError
-from kiln.schemas.wire.topic_table import Bundles, agreement, parse_hello
+from kiln.schemas.wire.topic_table import BundleSet, agreement, parse_hello
 from kiln.schemas.wire.topics import TopicError, parse_interest, parse_separator_text, parse_topic, topic_name
 from kit.plain_batcher import LogRecord, batch_partition, plainly
 from kit.scripted_peers import MESHSUB, T, check, message, peer
 
-BUNDLES: Final = Bundles({"one": [T], "two": ["/ceramic/testnet-clay", "/ceramic/inmemory"]})
+BUNDLES: Final = BundleSet({"one": [T], "two": ["/ceramic/testnet-clay", "/ceramic/inmemory"]})
 NETWORK: Final = "local-fuzz"
 
 Target = Callable[[bytes], None]
@@ -64,16 +64,16 @@ def target(function: Target) -> Target:
 def wire(data: bytes) -> None:
     """RPCs out of a stream: the same however the bytes come."""
     assert _split([data]) == _split([data[:1], data[1 : len(data) // 2 or 1], data[len(data) // 2 or 1 :]])
-    assert _split([encode(data)]) == ([data] if len(data) <= 1000 else [Cut(data[:100], len(data))])
+    assert _split([encode(data)]) == ([data] if len(data) <= 1000 else [OversizedRpc(data[:100], len(data))])
 
 
-def _split(chunks: list[bytes]) -> list[bytes | Cut | str]:
-    splitter, found = Splitter(1000, 100), list[bytes | Cut | str]()
+def _split(chunks: list[bytes]) -> list[bytes | OversizedRpc | str]:
+    splitter, found = RpcSplitter(1000, 100), list[bytes | OversizedRpc | str]()
     try:
         for chunk in chunks:
             found += splitter.feed(chunk)  # what was whole before an error counts
     except WireError:
-        found = [each for each in found if isinstance(each, Cut)]
+        found = [each for each in found if isinstance(each, OversizedRpc)]
     return found
 
 
@@ -86,7 +86,7 @@ def rpc(data: bytes) -> None:
 @target
 def frame(data: bytes) -> None:
     """A record of `kiln.frames`, through all of decoding."""
-    for _ in Decoder(Decoding(bundles=BUNDLES)).decode(data, 0, 0, 0):
+    for _ in FrameDecoder(DecodeConfig(bundles=BUNDLES)).decode(data, 0, 0, 0):
         pass
     read_frame(data)
 
@@ -95,7 +95,7 @@ def frame(data: bytes) -> None:
 def payload(data: bytes) -> None:
     """What a peer sent, in a good frame, through all of decoding."""
     made = Frame(network=NETWORK, connection=bytes(16), sequence=1, protocol=MESHSUB, payload=data)
-    for _ in Decoder(Decoding(bundles=BUNDLES)).decode_frame(made, 0, 0):
+    for _ in FrameDecoder(DecodeConfig(bundles=BUNDLES)).decode_frame(made, 0, 0):
         pass
 
 
@@ -238,8 +238,8 @@ def history_format(data: bytes) -> None:
 
 def _history(name: str, data: bytes) -> None:
     """Every item is a Frame that the decoder takes, or has a reason."""
-    for item in FORMATS[name].read(BytesIO(data), Source(bytes(32), NETWORK, 0), WHOLE):
-        if isinstance(item, Unread):
+    for item in FORMATS[name].read(BytesIO(data), FileSource(bytes(32), NETWORK, 0), WHOLE):
+        if isinstance(item, UnreadableItem):
             assert item.reason in HISTORY_REASONS
         else:
             assert isinstance(read_frame(item.SerializeToString()), Frame)
@@ -286,7 +286,7 @@ def height(data: bytes) -> None:
 @target
 def router(data: bytes) -> None:
     """A router between six peers: RPCs, comings, goings, heartbeats. Its memories stay within their bounds."""
-    made = Router(b"\x00\x24own", _NARROW, Random(1), check, TableSide(BUNDLES))
+    made = Router(b"\x00\x24own", _NARROW, Random(1), check, TableAgreements(BUNDLES))
     made.join(T, 0.0)
     now, rest = 0.0, BytesIO(data)
     for step in islice(_steps(rest), 200):

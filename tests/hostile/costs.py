@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.signatures import verifier
-from kiln.pipelines.decode.decoder import Decoder, Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.schemas.kafka.frames import MAX_MESSAGES, MAX_RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -243,7 +243,7 @@ def measure(what: str, rpc: RPC) -> Cost:
     router.receive(peers[0], RPC.FromString(payload), 1.0)
     in_router = time.thread_time() - began
     value = Frame(connection=bytes(16), sequence=1, network="local-test", payload=payload).SerializeToString()
-    decoder = Decoder(Decoding())
+    decoder = FrameDecoder(DecodeConfig())
     began = time.thread_time()
     for _ in decoder.decode(value, 0, 0, 0):
         pass

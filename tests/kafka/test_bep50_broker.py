@@ -19,7 +19,7 @@ from kiln.bridge.bep50.carrier import publisher_key
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.schemas.dht.announcement import Announced, Source, read_datagram, topic_salt
+from kiln.schemas.dht.announcement import PublisherKey, ReceivedAnnouncement, read_datagram, topic_salt
 from kiln.schemas.dht.items import target
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
@@ -118,7 +118,7 @@ class Side:
             assert frame.protocol == "bep50"
             if frame.direction == Frame.IN and frame.payload:
                 read = read_datagram(frame.payload, NETWORK)
-                assert isinstance(read, Announced)
+                assert isinstance(read, ReceivedAnnouncement)
                 found[cid_text(read.announcement.batch)] = None
         return list(found)
 
@@ -145,7 +145,7 @@ def test_batches_of_one_are_frames_of_the_other_and_have_receipts(sides: tuple[S
         for each in batches[:3]:
             receipt = one.receipts()[each.cid]
             assert (receipt.transport, receipt.topic, receipt.peers) == ("bep50", TOPIC, 1)
-            assert receipt.target == target(Source(key, SEPARATOR).key, topic_salt(NETWORK, SEPARATOR)).hex()
+            assert receipt.target == target(PublisherKey(key, SEPARATOR).key, topic_salt(NETWORK, SEPARATOR)).hex()
     assert other.announced() == [each.cid for each in batches[:3]]
     # Nobody is there; what was announced meanwhile is found by who comes back, and nothing goes out twice.
     with one.running() as ours:

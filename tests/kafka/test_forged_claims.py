@@ -29,14 +29,14 @@ from kiln.deploy.query.ask import ask
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.pipelines.batch.batching import batch_stretches
-from kiln.pipelines.batch.offset_range import ALL, Selection, read_stretch
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_stretch
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.transform import Separating
+from kiln.pipelines.updates.transform import SeparatorConfig
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
 from kiln.schemas.kafka.topics import TOPICS
@@ -168,7 +168,7 @@ class Kiln:
         }
         streams = StreamsTopic(f"{self.prefix}streams", (self.address,), tuple(security(self.address).items()))
         batches = iter([pa.RecordBatch.from_pydict(columns)])
-        made = updates.rows_of(batches, Decoding(), Separating(streams, self._fetch), self._epoch())
+        made = updates.rows_of(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
         rows = [row for row in made if row.identity not in self._passed]
         self._passed |= {row.identity for row in rows}
         for row in sorted(rows, key=lambda row: (row.heard_at, row.value)):
@@ -199,7 +199,7 @@ class Kiln:
         found = [decode_update(record.value) for record in self.read("updates")]
         return [update for update in found if update.stream == of.text]
 
-    def made(self, which: Selection = ALL) -> list[bytes]:
+    def made(self, which: UpdateFilter = ALL) -> list[bytes]:
         """The records of `kiln.batches` that the log gives, when all windows have closed."""
         log = self.read("updates")
         found: list[bytes] = []
@@ -210,7 +210,7 @@ class Kiln:
             found += [out.value for out in batch_stretches(PartitionWindows(S), partition, stretches, 256_000)]
         return found
 
-    def batches(self, which: Selection = ALL) -> list[BatchRecord]:
+    def batches(self, which: UpdateFilter = ALL) -> list[BatchRecord]:
         return [decode_batch(value) for value in self.made(which)]
 
     def fill(self, lake: Lake) -> None:
@@ -356,7 +356,7 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
             became = Found(in_batches(at_once, of), in_batches(end, of), *words)
             assert found.setdefault((str(claim), genesis), became) == became, "slow and away come to the same"
     assert found == table_of_the_page()
-    chosen = kiln.batches(Selection(only_verified=True))
+    chosen = kiln.batches(UpdateFilter(only_verified=True))
     assert {NAMES[batch.separator.value] for batch in chosen} == {"A"}, "a false claim is in no batch"
 
 

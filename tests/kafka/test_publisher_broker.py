@@ -13,11 +13,11 @@ from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kiln.bridge.ipfs import BlocksAwayError
+from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
-from kiln.bridge.publisher.ledger import Ledger
+from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -129,7 +129,7 @@ class Kiln:
 
     def keep(self, cid: str, block: bytes, now: int) -> None:
         if self.away is not None:
-            raise BlocksAwayError(self.away)
+            raise BlockStoreUnavailableError(self.away)
         self.kept.append(cid)
 
     def unpin_expired(self, now: int) -> int:
@@ -150,7 +150,7 @@ class Kiln:
             lambda: self.held,
             self,
             clock_us=clock_us,
-            ledger=Ledger(self.ledger),
+            ledger=PublishLedger(self.ledger),
             leadership=leadership,
             notes=self.notes,
         )

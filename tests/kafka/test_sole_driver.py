@@ -16,7 +16,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.coordinator.base import MemberState
 
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.pipelines.runtime.driver_lease import SESSION, SecondDriverError, SoleDriver
+from kiln.pipelines.runtime.driver_lease import SESSION, DriverLease, SecondDriverError
 from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.log_feed import kiln_beside
@@ -65,13 +65,13 @@ def says(driver: Driver) -> str:
 
 
 @pytest.fixture
-def sole(broker: EmbeddedBroker, prefix: str) -> Iterator[SoleDriver]:
-    made = SoleDriver(client(broker.address), f"{prefix}updates", f"{prefix}updates")
+def sole(broker: EmbeddedBroker, prefix: str) -> Iterator[DriverLease]:
+    made = DriverLease(client(broker.address), f"{prefix}updates", f"{prefix}updates")
     yield made
     made.close()
 
 
-def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: SoleDriver) -> None:
+def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: DriverLease) -> None:
     first = start()
     assert says(first) == "taken\n"
     with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
@@ -80,7 +80,7 @@ def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: 
 
 
 def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(
-    start: Callable[[], Driver], sole: SoleDriver
+    start: Callable[[], Driver], sole: DriverLease
 ) -> None:
     first = start()
     assert says(first) == "taken\n"
@@ -92,7 +92,7 @@ def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(
     assert time.monotonic() - began < SESSION / 2
 
 
-def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Driver], sole: SoleDriver) -> None:
+def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Driver], sole: DriverLease) -> None:
     first = start()
     assert says(first) == "taken\n"
     os.kill(first.pid, signal.SIGSTOP)  # a machine that hangs, or is cut off
@@ -104,7 +104,7 @@ def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Dri
 
 
 def test_a_driver_that_kafka_had_given_up_is_the_driver_again_and_is_told_of_the_next(
-    start: Callable[[], Driver], sole: SoleDriver, broker: EmbeddedBroker, prefix: str
+    start: Callable[[], Driver], sole: DriverLease, broker: EmbeddedBroker, prefix: str
 ) -> None:
     first = start()
     assert says(first) == "taken\n"
@@ -128,7 +128,7 @@ def test_a_driver_that_kafka_had_given_up_is_the_driver_again_and_is_told_of_the
 
 
 def test_a_driver_joins_again_whose_join_was_for_a_change_that_was_none(
-    start: Callable[[], Driver], sole: SoleDriver
+    start: Callable[[], Driver], sole: DriverLease
 ) -> None:
     """A busy broker tells of a topic without a partition, and at the next look with all of them."""
     sole.take()
@@ -159,7 +159,7 @@ def test_a_driver_joins_again_whose_join_was_for_a_change_that_was_none(
     sole.check()
 
 
-def test_a_driver_may_begin_again_in_the_same_process(start: Callable[[], Driver], sole: SoleDriver) -> None:
+def test_a_driver_may_begin_again_in_the_same_process(start: Callable[[], Driver], sole: DriverLease) -> None:
     second = start()
     assert says(second) == "taken\n"
     second.terminate()

@@ -19,7 +19,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.capture.spool import FrameSink
-from kiln.bridge.capture.tap import Connection
+from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker, running
 from kiln.deploy.stack.kafka_topics import ensure_topics
@@ -61,7 +61,7 @@ class Peers:
 
     def _run(self) -> None:
         connections = [
-            Connection("local-test", bytes([number]) * 16, b"us", b"them", "/meshsub/1.2.0")
+            ConnectionTap("local-test", bytes([number]) * 16, b"us", b"them", "/meshsub/1.2.0")
             for number in range(CONNECTIONS)
         ]
         while not self._stop.wait(0.02):
@@ -197,7 +197,7 @@ def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broke
     topic = make_topics(broker, prefix)
     longest_record(broker.address, topic, 200_000)
     sink = new_sink(broker.address, topic, tmp_path / "spool")
-    connection = Connection("n", b"a" * 16, b"", b"", "/meshsub/1.2.0")
+    connection = ConnectionTap("n", b"a" * 16, b"", b"", "/meshsub/1.2.0")
     for number in range(1, 101):
         payload = random.randbytes(300_000 if number == 51 else 300)
         sink.put(connection.id, connection.frame("IN", payload, number))
@@ -211,7 +211,7 @@ def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broke
 
 def test_topic_that_is_missing_is_told(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:
     sink = new_sink(broker.address, f"{prefix}frames", tmp_path / "spool")
-    sink.put(b"a" * 16, Connection("n", b"a" * 16, b"", b"", "/meshsub/1.2.0").frame("IN", b"x", 1))
+    sink.put(b"a" * 16, ConnectionTap("n", b"a" * 16, b"", b"", "/meshsub/1.2.0").frame("IN", b"x", 1))
     assert awaited(lambda: f"{prefix}frames" in (sink.error or ""))
     assert awaited(lambda: sink.status().spooled == 1)
     make_topics(broker, prefix)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from conftest import free_ports
 from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
-from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kiln.schemas.wire.pubsub import write_update
@@ -127,11 +127,11 @@ class Town:
         self._folder = folder
         self._world, self._first, self._second = free_ports(3)
 
-    def world(self) -> NodeBlocks:
+    def world(self) -> NodeBlockStore:
         """Everybody else's IPFS. The same node again when it is called again."""
         listen = f"/ip4/127.0.0.1/tcp/{self._world}"
         helia = Helia(BUILT / "helia", self._folder / "world", self._folder / "world.log", listen)
-        node = NodeBlocks(Kubo("http://127.0.0.1:0"), (), helia, every=0.5)
+        node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (), helia, every=0.5)
         self._stack.callback(node.close)
         assert node.wait_for_a_look(300), node.about()  # the first start installs the packages
         assert address(node.about()), node.about()

@@ -15,13 +15,13 @@ from deltalake import DeltaTable
 from conftest import free_ports
 from kafka import KafkaProducer
 from kiln.bridge.bep50.carrier import publisher_key
-from kiln.bridge.bep50.store import Store
+from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.dht.announcement import Announcement, read_announcement, topic_salt
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, put_fields, read_item, target
-from kiln.schemas.dht.krpc import OLD_SEQUENCE, Error, Message, Query, Response, read_message, write_message
+from kiln.schemas.dht.krpc import OLD_SEQUENCE, KrpcError, KrpcQuery, KrpcResponse, Message, read_message, write_message
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
@@ -219,10 +219,10 @@ class Stranger:
     def ask(self, method: bytes, arguments: dict[bytes, Value]) -> Message:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.settimeout(20)
-            query = Query(b"??", method, b"\x55" * 20, arguments, topic=self._topic, read_only=True)
+            query = KrpcQuery(b"??", method, b"\x55" * 20, arguments, topic=self._topic, read_only=True)
             udp.sendto(write_message(query), self._there)
             answer = read_message(udp.recv(2_000))
-        assert isinstance(answer, Response | Error)
+        assert isinstance(answer, KrpcResponse | KrpcError)
         return answer
 
 
@@ -276,7 +276,7 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
     other.kiln.environment["KILN_IPFS__PEERS"] = one.ipfs
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
-    older = Store(one.kiln.state / "bridge" / "bep50").load(target(one.key, topic_salt(NETWORK, FOLLOWED[0]))).item
+    older = TopicStore(one.kiln.state / "bridge" / "bep50").load(target(one.key, topic_salt(NETWORK, FOLLOWED[0]))).item
     assert older is not None
     last = what_was_announced_meanwhile_comes_after_a_restart(one, other)
     one.end("bridge")
@@ -342,12 +342,12 @@ def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, ol
     assert other.sequence(key, FOLLOWED[0]) == sequence
     stranger = Stranger(other.overlay.addresses[0], older.target)
     served = stranger.ask(b"get", {b"target": older.target})
-    assert isinstance(served, Response)
+    assert isinstance(served, KrpcResponse)
     item = read_item(served.values, older.salt)
     assert isinstance(item, Item)
     assert (item.key, item.sequence) == (key, sequence)
     refused = stranger.ask(b"put", {**put_fields(older), b"token": served.values[b"token"]})
-    assert isinstance(refused, Error)
+    assert isinstance(refused, KrpcError)
     assert refused.refusal.code == OLD_SEQUENCE.code
     told = f"refused_{OLD_SEQUENCE.code}"
     other.wait_until(lambda: other.overlay.dropped.get(told) == 1, "the refusal")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import cbor2
 from msgspec import structs
 
-from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailed
+from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import FetchingOptions, KnownAnswers, Output, PendingFetches
-from kiln.bridge.kafka.position import Place
+from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput, KnownAnswers, PendingFetches
+from kiln.bridge.kafka.position import KafkaPosition
 from kiln.schemas.kafka.records import (
     BlockRecord,
     Coordinates,
@@ -38,7 +38,7 @@ MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
 OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
 OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
 EVERYTHING = [parse_interest("*")]
-UNAVAILABLE = FetchFailed("genesis_unavailable", "nobody gave it", final=False)
+UNAVAILABLE = FetchFailure("genesis_unavailable", "nobody gave it", final=False)
 
 
 def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
@@ -106,7 +106,7 @@ class Run:
         self.pending.start(0, self.done_offsets)
         self.offset = 0
         self.now = START
-        self.written: list[Output] = []
+        self.written: list[FetchOutput] = []
 
     def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> list[str]:
         """The announcers of what is to be fetched now."""
@@ -114,11 +114,11 @@ class Run:
         for record in records:
             value = encode(record) if isinstance(record, WantedRecord) else record
             followed = [parse_interest(text) for text in interests]
-            told.append(self.pending.take(Place(0, self.offset), value, followed, self.now))
+            told.append(self.pending.take(KafkaPosition(0, self.offset), value, followed, self.now))
             self.offset += 1
         return [announcer for announcer in told if announcer]
 
-    def round(self) -> list[Output]:
+    def round(self) -> list[FetchOutput]:
         due = self.pending.next_writes(self.now)
         if not self.done_offsets.repeating and (due.going or self.done_offsets.changed):
             self.done_offsets.committed()
@@ -130,13 +130,13 @@ class Run:
     def next(self) -> list[BlockRequest]:
         return self.pending.next(self.now)
 
-    def answer(self, ask: BlockRequest, answer: Answer) -> list[Output]:
+    def answer(self, ask: BlockRequest, answer: Answer) -> list[FetchOutput]:
         self.pending.answer(ask, answer, self.now)
         return self.round()
 
-    def try_until(self, end: int, answer: Answer) -> list[Output]:
+    def try_until(self, end: int, answer: Answer) -> list[FetchOutput]:
         """Each try ends so, one second after it began, until `end` seconds from now."""
-        outputs: list[Output] = []
+        outputs: list[FetchOutput] = []
         until = self.now + end * S
         while self.now < until:
             asks = self.next()

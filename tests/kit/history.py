@@ -9,19 +9,19 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
 from kiln.schemas.captures.formats import FORMATS
-from kiln.schemas.captures.items import Item, Source, Unread
-from kiln.schemas.captures.lines import WHOLE, Part
+from kiln.schemas.captures.items import FileSource, Item, UnreadableItem
+from kiln.schemas.captures.lines import WHOLE, FileRange
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text
 
 HEARD_AT = 1_700_000_000_000_000_000
-SOURCE = Source(bytes(range(32)), "local-history", HEARD_AT)
+SOURCE = FileSource(bytes(range(32)), "local-history", HEARD_AT)
 
 
-def items(name: str, raw: bytes, part: Part = WHOLE, source: Source = SOURCE) -> list[Item]:
+def items(name: str, raw: bytes, part: FileRange = WHOLE, source: FileSource = SOURCE) -> list[Item]:
     """What the reader of a format makes of a file."""
     return list(FORMATS[name].read(io.BytesIO(raw), source, part))
 
@@ -34,13 +34,13 @@ def in_parts(name: str, raw: bytes, size: int) -> list[Item]:
 def only_frames(found: Iterable[Item]) -> list[Frame]:
     """The items, all of which must be Frames."""
     frames = list(found)
-    assert [item for item in frames if isinstance(item, Unread)] == []
+    assert [item for item in frames if isinstance(item, UnreadableItem)] == []
     return [item for item in frames if isinstance(item, Frame)]
 
 
 def unread(found: Iterable[Item]) -> list[tuple[int, str]]:
     """Line and reason of what is no Frame."""
-    return [(item.line, item.reason) for item in found if isinstance(item, Unread)]
+    return [(item.line, item.reason) for item in found if isinstance(item, UnreadableItem)]
 
 
 def message_of(frame: Frame) -> Message:
@@ -49,9 +49,9 @@ def message_of(frame: Frame) -> Message:
     return message
 
 
-def decoded(frame: Frame) -> Decoded | Faulty:
+def decoded(frame: Frame) -> DecodedMessage | RejectedMessage:
     """What the live decoder makes of a Frame with one message."""
-    (found,) = Decoder(Decoding()).decode_frame(frame, 0, frame.sequence)
+    (found,) = FrameDecoder(DecodeConfig()).decode_frame(frame, 0, frame.sequence)
     return found
 
 

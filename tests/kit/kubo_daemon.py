@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from conftest import free_ports
-from kiln.bridge.ipfs import BlocksAwayError
+from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import Kubo
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, built_with_go
@@ -79,7 +79,7 @@ class Daemon:
         def answers() -> bool:
             try:
                 kubo.identity(1.0)
-            except BlocksAwayError:
+            except BlockStoreUnavailableError:
                 return False
             return True
 

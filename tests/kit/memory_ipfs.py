@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from kiln.bridge.ipfs import BlocksAwayError, BlockUnavailableError, verified
-from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verified
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text
 
 
-class Ipfs(FolderBlocks):
+class Ipfs(FolderBlockStore):
     """Blocks in memory; who asks for one that is not there waits in vain."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Ipfs(FolderBlocks):
         self.asked[cid] += 1
         self.gate.wait()
         if self.away:
-            raise BlocksAwayError("no node at http://127.0.0.1:5001")
+            raise BlockStoreUnavailableError("no node at http://127.0.0.1:5001")
         if cid == self.fault:
             raise RecursionError("what a peer sent")
         if cid not in self.blocks:

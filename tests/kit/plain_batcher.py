@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kiln.pipelines.batch.batching import Output, batch_outputs, batch_stretches
+from kiln.pipelines.batch.batching import BatchOutput, batch_outputs, batch_stretches
 from kiln.pipelines.batch.offset_range import WindowKey, read_stretch
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, decode_update, encode, quarantine_record_key
@@ -22,7 +22,7 @@ class LogRecord(NamedTuple):
     value: bytes | None
 
 
-def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[Output]:
+def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
     """What the batcher gives for records of one partition that come in one stretch."""
     log = list(records)
     if log:
@@ -30,7 +30,7 @@ def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], lim
         yield from batch_stretches(windows, log[0].partition, [stretch], limit)
 
 
-def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[Output]:
+def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
     """The same for records in the order of their offsets, with nothing done for speed."""
     for record in records:
         for closed in windows.advance(record.stamp):
@@ -52,7 +52,7 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
                 yield from batch_outputs(closed, limit)
 
 
-def _unreadable(record: LogRecord, error: Exception) -> Output:
+def _unreadable(record: LogRecord, error: Exception) -> BatchOutput:
     fault = QuarantineRecord(
         stage="batch",
         reason="update_malformed",
@@ -60,4 +60,4 @@ def _unreadable(record: LogRecord, error: Exception) -> Output:
         data=record.value or b"",
         observed_at=record.stamp,
     )
-    return Output("quarantine", quarantine_record_key("updates", record.partition, record.offset), encode(fault))
+    return BatchOutput("quarantine", quarantine_record_key("updates", record.partition, record.offset), encode(fault))

@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.archive.transform import copy_row, frame_row, message_row
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, author
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, author
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -40,14 +40,16 @@ def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | No
     return rows_of(generated.frame.SerializeToString() for generated in traffic.frames(messages=messages))
 
 
-def rows_of(values: Iterable[bytes], how: Decoding | None = None, stamped_after: int = 20_000) -> dict[str, list[Row]]:
+def rows_of(
+    values: Iterable[bytes], how: DecodeConfig | None = None, stamped_after: int = 20_000
+) -> dict[str, list[Row]]:
     """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s. `stamped_after`: how
     long after a frame was heard the broker had the frame, µs."""
     frames: list[tuple[object, ...]] = []
     copies: list[tuple[object, ...]] = []
-    said: dict[tuple[str, str], Decoded] = {}
+    said: dict[tuple[str, str], DecodedMessage] = {}
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
-    decoder = Decoder(how or Decoding())
+    decoder = FrameDecoder(how or DecodeConfig())
     for offset, value in enumerate(values):
         frame = read_frame(value)
         assert not isinstance(frame, Rejected)
@@ -55,7 +57,7 @@ def rows_of(values: Iterable[bytes], how: Decoding | None = None, stamped_after:
         for item in decoder.decode(value, 0, offset, 0):
             if item.copy is not None:
                 copies.append(copy_row(item, frame))
-            if isinstance(item, Decoded):
+            if isinstance(item, DecodedMessage):
                 said.setdefault((item.network, item.message), item)
                 continue
             place = dict(zip(("kafka_partition", "kafka_offset", "message_index"), item.place, strict=True))
@@ -68,7 +70,7 @@ def rows_of(values: Iterable[bytes], how: Decoding | None = None, stamped_after:
     return rows
 
 
-def _batched(rows: dict[str, list[Row]], heard: Iterable[Decoded]) -> None:
+def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> None:
     """Rows of the tables after `kiln.updates`, where every third record is a tick."""
     known: set[tuple[object, ...]] = set()
     log: list[tuple[int, Update | None]] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import count
 
-from kiln.pipelines.backfill.account import Run, find_run, tell
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.backfill.account import BackfillRun, find_run, tell
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -45,7 +45,7 @@ def append(lake: Lake, table: str, rows: Iterable[Row], *, query: str | None = N
     for each in rows:
         files.add(tuple(each[column.name] for column in TABLES[table].columns))
     number = next(_numbers)
-    assert DeltaRsCommits(lake).commit(table, files.close(), Write(query or f"query{number}", number))
+    assert DeltaRsCommits(lake).commit(table, files.close(), WriteId(query or f"query{number}", number))
 
 
 def update(number: int, at: int, *, separator: str = "model/k1", **named: object) -> Row:
@@ -149,7 +149,7 @@ def fill(lake: Lake, tables: Mapping[str, Iterable[Row]]) -> None:
         append(lake, table, rows)
 
 
-def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> Run:
+def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> BackfillRun:
     """A run in the account, whose tables are there and empty, and of the source `frames`."""
     lake.run(name).create(RUN_TABLES)
     said = {"source": "frames", "network": None, **details}

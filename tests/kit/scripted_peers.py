@@ -8,7 +8,7 @@ from random import Random
 from kiln.bridge.gossipsub.effects import PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
-from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Judgement, Verdict
 
@@ -69,7 +69,9 @@ def peer(number: int) -> PeerID:
     return b"\x00\x24peer%03d" % number
 
 
-def node(options: RouterOptions | None = None, table: TableSide | None = None, topics: Iterable[str] = (T,)) -> Router:
+def node(
+    options: RouterOptions | None = None, table: TableAgreements | None = None, topics: Iterable[str] = (T,)
+) -> Router:
     router = Router(OWN, options or RouterOptions(), Random(1), check, table)
     for topic in topics:
         router.join(topic, 0.0)

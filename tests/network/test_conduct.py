@@ -22,7 +22,7 @@ from libp2p.exceptions import BaseLibp2pError
 from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
-from kiln.bridge.gossipsub.wire import Splitter, encode
+from kiln.bridge.gossipsub.wire import RpcSplitter, encode
 from kiln.bridge.libp2p.streams import swarm_of
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -75,7 +75,7 @@ async def odd(one: Running, bell: Bell, *, reads: bool = True) -> AsyncIterator[
     async def listen(stream: INetStream) -> None:
         if not reads:
             await trio.sleep_forever()
-        splitter = Splitter()
+        splitter = RpcSplitter()
         with suppress(*ENDS):
             while chunk := await stream.read(65536):
                 for payload in splitter.feed(chunk):

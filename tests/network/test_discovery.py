@@ -22,7 +22,7 @@ from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
-from kiln.bridge.libp2p.kademlia import Address, announcement, topic_key
+from kiln.bridge.libp2p.kademlia import TcpAddress, announcement, topic_key
 from kiln.bridge.libp2p.streams import make_host
 from kiln.schemas.wire.identity import peer_bytes
 from kit.chance import new_key
@@ -320,7 +320,7 @@ async def lie(at: Running, port: int | None, few: trio.CapacityLimiter) -> None:
     async with liar.run([] if port else [Multiaddr(LISTEN)]):
         here = [each.to_bytes() for each in liar.get_transport_addrs()]
         async with few:
-            await provide(liar, at, TOPIC, [Address("127.0.0.1", port).bytes] if port else here)
+            await provide(liar, at, TOPIC, [TcpAddress("127.0.0.1", port).bytes] if port else here)
         if port is None:
             await trio.sleep_forever()
 

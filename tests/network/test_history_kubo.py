@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kiln.pipelines.decode.decoder import Decoded
+from kiln.pipelines.decode.decoder import DecodedMessage
 from kiln.schemas.captures.formats import recognise
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.wire.identity import peer_text
@@ -64,5 +64,5 @@ def test_a_kept_answer_of_kubo_is_a_file_of_history(near_and_far: tuple[Daemon, 
     author = far.address.rpartition("/")[2]
     assert {peer_text(getattr(message_of(frame), "from")) for frame in frames} == {author}
     heard = [decoded(frame) for frame in frames]
-    assert sorted(each.content.ts or 0 for each in heard if isinstance(each, Decoded)) == list(range(COUNT))
-    assert len({each.message for each in heard if isinstance(each, Decoded)}) == COUNT
+    assert sorted(each.content.ts or 0 for each in heard if isinstance(each, DecodedMessage)) == list(range(COUNT))
+    assert len({each.message for each in heard if isinstance(each, DecodedMessage)}) == COUNT

@@ -19,10 +19,10 @@ import httpx
 import pytest
 from multiformats import CID
 
-from kiln.bridge.ipfs import BlockRefusedError, BlocksAwayError, BlockUnavailableError, open_blocks
+from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError, open_blocks
 from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
-from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.awaiting import wait_until
@@ -47,16 +47,18 @@ class Town:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: list[NodeBlocks] = []
+        self._open: list[NodeBlockStore] = []
 
-    def node(self, name: str, *peers: str, options: tuple[str, ...] = ()) -> NodeBlocks:
+    def node(self, name: str, *peers: str, options: tuple[str, ...] = ()) -> NodeBlockStore:
         return self.with_kubo(name, *peers, options=options)[0]
 
-    def with_kubo(self, name: str, *peers: str, options: tuple[str, ...] = ()) -> tuple[NodeBlocks, Kubo]:
+    def with_kubo(self, name: str, *peers: str, options: tuple[str, ...] = ()) -> tuple[NodeBlockStore, Kubo]:
         """A node that keeps its things in a folder of this name, and its client below."""
         log = self._folder / f"{name}.log"
         kubo = Kubo("http://127.0.0.1:0")
-        node = NodeBlocks(kubo, peers, Helia(BUILT / "helia", self._folder / name, log, LOOPBACK, options), every=0.5)
+        node = NodeBlockStore(
+            kubo, peers, Helia(BUILT / "helia", self._folder / name, log, LOOPBACK, options), every=0.5
+        )
         self._open.append(node)
         assert node.wait_for_a_look(PATIENCE)
         assert re.search(r"^kiln-helia [\d.]+ at /ip4/127", node.about()), (node.about(), log.read_text())
@@ -74,7 +76,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
     town.end()
 
 
-def address(node: NodeBlocks) -> str:
+def address(node: NodeBlockStore) -> str:
     """Where its peers find it, as it says itself."""
     return node.about().split(" at ")[1].split(",")[0]
 
@@ -175,7 +177,7 @@ def test_a_peer_that_is_not_there_is_named_and_connected_once_it_is(town: Town) 
     assert "0 of 1 peers connected; connect" in b.about()
     port = where.split("/")[4]
     again = Helia(BUILT / "helia", Path(str(town._folder), "a"), town._folder / "a2.log", f"/ip4/127.0.0.1/tcp/{port}")
-    node = NodeBlocks(Kubo("http://127.0.0.1:0"), helia=again)
+    node = NodeBlockStore(Kubo("http://127.0.0.1:0"), helia=again)
     try:
         wait_until(lambda: "1 of 1 peers connected" in b.about(), lambda: f"its peer, not {b.about()}")
     finally:
@@ -240,7 +242,7 @@ def test_blocks_pins_and_peer_id_are_there_after_a_restart(town: Town) -> None:
     first.pin(cid)
     peer = address(first).rpartition("/")[2]
     first.close()
-    with pytest.raises(BlocksAwayError):
+    with pytest.raises(BlockStoreUnavailableError):
         first.get(cid, 1.0)
     second, kubo = town.with_kubo("a", options=("--keep", "0"))
     assert address(second).rpartition("/")[2] == peer
@@ -259,7 +261,7 @@ def test_a_node_that_dies_is_started_again(town: Town, tmp_path: Path) -> None:
     def is_back() -> bool:
         try:
             return node.get(cid, 5.0) == data
-        except (BlocksAwayError, BlockUnavailableError):
+        except (BlockStoreUnavailableError, BlockUnavailableError):
             return False
 
     wait_until(is_back, "the block from the node that was started again")
@@ -292,7 +294,7 @@ def test_a_first_start_installs_into_the_state_folder(tmp_path: Path) -> None:
     blocks = open_blocks("helia", tmp_path, listen=LOOPBACK)
     try:
         cid, data = batch(9)
-        with pytest.raises(BlocksAwayError, match="starting"):
+        with pytest.raises(BlockStoreUnavailableError, match="starting"):
             blocks.put(cid, data)
         wait_until(lambda: " at /ip4/127.0.0.1/" in blocks.about(), lambda: f"an address, not {blocks.about()}", 300)
         blocks.put(cid, data)
@@ -312,7 +314,7 @@ def test_without_a_registry_it_says_what_is_missing(tmp_path: Path, monkeypatch:
         wait_until(lambda: "starting" not in blocks.about(), "the end of its start")
         assert "npm ci" in blocks.about()
         assert "helia.log" in blocks.about()
-        with pytest.raises(BlocksAwayError, match="needs a registry"):
+        with pytest.raises(BlockStoreUnavailableError, match="needs a registry"):
             blocks.get(ABSENT, 1.0)
     finally:
         blocks.close()
@@ -321,7 +323,7 @@ def test_without_a_registry_it_says_what_is_missing(tmp_path: Path, monkeypatch:
 def test_a_taken_port_is_named(town: Town, tmp_path: Path) -> None:
     taken = address(town.node("a")).rpartition("/p2p/")[0]
     log = tmp_path / "b.log"
-    node = NodeBlocks(Kubo("http://127.0.0.1:0"), helia=Helia(BUILT / "helia", tmp_path / "b", log, taken))
+    node = NodeBlockStore(Kubo("http://127.0.0.1:0"), helia=Helia(BUILT / "helia", tmp_path / "b", log, taken))
     try:
         assert node.wait_for_a_look(PATIENCE)
         assert "address already in use" in node.about()

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kiln.bridge.ipfs import BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.helia import Helia
 from kiln.bridge.ipfs.kubo import Kubo
-from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.awaiting import wait_until
@@ -55,7 +55,7 @@ def test_what_kubo_says(daemon: Daemon) -> None:
         kubo.get(ABSENT, 2.0)
     assert time.monotonic() - began < 10
     daemon.stop()
-    with pytest.raises(BlocksAwayError):
+    with pytest.raises(BlockStoreUnavailableError):
         kubo.get(BATCH.cid, 2.0)
     kubo.close()
 
@@ -69,7 +69,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         kubo = daemon.start()
         other.start().close()
         other.connect(daemon.address)
-        node = NodeBlocks(kubo, every=0.5)
+        node = NodeBlockStore(kubo, every=0.5)
         assert node.wait_for_a_look(30)
         assert "without routing" not in node.about()
         node.put(BATCH.cid, BATCH.data)
@@ -90,7 +90,7 @@ def test_blocks_go_between_kubo_and_helia(daemon: Daemon, tmp_path: Path) -> Non
     theirs = cid_text(block_cid(b"of Helia", 0x55))
     address = f"{daemon.swarm}/p2p/{kubo.identity().peer}"
     helia = Helia(BUILT / "helia", tmp_path / "helia", tmp_path / "helia.log", "/ip4/127.0.0.1/tcp/0")
-    node = NodeBlocks(Kubo("http://127.0.0.1:0"), (address,), helia, every=0.5)
+    node = NodeBlockStore(Kubo("http://127.0.0.1:0"), (address,), helia, every=0.5)
     try:
         assert node.wait_for_a_look(120), node.about()
         assert "1 of 1 peers connected" in node.about()

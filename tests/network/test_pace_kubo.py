@@ -19,7 +19,7 @@ import httpx
 import pytest
 import trio
 
-from kiln.bridge.publisher.pace import Pace
+from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
 from kit.foreign_peer import ForeignPeer, NewPeer
@@ -76,7 +76,7 @@ def near_and_far(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
         daemon.stop()
 
 
-async def said(one: Running, pace: Pace) -> Heard:
+async def said(one: Running, pace: AuthorPacer) -> Heard:
     """Says COUNT messages over TOPICS, each author as fast as the pace lets it."""
     by_author: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
     sent: Heard = defaultdict(list)
@@ -98,7 +98,9 @@ async def said(one: Running, pace: Pace) -> Heard:
     return sent
 
 
-def heard_over(folder: Path, kubos: tuple[Hearer, Hearer], pace: Pace, patience: float) -> tuple[Heard, list[Heard]]:
+def heard_over(
+    folder: Path, kubos: tuple[Hearer, Hearer], pace: AuthorPacer, patience: float
+) -> tuple[Heard, list[Heard]]:
     """What is said, and what each Kubo hears; awaits everything for so many seconds."""
     heard: list[Heard] = [defaultdict(list), defaultdict(list)]
     sent: Heard = {}
@@ -142,7 +144,7 @@ def in_no_order(said: Heard) -> Heard:
 def test_kubo_hears_all_that_keeps_the_pace_in_order_over_one_and_two_hops(
     near_and_far: tuple[Daemon, Daemon], tmp_path: Path
 ) -> None:
-    sent, (near, far) = heard_over(tmp_path, near_and_far, Pace(GAP, AUTHORS), 60)
+    sent, (near, far) = heard_over(tmp_path, near_and_far, AuthorPacer(GAP, AUTHORS), 60)
     assert sum(map(len, sent.values())) == COUNT
     assert near == sent
     assert far == sent
@@ -151,7 +153,7 @@ def test_kubo_hears_all_that_keeps_the_pace_in_order_over_one_and_two_hops(
 def test_an_old_kubo_hears_all_too(go_peer: NewPeer, tmp_path: Path) -> None:
     near, far = go_peer(), go_peer()
     far.connect(near)
-    sent, heard = heard_over(tmp_path, (Wheel(near), Wheel(far)), Pace(GAP, AUTHORS), 60)
+    sent, heard = heard_over(tmp_path, (Wheel(near), Wheel(far)), AuthorPacer(GAP, AUTHORS), 60)
     assert sum(map(len, sent.values())) == COUNT
     # it validates side by side and tells what is valid first, so a busy machine changes the order
     assert [in_no_order(each) for each in heard] == [in_no_order(sent)] * 2
@@ -159,5 +161,5 @@ def test_an_old_kubo_hears_all_too(go_peer: NewPeer, tmp_path: Path) -> None:
 
 def test_without_the_pace_kubo_ignores_some(near_and_far: tuple[Daemon, Daemon], tmp_path: Path) -> None:
     """This is why there is a pace; the day it fails, `publish.gap` may be 0."""
-    _, (near, _) = heard_over(tmp_path, near_and_far, Pace(0, 1), 10)
+    _, (near, _) = heard_over(tmp_path, near_and_far, AuthorPacer(0, 1), 10)
     assert sum(map(len, near.values())) < COUNT

@@ -16,7 +16,7 @@ from kiln.schemas.kafka.frames import gossip_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, sign
-from kiln.schemas.wire.topic_table import Bundles, agreement, hello_bytes, message_topic
+from kiln.schemas.wire.topic_table import BundleSet, agreement, hello_bytes, message_topic
 from kit.chance import new_key
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.node_town import OPTIONS, TOPIC, Running, Town, call, in_town, raw_peer, subscription
@@ -37,7 +37,7 @@ Forms = Counter[tuple[str, bool]]
 def forms(one: Running, direction: int) -> Forms:
     """How often each topic was on the wire, and whether by index, from the captured bytes alone: the hellos in each
     frame make the table."""
-    bundles = Bundles(OF_A).joined(Bundles({f"b {name}": topics for name, topics in OF_B.items()}))
+    bundles = BundleSet(OF_A).joined(BundleSet({f"b {name}": topics for name, topics in OF_B.items()}))
     found: Forms = Counter()
     for frame in one.tape.frames:
         messages = gossip_messages(frame)
@@ -63,8 +63,8 @@ def agreed(*nodes: Running) -> bool:
 
 def test_nodes_with_partly_shared_bundles_lose_nothing_and_write_indices_for_shared_topics(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        a = await town.node(replace(OPTIONS, bundles=Bundles(OF_A), send_indices="eager"))
-        b = await town.node(replace(OPTIONS, bundles=Bundles(OF_B), send_indices="eager", bootstrap=(a.address,)))
+        a = await town.node(replace(OPTIONS, bundles=BundleSet(OF_A), send_indices="eager"))
+        b = await town.node(replace(OPTIONS, bundles=BundleSet(OF_B), send_indices="eager", bootstrap=(a.address,)))
         for topic in TOPICS:
             a.node.join(topic)
             b.node.join(topic)
@@ -99,7 +99,7 @@ def test_nodes_with_partly_shared_bundles_lose_nothing_and_write_indices_for_sha
 
 def test_two_cautious_kilns_know_each_other_by_their_agent_version(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
-        options = replace(OPTIONS, bundles=Bundles({"one": [TOPIC]}), agent="kiln/0.1.0")
+        options = replace(OPTIONS, bundles=BundleSet({"one": [TOPIC]}), agent="kiln/0.1.0")
         a, b = await town.pair(options)
         await town.bell.until(lambda: all(peer.agent for one in (a, b) for peer in one.node.view().peers))
         a.node.publish(TOPIC, b"by index")
@@ -114,7 +114,7 @@ def test_a_foreign_peer_without_the_extension_gets_every_message_by_name(tmp_pat
     js.subscribe(TOPIC)
 
     async def test(town: Town) -> None:
-        options = replace(OPTIONS, bundles=Bundles({"one": [TOPIC]}), send_indices="eager", bootstrap=(js.address,))
+        options = replace(OPTIONS, bundles=BundleSet({"one": [TOPIC]}), send_indices="eager", bootstrap=(js.address,))
         a = await town.node(options)
         b = await town.node(replace(options, bootstrap=(js.address, a.address)))
         for one in (a, b):
@@ -181,7 +181,7 @@ def hello(*hashes: bytes) -> RPC:
     return rpc
 
 
-BUNDLES = Bundles({"one": [TOPIC]})
+BUNDLES = BundleSet({"one": [TOPIC]})
 (ONE,) = BUNDLES
 HOSTILE = {
     "more than are taken": ([each.to_bytes(4) for each in range(257)], "hello_too_many_bundles"),

@@ -20,11 +20,11 @@ from kiln.conf.settings.model import Backfill, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import Request, backfill, terms_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, terms_of
 from kiln.pipelines.backfill import publishing
 from kiln.pipelines.backfill.account import find_run
 from kiln.pipelines.backfill.range_comparison import time_of
-from kiln.pipelines.backfill.run import Outcome, RunError, StoppedError
+from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -52,11 +52,13 @@ class World:
     ledger: Ledger
     lake: Lake
 
-    def run(self, name: str, **more: object) -> Outcome:
-        asked = replace(Request(name, START, END), **more)  # type: ignore[arg-type]  # the fields of a Request
+    def run(self, name: str, **more: object) -> RunOutcome:
+        asked = replace(BackfillRequest(name, START, END), **more)  # type: ignore[arg-type]  # the fields of a Request
         return self.make(asked)
 
-    def make(self, asked: Request, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000) -> Outcome:
+    def make(
+        self, asked: BackfillRequest, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000
+    ) -> RunOutcome:
         settings = self.settings.model_copy(update={"backfill": Backfill(chunk=chunk)})
         return backfill(self.spark, settings, terms_of(settings, asked), stopped, lambda _: None)
 
@@ -85,7 +87,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
     with spark_session(settings, "backfill") as spark:
         lake = Lake.at(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
-        world.make(Request("heard", START, END, source="files", files=(file,)), chunk=400)
+        world.make(BackfillRequest("heard", START, END, source="files", files=(file,)), chunk=400)
         for table in ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine"):
             shutil.rmtree(lake.table(table), ignore_errors=True)
             shutil.copytree(lake.run("heard").table(table), lake.table(table))
@@ -122,7 +124,7 @@ def test_a_capture_file_gives_the_messages_and_the_batches_of_hearing_time(world
 
 
 def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_stopped(world: World) -> None:
-    asked = Request("again", START, END)
+    asked = BackfillRequest("again", START, END)
     calls: list[int] = []
 
     def stop_at_third() -> bool:

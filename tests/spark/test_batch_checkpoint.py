@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
-from kiln.pipelines.batch.batching import Batching
+from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import ALL
 from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import OUTPUT
@@ -88,7 +88,7 @@ def test_a_checkpoint_from_before_there_were_parts_goes_on(spark: SparkSession, 
     def run(old: bool = False) -> None:
         """All that is there, by a query that starts from the checkpoint."""
         records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(folder))
-        rows = before_parts(records, state) if old else batches(records, Batching(T), "")
+        rows = before_parts(records, state) if old else batches(records, BatchConfig(T), "")
 
         def take(rows: DataFrame, batch_id: int) -> None:
             made = [decode_batch(bytes(row.value)) for row in rows.collect()]

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.process.location import location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_plan import each_batch
 from kiln.pipelines.runtime.row_packing import unpack
 from kiln.pipelines.sink.transform import once_each, table_rows
@@ -48,7 +48,7 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
     """The streams of each micro-batch. `times`: what the clock says in each, µs; `uptimes`: how long the machine runs
     (as long as the clock says)."""
     source, checkpoint = folder / "records", Checkpoint(location(folder / "checkpoint"))
-    clock = BatchClock(iter(times).__next__, iter(uptimes or times).__next__, checkpoint.watermark + REMEMBERED)
+    clock = MicroBatchClock(iter(times).__next__, iter(uptimes or times).__next__, checkpoint.watermark + REMEMBERED)
     found: list[list[str]] = []
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
 from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.commits import Commits, SecondWriterError, Write
+from kiln.pipelines.delta.commits import Commits, SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -114,7 +114,7 @@ class Meanwhile(Sequence[DataFile]):
 
 
 def test_a_write_that_is_repeated_changes_nothing_and_says_so(lake: Lake, writer: Opened) -> None:
-    commits, first, second = writer(lake), Write("query", 0), Write("query", 1)
+    commits, first, second = writer(lake), WriteId("query", 0), WriteId("query", 1)
     assert commits.commit(TABLE, files(lake, "a", "b"), first)
     version = lake.open(TABLE).version()
     for each in (commits, writer(lake)):  # this driver, and the one after a crash
@@ -123,13 +123,13 @@ def test_a_write_that_is_repeated_changes_nothing_and_says_so(lake: Lake, writer
     assert commits.commit(TABLE, files(lake, "c"), second)
     assert not commits.commit(TABLE, files(lake, "c"), first)
     assert held(lake) == ["a", "b", "c"]
-    assert commits.commit(TABLE, files(lake, "d"), Write("query", 7))  # micro-batches without rows in between
+    assert commits.commit(TABLE, files(lake, "d"), WriteId("query", 7))  # micro-batches without rows in between
     assert held(lake) == ["a", "b", "c", "d"]
 
 
 def test_another_query_and_another_write_are_others(lake: Lake, writer: Opened) -> None:
     commits = writer(lake)
-    for number, write in enumerate((Write("one", 5), Write("two", 5), Write("one", 5, "more"))):
+    for number, write in enumerate((WriteId("one", 5), WriteId("two", 5), WriteId("one", 5, "more"))):
         assert commits.commit(TABLE, files(lake, f"{number}"), write)
     assert held(lake) == ["0", "1", "2"]
 
@@ -139,17 +139,17 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
 ) -> None:
     """Between the append's look at the log and its commit. Spark then reads what DuckDB reads."""
     commits = writer(lake)
-    assert commits.commit(TABLE, files(lake, "a"), Write("query", 0))
+    assert commits.commit(TABLE, files(lake, "a"), WriteId("query", 0))
 
     def take() -> None:
         read = lake.open(TABLE)
         gone = [str(path) for path in read.get_add_actions()["path"].to_pylist()]
-        Exchange(lake).commit(TABLE, read, gone, files(lake, "new"), Mark("run", TABLE, 1))
+        FileSwap(lake).commit(TABLE, read, gone, files(lake, "new"), SwapMarker("run", TABLE, 1))
 
-    assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), Write("query", 1))
-    assert commits.commit(TABLE, files(lake, "c"), Write("query", 2))
-    assert not other(lake).commit(TABLE, files(lake, "twice"), Write("query", 2))
-    assert Exchange(lake).has(TABLE, Mark("run", TABLE, 1))
+    assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), WriteId("query", 1))
+    assert commits.commit(TABLE, files(lake, "c"), WriteId("query", 2))
+    assert not other(lake).commit(TABLE, files(lake, "twice"), WriteId("query", 2))
+    assert FileSwap(lake).has(TABLE, SwapMarker("run", TABLE, 1))
     assert held(lake) == ["b", "c", "new"]
     assert sorted(row.stream for row in read_table(spark, lake, TABLE).collect()) == ["b", "c", "new"]
     assert set(ask(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
@@ -158,26 +158,26 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
 def test_either_goes_on_where_the_other_stopped(lake: Lake, writer: Opened, other: Opened) -> None:
     for number in range(4):
         writes, asks = (writer, other) if number % 2 else (other, writer)
-        assert writes(lake).commit(TABLE, files(lake, f"{number}"), Write("query", number))
-        assert not asks(lake).commit(TABLE, files(lake, "twice"), Write("query", number))
+        assert writes(lake).commit(TABLE, files(lake, f"{number}"), WriteId("query", number))
+        assert not asks(lake).commit(TABLE, files(lake, "twice"), WriteId("query", number))
     assert held(lake) == ["0", "1", "2", "3"]
 
 
 def test_spark_s_own_writer_knows_what_was_appended(spark: SparkSession, lake: Lake, writer: Opened) -> None:
     """The commits are those of the options txnAppId and txnVersion, and of Kiln 0.1."""
-    write = Write("query", 3)
+    write = WriteId("query", 3)
     writer(lake).commit(TABLE, files(lake, "a"), write)
     again = read_table(spark, lake, TABLE).write.format("delta").mode("append")
     again.option("txnAppId", write.app_id(TABLE)).option("txnVersion", "3").save(lake.table(TABLE))
     assert held(lake) == ["a"]
     again.option("txnAppId", write.app_id(TABLE)).option("txnVersion", "4").save(lake.table(TABLE))
     assert held(lake) == ["a", "a"]
-    assert not writer(lake).commit(TABLE, files(lake, "b"), Write("query", 4))
+    assert not writer(lake).commit(TABLE, files(lake, "b"), WriteId("query", 4))
     assert held(lake) == ["a", "a"]
 
 
 def test_history_says_what_was_done(lake: Lake, writer: Opened) -> None:
-    writer(lake).commit(TABLE, files(lake, "a"), Write("query", 0))
+    writer(lake).commit(TABLE, files(lake, "a"), WriteId("query", 0))
     history = lake.open(TABLE).history(1)[0]
     assert (history["operation"], history["operationParameters"]["mode"]) == ("WRITE", "Append")
 
@@ -187,7 +187,7 @@ def test_checkpoints_of_the_log_keep_what_was_committed(lake: Lake, writer: Open
     lake.open(TABLE).alter.set_table_properties({"delta.checkpointInterval": "5"})
     commits = writer(lake)
     for number in range(7):
-        assert commits.commit(TABLE, files(lake, f"{number:02}"), Write("query" if number else "older", number))
+        assert commits.commit(TABLE, files(lake, f"{number:02}"), WriteId("query" if number else "older", number))
     log = Path(lake.table(TABLE)) / "_delta_log"
     (checkpoint,) = log.glob("*.checkpoint*.parquet")
     newest = int(checkpoint.name.split(".")[0])
@@ -195,9 +195,9 @@ def test_checkpoints_of_the_log_keep_what_was_committed(lake: Lake, writer: Open
     for number in range(newest):
         (log / f"{number:020}.json").unlink()
     for reopened in (writer(lake), other(lake)):
-        assert not reopened.commit(TABLE, files(lake, "twice"), Write("older", 0))
-        assert not reopened.commit(TABLE, files(lake, "twice"), Write("query", 2))
-        assert not reopened.commit(TABLE, files(lake, "twice"), Write("query", 6))
+        assert not reopened.commit(TABLE, files(lake, "twice"), WriteId("older", 0))
+        assert not reopened.commit(TABLE, files(lake, "twice"), WriteId("query", 2))
+        assert not reopened.commit(TABLE, files(lake, "twice"), WriteId("query", 6))
     assert held(lake) == [f"{number:02}" for number in range(7)]
 
 
@@ -211,26 +211,26 @@ def test_of_two_drivers_the_second_fails_in_words(lake: Lake, writer: Opened, ba
     """The first one commits while the second one is about to, and the rows are there once."""
     first, second = writer(lake), writer(lake)
     for driver, number in ((first, 1), (second, 2)):
-        assert driver.commit(TABLE, files(lake, "before"), Write(f"driver {number}", 0))
+        assert driver.commit(TABLE, files(lake, "before"), WriteId(f"driver {number}", 0))
 
     def commit_first() -> None:
-        assert first.commit(TABLE, files(lake, "a"), Write("query", 5))
+        assert first.commit(TABLE, files(lake, "a"), WriteId("query", 5))
 
     with pytest.raises(SecondWriterError, match=WORDS):
-        second.commit(TABLE, Meanwhile(files(lake, "a"), commit_first), Write("query", batch))
+        second.commit(TABLE, Meanwhile(files(lake, "a"), commit_first), WriteId("query", batch))
     assert held(lake) == ["a", "before", "before"]
-    assert not second.commit(TABLE, files(lake, "a"), Write("query", 5)), "started again, it sees the other's commit"
+    assert not second.commit(TABLE, files(lake, "a"), WriteId("query", 5)), "started again, it sees the other's commit"
     assert held(lake) == ["a", "before", "before"]
 
 
 def test_a_driver_that_has_followed_the_log_is_told_of_another_since(lake: Lake) -> None:
     """delta-rs reads a table's log once. What another driver has committed since is not taken for a repeat."""
     first, second = DeltaRsCommits(lake), DeltaRsCommits(lake)
-    assert first.commit(TABLE, files(lake, "a"), Write("query", 0))
-    assert second.commit(TABLE, files(lake, "b"), Write("query", 1))
+    assert first.commit(TABLE, files(lake, "a"), WriteId("query", 0))
+    assert second.commit(TABLE, files(lake, "b"), WriteId("query", 1))
     for batch in (1, 2):
         with pytest.raises(SecondWriterError, match=WORDS):
-            first.commit(TABLE, files(lake, "b"), Write("query", batch))
+            first.commit(TABLE, files(lake, "b"), WriteId("query", batch))
         first = DeltaRsCommits(lake)
         first._tables[TABLE] = DeltaTable(lake.table(TABLE), version=1)
     assert held(lake) == ["a", "b"]
@@ -238,28 +238,28 @@ def test_a_driver_that_has_followed_the_log_is_told_of_another_since(lake: Lake)
 
 def test_each_back_end_is_told_of_the_other(lake: Lake, writer: Opened, other: Opened) -> None:
     def commit_other() -> None:
-        assert other(lake).commit(TABLE, files(lake, "a"), Write("query", 0))
+        assert other(lake).commit(TABLE, files(lake, "a"), WriteId("query", 0))
 
     with pytest.raises(SecondWriterError, match=WORDS):
-        writer(lake).commit(TABLE, Meanwhile(files(lake, "a"), commit_other), Write("query", 0))
+        writer(lake).commit(TABLE, Meanwhile(files(lake, "a"), commit_other), WriteId("query", 0))
     assert held(lake) == ["a"]
 
 
 def test_commits_of_others_in_between_do_no_harm(lake: Lake, writer: Opened, other: Opened) -> None:
     """Of another query, of another write of the same, and of a person."""
     mine = writer(lake)
-    for number, apart in enumerate((Write("other", 0), Write("query", 0, "received"), Write("third", 9))):
+    for number, apart in enumerate((WriteId("other", 0), WriteId("query", 0, "received"), WriteId("third", 9))):
 
-        def commit_apart(apart: Write = apart, number: int = number) -> None:
+        def commit_apart(apart: WriteId = apart, number: int = number) -> None:
             assert (writer, other)[number % 2](lake).commit(TABLE, files(lake, f"apart {number}"), apart)
 
-        assert mine.commit(TABLE, Meanwhile(files(lake, f"mine {number}"), commit_apart), Write("query", number))
+        assert mine.commit(TABLE, Meanwhile(files(lake, f"mine {number}"), commit_apart), WriteId("query", number))
     assert held(lake) == [f"{whose} {number}" for whose in ("apart", "mine") for number in range(3)]
 
 
 def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match=rf"table {TABLE} in .* cannot be read"):
-        DeltaRsCommits(Lake(str(tmp_path))).commit(TABLE, [], Write("query", 0))
+        DeltaRsCommits(Lake(str(tmp_path))).commit(TABLE, [], WriteId("query", 0))
 
 
 # ---------------------------------------------------------------- read by anybody
@@ -274,7 +274,7 @@ ROWS = [
 
 def full(lake: Lake, commits: Commits) -> Lake:
     for number, rows in enumerate(ROWS):
-        assert commits.commit(TABLE, [file_of(lake, *rows)], Write("query", number))
+        assert commits.commit(TABLE, [file_of(lake, *rows)], WriteId("query", number))
     return lake
 
 
@@ -380,7 +380,7 @@ def test_a_filter_lets_readers_skip_files(spark: SparkSession, lake: Lake, write
     """A reader that opened one of the files that are gone would fail. (DuckDB opens each, and skips within.)"""
     rows = [row(f"s{n}", network=f"n{n}", at=n * DAY + 123_456) for n in range(4)]
     made = [file_of(lake, each) for each in rows]
-    assert writer(lake).commit(TABLE, made, Write("query", 0))
+    assert writer(lake).commit(TABLE, made, WriteId("query", 0))
     expected = by_deltalake(lake, where)
     assert len(expected) == 1
     for file, each in zip(made, rows, strict=True):
@@ -402,6 +402,6 @@ def test_rows_that_spark_computes_are_in_files_that_a_commit_adds(
     made = write_files(rows.select(*reversed(COLUMNS)), lake, TABLE)
     assert sum(file.rows for file in made) == len(everything)
     assert by_deltalake(lake, "TRUE") == []
-    assert writer(lake).commit(TABLE, made, Write("query", 0))
+    assert writer(lake).commit(TABLE, made, WriteId("query", 0))
     assert by_deltalake(lake, "TRUE") == by_spark(spark, lake, "TRUE") == sorted(everything, key=repr)
     assert write_files(rows.where("network = 'nobody'"), lake, TABLE) == []

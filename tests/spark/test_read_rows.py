@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import Times, read_rows, read_table
+from kiln.pipelines.delta.tables import TimeBounds, read_rows, read_table
 from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
@@ -34,7 +34,7 @@ def filled(folder: Path) -> Lake:
     made.create([TABLE])
     commits = DeltaRsCommits(made)
     for number in range(3):
-        assert commits.commit(TABLE, file_of(made, number), Write("query", number))
+        assert commits.commit(TABLE, file_of(made, number), WriteId("query", number))
     return made
 
 
@@ -52,18 +52,18 @@ def hours(rows: DataFrame) -> list[int]:
 @pytest.mark.parametrize(
     ("version", "times", "expected", "files"),
     [
-        (0, Times(), [], 0),
-        (1, Times(), range(10), 1),
-        (3, Times(), range(30), 3),
-        (3, Times(low=12 * HOUR), range(12, 30), 2),
-        (3, Times(high=10 * HOUR), range(10), 1),
-        (3, Times(low=19 * HOUR, high=20 * HOUR), [19], 1),
-        (2, Times(low=20 * HOUR), [], 0),
-        (None, Times(low=28 * HOUR), [28, 29], 1),
+        (0, TimeBounds(), [], 0),
+        (1, TimeBounds(), range(10), 1),
+        (3, TimeBounds(), range(30), 3),
+        (3, TimeBounds(low=12 * HOUR), range(12, 30), 2),
+        (3, TimeBounds(high=10 * HOUR), range(10), 1),
+        (3, TimeBounds(low=19 * HOUR, high=20 * HOUR), [19], 1),
+        (2, TimeBounds(low=20 * HOUR), [], 0),
+        (None, TimeBounds(low=28 * HOUR), [28, 29], 1),
     ],
 )
 def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
-    spark: SparkSession, lake: Lake, version: int | None, times: Times, expected: range | list[int], files: int
+    spark: SparkSession, lake: Lake, version: int | None, times: TimeBounds, expected: range | list[int], files: int
 ) -> None:
     rows = read_rows(spark, lake, TABLE, version, times)
     assert hours(rows) == list(expected)
@@ -76,13 +76,13 @@ def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
 def test_a_folder_whose_name_is_a_pattern_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     named = filled(tmp_path / "lake [1]")
     filled(tmp_path / "lake 1")
-    assert hours(read_rows(spark, named, TABLE, 1, Times(low=8 * HOUR))) == [8, 9]
+    assert hours(read_rows(spark, named, TABLE, 1, TimeBounds(low=8 * HOUR))) == [8, 9]
 
 
 def test_a_file_that_states_no_times_is_read(spark: SparkSession, lake: Lake) -> None:
     untold = [msgspec.structs.replace(each, stats='{"numRecords": 10}') for each in file_of(lake, 3)]
-    assert DeltaRsCommits(lake).commit(TABLE, untold, Write("query", 3))
-    rows = read_rows(spark, lake, TABLE, 4, Times(low=25 * HOUR, high=35 * HOUR))
+    assert DeltaRsCommits(lake).commit(TABLE, untold, WriteId("query", 3))
+    rows = read_rows(spark, lake, TABLE, 4, TimeBounds(low=25 * HOUR, high=35 * HOUR))
     assert hours(rows) == list(range(25, 35))
 
 
@@ -93,8 +93,8 @@ def test_a_file_whose_greatest_time_is_stated_in_milliseconds_is_read(spark: Spa
     (file,) = out.close()
     assert "T16:00:00.000900Z" in file.stats
     rounded = msgspec.structs.replace(file, stats=file.stats.replace("T16:00:00.000900Z", "T16:00:00.000Z"))
-    assert DeltaRsCommits(lake).commit(TABLE, [rounded], Write("query", 3))
-    assert hours(read_rows(spark, lake, TABLE, None, Times(low=40 * HOUR + 500))) == [40]
+    assert DeltaRsCommits(lake).commit(TABLE, [rounded], WriteId("query", 3))
+    assert hours(read_rows(spark, lake, TABLE, None, TimeBounds(low=40 * HOUR + 500))) == [40]
 
 
 def test_rows_that_somebody_deleted_with_vectors_are_gone(spark: SparkSession, lake: Lake) -> None:
@@ -103,5 +103,5 @@ def test_rows_that_somebody_deleted_with_vectors_are_gone(spark: SparkSession, l
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     spark.sql(f"DELETE FROM {table} WHERE tip = '5'")
     version = lake.open(TABLE).version()
-    assert hours(read_rows(spark, lake, TABLE, version, Times(high=8 * HOUR))) == [0, 1, 2, 3, 4, 6, 7]
-    assert hours(read_rows(spark, lake, TABLE, 3, Times(high=8 * HOUR))) == list(range(8))
+    assert hours(read_rows(spark, lake, TABLE, version, TimeBounds(high=8 * HOUR))) == [0, 1, 2, 3, 4, 6, 7]
+    assert hours(read_rows(spark, lake, TABLE, 3, TimeBounds(high=8 * HOUR))) == list(range(8))

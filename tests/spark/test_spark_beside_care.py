@@ -10,15 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.delta.commits import Commits, Write
+from kiln.pipelines.delta.commits import Commits, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import read_table
-from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.state import read_log
-from kiln.pipelines.maintenance.steps import Cared, care_for
+from kiln.pipelines.maintenance.steps import MaintenanceResult, care_for
 from kiln.schemas.delta.tables import TABLES
 
 pytest_plugins = ["kit.local_spark"]
@@ -37,9 +37,11 @@ def file_of(lake: Lake, name: str) -> list[DataFile]:
     return out.close()
 
 
-def cared(lake: Lake) -> Cared:
+def cared(lake: Lake) -> MaintenanceResult:
     """With nothing kept but the newest hundred commits."""
-    return care_for(lake, TABLE, Rules(128 << 20, keep=0), time.time_ns() // 1_000 + 86_400_000_000, lambda _: None)
+    return care_for(
+        lake, TABLE, MaintenancePolicy(128 << 20, keep=0), time.time_ns() // 1_000 + 86_400_000_000, lambda _: None
+    )
 
 
 def rows(spark: SparkSession, lake: Lake) -> list[str]:
@@ -55,18 +57,18 @@ def test_spark_reads_the_same_and_every_writer_goes_on(spark: SparkSession, tmp_
     lake.create([TABLE])
     writers: dict[str, Commits] = {"delta-spark": DeltaSparkCommits(lake, spark), "delta-rs": DeltaRsCommits(lake)}
     for name, writer in writers.items():
-        assert writer.commit(TABLE, file_of(lake, f"{name} 0"), Write(name, 0))
+        assert writer.commit(TABLE, file_of(lake, f"{name} 0"), WriteId(name, 0))
     others = DeltaRsCommits(lake)
     for number in range(160):  # of which Spark and the first delta-rs know nothing yet
-        assert others.commit(TABLE, file_of(lake, f"others {number}"), Write("others", number))
+        assert others.commit(TABLE, file_of(lake, f"others {number}"), WriteId("others", number))
     before = rows(spark, lake)
     assert cared(lake).files[1] == 1
     done = cared(lake)
     assert read_log(lake.folder(TABLE))[0][0].version > 2, done
     assert rows(spark, lake) == before
     for name, writer in writers.items():
-        assert not writer.commit(TABLE, [], Write(name, 0)), "what a query wrote stays known"
-        assert writer.commit(TABLE, file_of(lake, f"{name} 1"), Write(name, 1))
+        assert not writer.commit(TABLE, [], WriteId(name, 0)), "what a query wrote stays known"
+        assert writer.commit(TABLE, file_of(lake, f"{name} 1"), WriteId(name, 1))
     after = rows(spark, lake)
     assert set(before) < set(after)
     assert len(after) == len(before) + 6

@@ -16,18 +16,27 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.app.taking_over import remember_state
-from kiln.pipelines.archive.transform import FAULT, PASSED, WROTE, Passed, Wrote, archived, decoded, first_copies
+from kiln.pipelines.archive.transform import (
+    FAULT,
+    PASSED,
+    WROTE,
+    ArchiveOutput,
+    DecodeResult,
+    archived,
+    decoded,
+    first_copies,
+)
 from kiln.pipelines.archive.transform import written as archive_written
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import NAME, Remembered
-from kiln.pipelines.runtime.micro_batch_clock import BatchClock
+from kiln.pipelines.runtime.dedup_store import NAME, DedupStoreConfig
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_plan import each_batch
 from kiln.pipelines.sink.transform import FILLED, once_each, table_rows, written, written_once
-from kiln.pipelines.sink.transform import Wrote as SinkWrote
-from kiln.pipelines.updates.transform import Separating, first_updates, new_updates, updates
+from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
+from kiln.pipelines.updates.transform import SeparatorConfig, first_updates, new_updates, updates
 from kiln.schemas.kafka.records import decode_update
 from kiln.schemas.queries import QUERIES
 
@@ -36,7 +45,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 NOW, SPAN = 1_800_000_000_000_000, 86_400_000_000
 FRAMES = {"partition": pa.int32(), "offset": pa.int64(), "stamp": pa.int64(), "value": pa.binary()}
-HOW, SEPARATING = Decoding("either"), Separating()
+HOW, SEPARATING = DecodeConfig("either"), SeparatorConfig()
 Ways = tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]
 """What stands before the micro-batch, and what the micro-batch does."""
 
@@ -62,7 +71,7 @@ def micro_batches(
 ) -> None:
     """Runs a query over the files, each a micro-batch. `take` is given what the micro-batch made."""
     begun, ended = ways
-    clock = BatchClock(lambda: NOW, lambda: 0, Checkpoint(location(checkpoint)).watermark + SPAN)
+    clock = MicroBatchClock(lambda: NOW, lambda: 0, Checkpoint(location(checkpoint)).watermark + SPAN)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.tell(rows.sparkSession.sparkContext)
@@ -82,9 +91,9 @@ def rows_of(lake: Lake, files: list[DataFile], *columns: str) -> Counter[tuple[o
     return found
 
 
-def remembered(folder: Path) -> Remembered:
+def remembered(folder: Path) -> DedupStoreConfig:
     folder.mkdir()
-    return Remembered(str(folder / NAME), 2 * SPAN)
+    return DedupStoreConfig(str(folder / NAME), 2 * SPAN)
 
 
 def as_is(rows: DataFrame) -> DataFrame:
@@ -102,9 +111,9 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
     def take(made: DataFrame) -> None:
         for row in made.collect():
             if row.kind == WROTE:
-                files.extend(msgspec.msgpack.decode(bytes(row.value), type=Wrote).messages)
+                files.extend(msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput).messages)
             elif row.kind == PASSED:
-                passed = msgspec.msgpack.decode(bytes(row.value), type=Passed)
+                passed = msgspec.msgpack.decode(bytes(row.value), type=DecodeResult)
                 files.extend([*passed.frames, *passed.copies])
             else:
                 assert row.kind == FAULT
@@ -164,7 +173,7 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
 def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each record of `kiln.updates` twice, as its writer was killed and began again; two files."""
     folder, source = tmp_path_factory.mktemp("updates"), tmp_path_factory.mktemp("twice")
-    memory = Remembered(str(folder / NAME), 2 * SPAN)
+    memory = DedupStoreConfig(str(folder / NAME), 2 * SPAN)
     made: list[tuple[bytes, bytes]] = []
 
     def take(rows: DataFrame) -> None:

@@ -15,13 +15,13 @@ from kiln.deploy.query.trace.follow import follow
 from kiln.deploy.query.trace.ids import read_id
 from kiln.pipelines.backfill.account import find_run, told
 from kiln.pipelines.backfill.diff import diff
-from kiln.pipelines.backfill.swap import Exchange
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, log_of
-from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import care_for
 from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
@@ -128,7 +128,7 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
         for number in numbers:
             files = TableFiles(lake, "tips")
             files.add(tuple(tip(number, TO + number)[column.name] for column in TABLES["tips"].columns))
-            assert commits.commit("tips", files.close(), Write("q", number))
+            assert commits.commit("tips", files.close(), WriteId("q", number))
 
     appended(range(130))
     out = TableFiles(lake, "tips")
@@ -136,11 +136,11 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
     (left,) = out.close()  # and no commit
     rows = sorted(map(str, ask(lake, "SELECT * FROM tips").rows()))
     now = max(found.modified for found in lake.folder("tips").files()) + 13 * _HOUR
-    done = care_for(lake, "tips", Rules(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
+    done = care_for(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.files == (130, 1)
     assert sorted(map(str, ask(lake, "SELECT * FROM tips").rows())) == rows
     appended(range(130, 250))
-    done = care_for(lake, "tips", Rules(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
+    done = care_for(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.garbage[0] >= 130
     assert done.entries[1] < done.entries[0]
     begins = min(found.name for found in log_of(lake.folder("tips")).files() if found.name.endswith(".json"))
@@ -158,7 +158,7 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
     tables = history(range(5, 50))
     fill(lake.run("r"), tables)
     assert not all(each.equal for each in diff(lake, run, lambda words: None))
-    assert swap(lake, run, Exchange(lake, durable=True), lambda: TO + 10, lambda words: None)
+    assert swap(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None)
     swapped = find_run(lake, "r")
     assert swapped is not None
     assert all(each.equal for each in diff(lake, swapped, lambda words: None))

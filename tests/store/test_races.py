@@ -15,14 +15,14 @@ from typing import Final
 import pytest
 
 from kiln.pipelines.backfill.account import ClaimedError, find_run
-from kiln.pipelines.backfill.swap import Exchange
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap
-from kiln.pipelines.delta.commits import SecondWriterError, Write
+from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles, discard
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.maintenance.plan import Rules
-from kiln.pipelines.maintenance.steps import Cared, care_for
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
+from kiln.pipelines.maintenance.steps import MaintenanceResult, care_for
 from kiln.schemas.delta.tables import TABLES
 from kit.object_store import ObjectStore
 from kit.run_tables import FROM, TO, begin, fill, history, message, tip, update
@@ -74,7 +74,7 @@ class Driver:
 
     def commit(self, batch: int, files: Sequence[DataFile]) -> None:
         try:
-            if self._commits.commit(self.table, files, Write(self.query, batch)):
+            if self._commits.commit(self.table, files, WriteId(self.query, batch)):
                 self.wrote += 1
                 return
         except SecondWriterError:
@@ -112,9 +112,9 @@ def test_a_job_goes_on_beside_the_care_of_its_table(object_store: ObjectStore) -
     """Rows of a month that is over: any two files are worth being one, so care has work in each race."""
     lake = object_store.lake()
     lake.create(["tips"])
-    driver, rules = Driver(lake), Rules(128 << 20, keep=0)
+    driver, rules = Driver(lake), MaintenancePolicy(128 << 20, keep=0)
     now = FROM + 400 * _DAY
-    cared: list[Cared] = []
+    cared: list[MaintenanceResult] = []
     for batch in range(RACES + 2):
         files = driver.files([tip(10 * batch + number, FROM) for number in range(10)])
         if batch < 2:
@@ -124,7 +124,7 @@ def test_a_job_goes_on_beside_the_care_of_its_table(object_store: ObjectStore) -
             partial(driver.commit, batch, files),
             partial(care_for, lake, "tips", rules, now, lambda words: None, durable=True),
         )
-        assert isinstance(done, Cared)
+        assert isinstance(done, MaintenanceResult)
         cared.append(done)
     assert driver.noticed == 0
     assert column(lake, "tips", "tip") == sorted(f"t{number}" for number in range(10 * (RACES + 2)))
@@ -152,7 +152,7 @@ def test_a_swap_and_a_stream_lose_nothing_to_each_other(object_store: ObjectStor
         run = find_run(lake, f"r{number}")
         assert run is not None
         at_once(
-            partial(swap, lake, run, Exchange(lake, durable=True), lambda: TO + 10, lambda words: None),
+            partial(swap, lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None),
             partial(stream, 8),
         )
         expected = [*range(number % 7, 20 + number % 5), *range(1_000, 1_000 + written)]
@@ -175,7 +175,7 @@ def test_of_two_machines_that_swap_a_run_at_once_one_does(object_store: ObjectSt
         def swapped(by: str, name: str = name) -> object:
             run = find_run(lake, name)
             assert run is not None
-            return swap(lake, run, Exchange(lake, durable=True), lambda: TO + 10, lambda words: None, by=by)
+            return swap(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None, by=by)
 
         done = at_once(partial(swapped, "one:/state"), partial(swapped, "two:/state"))
         refused += sum(isinstance(each, ClaimedError) for each in done)

@@ -7,7 +7,7 @@ from hashlib import sha256
 from random import Random
 from typing import Final, Literal, get_args
 
-from kiln.deploy.demo.traffic.connection import Connection, GeneratedFrame
+from kiln.deploy.demo.traffic.connection import GeneratedFrame, SyntheticConnection
 from kiln.deploy.demo.traffic.garbage import (
     FRAME_STAGE,
     HELLO_STAGE,
@@ -20,7 +20,7 @@ from kiln.deploy.demo.traffic.garbage import (
 )
 from kiln.deploy.demo.traffic.generator import count, fault, seen_verdicts
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
-from kiln.deploy.demo.traffic.messages import Copy, Messages
+from kiln.deploy.demo.traffic.messages import MessageFactory, SyntheticCopy
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
 from kiln.schemas.kafka.frames import MAX_RPC
@@ -67,7 +67,7 @@ class BadInputs:
         self._label = f"{kind} {seed}"
         self._random = Random(f"{options.seed}/{self._label}/{start_ns}")
         self._population = Population(options)
-        self._messages = Messages(options, self._population, self._random)
+        self._messages = MessageFactory(options, self._population, self._random)
         if kind == "many_messages" and (size := number * len(self._messages.bare_number(number).publish)) > MAX_RPC:
             raise ValueError(f"number: an RPC of {number} messages would have {size} bytes, over {MAX_RPC}")
 
@@ -89,9 +89,9 @@ class BadInputs:
         for connection in used:
             yield from connection.close(due + self._spacing_ns)
 
-    def _connect(self, number: int, hello: bytes | None = None, parses: bool = True) -> Connection:
+    def _connect(self, number: int, hello: bytes | None = None, parses: bool = True) -> SyntheticConnection:
         remote = self._population.peer("stranger", number)
-        return Connection(
+        return SyntheticConnection(
             self._options,
             self._population,
             self._start_ns,
@@ -103,7 +103,7 @@ class BadInputs:
             hello_parses=parses,
         )
 
-    def _one(self, connection: Connection, due: int) -> GeneratedFrame:
+    def _one(self, connection: SyntheticConnection, due: int) -> GeneratedFrame:
         random, messages, now = self._random, self._messages, self._start_ns + due
         spammer = self._population.pick_spammer(random.random())
         match self._kind:
@@ -135,13 +135,13 @@ class BadInputs:
         self.ledger.frames.append(fault(connection, bad.payload, RPC_STAGE, bad.reason, now))
         return frame
 
-    def _publish(self, connection: Connection, due: int, copies: list[Copy]) -> GeneratedFrame:
+    def _publish(self, connection: SyntheticConnection, due: int, copies: list[SyntheticCopy]) -> GeneratedFrame:
         payload = b"".join(copy.publish for copy in copies)
         verdicts = seen_verdicts(copies, self._random.random() < self._options.checked)
         count(self.ledger, copies, self._start_ns + due)
         return connection.send(due, "IN", payload, verdicts)
 
-    def _random_record(self, connection: Connection, due: int) -> GeneratedFrame:
+    def _random_record(self, connection: SyntheticConnection, due: int) -> GeneratedFrame:
         # A connection of the same id, so that no number is missing in that one.
         template = self._connect(0).send(due, "IN", b"")
         value, reason = no_frame(self._random, template.frame)
@@ -149,7 +149,9 @@ class BadInputs:
         self.ledger.frames.append(FrameEntry(None, None, None, digest, FRAME_STAGE, reason))
         return GeneratedFrame(due, connection.id, value)
 
-    def _forged_pair(self, first: Connection, second: Connection, due: int) -> Iterator[GeneratedFrame]:
+    def _forged_pair(
+        self, first: SyntheticConnection, second: SyntheticConnection, due: int
+    ) -> Iterator[GeneratedFrame]:
         now = self._start_ns + due
         content = self._messages.content("UPDATE", now)
         author = self._population.pick_author(self._random.random())

@@ -35,7 +35,7 @@ class GeneratedFrame(NamedTuple):
         return Frame.FromString(self.value)
 
 
-class Connection:
+class SyntheticConnection:
     """One connection. `number` tells apart those of one remote peer, one after another."""
 
     def __init__(

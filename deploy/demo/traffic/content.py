@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from random import Random
 from typing import Final, NamedTuple
 
-from kiln.deploy.demo.traffic.messages import TYPES, Content, Messages
+from kiln.deploy.demo.traffic.messages import TYPES, MessageContent, MessageFactory
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
 from kiln.schemas.wire.topics import topic_name
@@ -48,7 +48,7 @@ def contents(
     topic, as on `/ceramic` in 2020, is on that of the network.
     """
     random = Random(f"content/{options.seed}/{clock_ns()}")
-    messages = Messages(options, Population(options), random)
+    messages = MessageFactory(options, Population(options), random)
     known = frozenset(topics(options) if on is None else on)
     network = topic_name(options.network, None)
     garbage = tuple(kind for kind in options.garbage_kinds if kind in DATA_GARBAGE)
@@ -56,7 +56,7 @@ def contents(
     while True:
         now = clock_ns()
         u = random.random()
-        content: Content
+        content: MessageContent
         if u < garbage_share:
             content = messages.garbage(random.choice(garbage))
         elif u < garbage_share + options.reannounced:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from random import Random
 from typing import Final
 
-from kiln.deploy.demo.traffic.connection import Connection, Direction, GeneratedFrame
+from kiln.deploy.demo.traffic.connection import Direction, GeneratedFrame, SyntheticConnection
 from kiln.deploy.demo.traffic.garbage import (
     HELLO_STAGE,
     RPC_STAGE,
@@ -21,7 +21,7 @@ from kiln.deploy.demo.traffic.garbage import (
     wrong_hello,
 )
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
-from kiln.deploy.demo.traffic.messages import TYPES, Copy, Messages, field
+from kiln.deploy.demo.traffic.messages import TYPES, MessageFactory, SyntheticCopy, field
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
 from kiln.schemas.proto.gossipsub import rpc_pb2
@@ -55,11 +55,11 @@ class Traffic:
         self._stopped = False
         self._random = Random(f"{options.seed}/{start_ns}/{float(rate)}")
         self._population = Population(options)
-        self._messages = Messages(options, self._population, self._random)
+        self._messages = MessageFactory(options, self._population, self._random)
         self._connections = [self._connect(peer, 0) for peer in range(options.peers)]
         self._numbers = [0] * options.peers
         self._strangers = 0
-        self._waiting: list[list[Copy]] = [[] for _ in range(options.peers)]
+        self._waiting: list[list[SyntheticCopy]] = [[] for _ in range(options.peers)]
         self._recent: deque[bytes] = deque(maxlen=_RECENT)
         # (due, number of the event, what is then handed out): the number keeps equal times in order
         self._due: list[tuple[int, int, Callable[[int], list[GeneratedFrame]]]] = []
@@ -163,7 +163,7 @@ class Traffic:
             case _:
                 self._spread(due, self._messages.usual(self._messages.garbage(kind), spammer, now))
 
-    def _spread(self, due: int, copy: Copy) -> None:
+    def _spread(self, due: int, copy: SyntheticCopy) -> None:
         """Copies through several peers, the first at once."""
         random, options = self._random, self.options
         count = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
@@ -211,11 +211,11 @@ class Traffic:
         self._events += 1
         heapq.heappush(self._due, (due, self._events, event))
 
-    def _wait(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+    def _wait(self, peer: int, copy: SyntheticCopy, due: int) -> list[GeneratedFrame]:
         self._waiting[peer].append(copy)
         return []
 
-    def _arrive(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+    def _arrive(self, peer: int, copy: SyntheticCopy, due: int) -> list[GeneratedFrame]:
         self._waiting[peer].append(copy)
         return self._flush(peer, due)
 
@@ -232,7 +232,7 @@ class Traffic:
             count(self.ledger, copies, self._start_ns + due)
         return [frame]
 
-    def _forward(self, peer: int, copy: Copy, due: int) -> list[GeneratedFrame]:
+    def _forward(self, peer: int, copy: SyntheticCopy, due: int) -> list[GeneratedFrame]:
         # What a bridge has found to be bad it does not forward.
         good = copy.tally == "good_copies"
         return [self._connections[peer].send(due, "OUT", copy.publish)] if good else []
@@ -255,7 +255,7 @@ class Traffic:
         """Somebody connects with a hello that is refused, and goes."""
         bad = wrong_hello(self._random)
         self._strangers += 1
-        connection = Connection(
+        connection = SyntheticConnection(
             self.options,
             self._population,
             self._start_ns,
@@ -278,12 +278,14 @@ class Traffic:
         self._connections[peer] = self._connect(peer, self._numbers[peer])
         return frames + self._connections[peer].open(due)
 
-    def _connect(self, peer: int, number: int) -> Connection:
+    def _connect(self, peer: int, number: int) -> SyntheticConnection:
         remote = self._population.peer("remote", peer)
-        return Connection(self.options, self._population, self._start_ns, remote, f"peer {peer}", number, style=peer)
+        return SyntheticConnection(
+            self.options, self._population, self._start_ns, remote, f"peer {peer}", number, style=peer
+        )
 
 
-def seen_verdicts(copies: list[Copy], checked: bool) -> bytes:
+def seen_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
     """`Frame.verdicts` of an RPC with these messages; empty where none was checked."""
     given = [
         copy.pinned if copy.pinned is not None else copy.verdict if checked else Verdict.NOT_CHECKED for copy in copies
@@ -291,7 +293,7 @@ def seen_verdicts(copies: list[Copy], checked: bool) -> bytes:
     return bytes(given) if any(given) else b""
 
 
-def count(ledger: Ledger, copies: list[Copy], observed_at: int) -> None:
+def count(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None:
     """Writes down that these copies were handed out."""
     for copy in copies:
         entry = ledger.message(copy.entry)
@@ -306,7 +308,7 @@ def count(ledger: Ledger, copies: list[Copy], observed_at: int) -> None:
 
 
 def fault(
-    connection: Connection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
+    connection: SyntheticConnection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
 ) -> FrameEntry:
     """The entry of an IN frame that is bad as a whole: the newest of its connection, or the one of `sequence`."""
     number = connection.sequence["IN"] if sequence is None else sequence

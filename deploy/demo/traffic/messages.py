@@ -13,7 +13,7 @@ from libipld import encode_multibase
 
 from kiln.deploy.demo.traffic.ledger import MessageEntry, SeparatorEntry, SeparatorSource
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
-from kiln.deploy.demo.traffic.population import Author, Population, Stream
+from kiln.deploy.demo.traffic.population import Population, SyntheticAuthor, SyntheticStream
 from kiln.schemas.wire.cid import cid_text, write_varint
 from kiln.schemas.wire.identity import BAD_SIGNATURE, MISSING_SIGNATURE, UNEXPECTED_AUTH, Verdict
 from kiln.schemas.wire.pubsub import (
@@ -47,7 +47,7 @@ _JSON_STARTS: Final = frozenset(b' \t\r\n{["-0123456789tfn\xef')
 Tally = Literal["good_copies", "forged_copies", "bad_copies"]
 
 
-class Content(msgspec.Struct, frozen=True):
+class MessageContent(msgspec.Struct, frozen=True):
     """A message before anybody signs it, and what is known of it. `fault`: why it will not be read."""
 
     network: str
@@ -68,7 +68,7 @@ class Content(msgspec.Struct, frozen=True):
     source: SeparatorSource | None = None
 
 
-class Copy(NamedTuple):
+class SyntheticCopy(NamedTuple):
     """One message on the wire.
 
     `verdict` is what a bridge finds. `pinned`: a verdict that its frames carry in any case (0: never checked), so that
@@ -83,7 +83,7 @@ class Copy(NamedTuple):
     pinned: Verdict | None = None
 
 
-class _Asked(NamedTuple):
+class _OpenQuery(NamedTuple):
     stream: str
     era: Era
     query_id: str | None
@@ -94,7 +94,7 @@ def field(number: int, value: bytes) -> bytes:
     return write_varint(number << 3 | 2) + write_varint(len(value)) + value
 
 
-class Messages:
+class MessageFactory:
     """Makes messages, one after another, from one source of chance."""
 
     def __init__(self, options: TrafficOptions, population: Population, random: Random) -> None:
@@ -102,8 +102,8 @@ class Messages:
         self._population = population
         self._random = random
         self._topic = topic_name(options.network, None)
-        self._asked: deque[_Asked] = deque(maxlen=32)
-        self._announced: deque[Content] = deque(maxlen=1024)
+        self._asked: deque[_OpenQuery] = deque(maxlen=32)
+        self._announced: deque[MessageContent] = deque(maxlen=1024)
         # What is true of an unsigned message must be so of every other with the same bytes: they are one message.
         self._other_network = options.other_network if options.signed else 0.0
         self._odd_topics = 0.01 if options.signed else 0.0
@@ -114,7 +114,7 @@ class Messages:
 
     # ---------------------------------------------------------------- content
 
-    def content(self, kind: MessageType, now_ns: int) -> Content:
+    def content(self, kind: MessageType, now_ns: int) -> MessageContent:
         """A good message of a type. A RESPONSE to nothing is a QUERY."""
         match kind:
             case "UPDATE":
@@ -132,7 +132,7 @@ class Messages:
             return msgspec.structs.replace(content, data=self._rewritten(content.data))
         return content
 
-    def announced_again(self, now_ns: int) -> Content:
+    def announced_again(self, now_ns: int) -> MessageContent:
         """An update that was there before, to be sent as a new message; a new one if there was none."""
         return self._random.choice(self._announced) if self._announced else self.content("UPDATE", now_ns)
 
@@ -144,7 +144,7 @@ class Messages:
             return "doc"
         return "doc+stream" if u < options.era_2020 + options.era_doc + options.era_doc_stream else "stream"
 
-    def _pick(self, era: Era) -> Stream:
+    def _pick(self, era: Era) -> SyntheticStream:
         if era in ("2020", "doc"):
             return self._population.pick_old_stream(self._random.random())
         return self._population.pick_stream(self._random.random())
@@ -167,7 +167,7 @@ class Messages:
             return b"\x12\x20" + digest  # version 0
         return (b"\x01\x71\x12\x20" if u < 0.25 else b"\x01\x85\x01\x12\x20") + digest
 
-    def _update(self) -> Content:
+    def _update(self) -> MessageContent:
         random, options, era = self._random, self._options, self._era()
         stream = self._pick(era)
         raw = self._tip()
@@ -183,7 +183,7 @@ class Messages:
         on_own_topic = own is not None and random.random() < options.on_separator_topic
         network, topic = self._place(era, own if on_own_topic else None)
         source: SeparatorSource | None = "topic" if on_own_topic else "model" if model else None
-        return Content(
+        return MessageContent(
             network,
             topic,
             write_update(sent, sent_tip, model, era),
@@ -196,7 +196,7 @@ class Messages:
             source=source,
         )
 
-    def _query(self) -> Content:
+    def _query(self) -> MessageContent:
         era = self._era()
         stream = self._pick(era)
         query_id: str | None = None
@@ -206,11 +206,11 @@ class Messages:
         # CIP-120 lets a QUERY come on the topic of a separator too; some streams are asked for there.
         aside = stream.separator if stream.text[-1] in "0369" else None
         network, topic = self._place(era, aside)
-        self._asked.append(_Asked(stream.text, era, query_id))
+        self._asked.append(_OpenQuery(stream.text, era, query_id))
         data = write_query(stream.text, query_id, era)
-        return Content(network, topic, data, era=era, type="QUERY", stream=stream.text, query_id=query_id)
+        return MessageContent(network, topic, data, era=era, type="QUERY", stream=stream.text, query_id=query_id)
 
-    def _response(self) -> Content:
+    def _response(self) -> MessageContent:
         asked = self._random.choice(self._asked)
         tip = cid_text(self._tip())
         network, topic = self._place(asked.era)
@@ -218,25 +218,25 @@ class Messages:
             data = write_response_2020(asked.stream, tip)
         else:
             data = write_response(asked.query_id, {asked.stream: tip})
-        return Content(
+        return MessageContent(
             network, topic, data, era=asked.era, type="RESPONSE", query_id=asked.query_id, tips={asked.stream: tip}
         )
 
-    def _keepalive(self, now_ns: int) -> Content:
+    def _keepalive(self, now_ns: int) -> MessageContent:
         random, ts = self._random, now_ns // 1_000_000
         shape = random.randrange(3)
         ver = random.choice(_VERSIONS) if shape else None
         data = write_keepalive(ts, ver, random.choice(_KUBO_VERSIONS) if shape == 2 else None)
         network, topic = self._place()
-        return Content(network, topic, data, era="stream", type="KEEPALIVE", ts=ts)
+        return MessageContent(network, topic, data, era="stream", type="KEEPALIVE", ts=ts)
 
-    def _batch_update(self) -> Content:
+    def _batch_update(self) -> MessageContent:
         separator = self._population.pick_separator(self._random.random())
         batch = cid_text(b"\x01\x71\x12\x20" + self._random.randbytes(32))
         network, topic = self._place("stream", separator if self._random.random() < 0.5 else None)
         data = write_batch_update(separator, batch)
         sep = separator_text(separator)
-        return Content(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
+        return MessageContent(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
 
     def _rewritten(self, data: bytes) -> bytes:
         """The same message as other clients write it."""
@@ -252,10 +252,10 @@ class Messages:
 
     # ---------------------------------------------------------------- garbage
 
-    def garbage(self, kind: GarbageKind) -> Content:
+    def garbage(self, kind: GarbageKind) -> MessageContent:
         """A message whose data is bad: of a kind that is about data."""
         data, reason = self._bad_data(kind)
-        return Content(self._options.network, self._topic, data, fault=reason)
+        return MessageContent(self._options.network, self._topic, data, fault=reason)
 
     def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
         """Bytes, each time others, and why they are no message."""
@@ -338,11 +338,13 @@ class Messages:
 
     # ---------------------------------------------------------------- on the wire
 
-    def usual(self, content: Content, author: Author, now_ns: int) -> Copy:
+    def usual(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
         """A message as the nodes of this network send it."""
         return self._signed(content, author, now_ns) if self._options.signed else self._unsigned(content)
 
-    def forged(self, content: Content, author: Author, now_ns: int) -> tuple[Copy, Copy]:
+    def forged(
+        self, content: MessageContent, author: SyntheticAuthor, now_ns: int
+    ) -> tuple[SyntheticCopy, SyntheticCopy]:
         """A copy with other data and the old signature, and the true one: one message, to arrive in this order."""
         seqno = self._seqno(author, now_ns)
         seal = _seal(author, _body(author, content.data, seqno, content.topic))
@@ -353,20 +355,22 @@ class Messages:
         )
         gossip_id = author.peer + seqno
         return (
-            Copy(altered, Verdict.BAD, entry, "forged_copies", gossip_id),
-            Copy(true, Verdict.GOOD, entry, _tally(entry), gossip_id),
+            SyntheticCopy(altered, Verdict.BAD, entry, "forged_copies", gossip_id),
+            SyntheticCopy(true, Verdict.GOOD, entry, _tally(entry), gossip_id),
         )
 
-    def impostor(self, content: Content, victim: Author, signer: Author, now_ns: int) -> Copy:
+    def impostor(
+        self, content: MessageContent, victim: SyntheticAuthor, signer: SyntheticAuthor, now_ns: int
+    ) -> SyntheticCopy:
         """A message in the name of `victim`, whose peer id holds its key, signed by somebody else."""
         seqno = self._seqno(victim, now_ns)
         body = _body(victim, content.data, seqno, content.topic)
         entry = self._entry(content, victim, seqno)
         entry.outcome, entry.stage, entry.reason = "quarantine", SIGNATURE_STAGE, BAD_SIGNATURE
         publish = field(2, body + field(5, signer.signature(body)))
-        return Copy(publish, Verdict.BAD, entry, "bad_copies", victim.peer + seqno)
+        return SyntheticCopy(publish, Verdict.BAD, entry, "bad_copies", victim.peer + seqno)
 
-    def wrong_auth(self, content: Content, author: Author, now_ns: int) -> Copy:
+    def wrong_auth(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
         """A message that is signed where the others are not, or the other way round: the network's policy decides."""
         signed = not self._options.signed
         copy = self._signed(content, author, now_ns) if signed else self._unsigned(content)
@@ -379,29 +383,33 @@ class Messages:
         pinned = Verdict.AGAINST_POLICY if seen else Verdict.NOT_CHECKED
         return copy._replace(verdict=Verdict.AGAINST_POLICY, tally="bad_copies", pinned=pinned)
 
-    def bare_number(self, number: int) -> Copy:
+    def bare_number(self, number: int) -> SyntheticCopy:
         """The shortest of messages, unsigned: its data is a number. Bad under any policy."""
-        copy = self._unsigned(Content(self._options.network, self._topic, b"%d" % number, fault="not_an_object"))
+        copy = self._unsigned(MessageContent(self._options.network, self._topic, b"%d" % number, fault="not_an_object"))
         if self._options.policy == "strict":
             copy.entry.stage, copy.entry.reason = SIGNATURE_STAGE, MISSING_SIGNATURE
             return copy._replace(verdict=Verdict.AGAINST_POLICY, pinned=Verdict.NOT_CHECKED)
         return copy
 
-    def _signed(self, content: Content, author: Author, now_ns: int) -> Copy:
+    def _signed(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
         seqno = self._seqno(author, now_ns)
         body = _body(author, content.data, seqno, content.topic)
         entry = self._entry(content, author, seqno)
-        return Copy(field(2, body + _seal(author, body)), Verdict.GOOD, entry, _tally(entry), author.peer + seqno)
+        return SyntheticCopy(
+            field(2, body + _seal(author, body)), Verdict.GOOD, entry, _tally(entry), author.peer + seqno
+        )
 
-    def _unsigned(self, content: Content) -> Copy:
+    def _unsigned(self, content: MessageContent) -> SyntheticCopy:
         entry = self._entry(content)
         publish = field(2, field(2, content.data) + field(4, content.topic.encode()))
-        return Copy(publish, Verdict.UNSIGNED, entry, _tally(entry), bytes.fromhex(entry.sha256))
+        return SyntheticCopy(publish, Verdict.UNSIGNED, entry, _tally(entry), bytes.fromhex(entry.sha256))
 
-    def _seqno(self, author: Author, now_ns: int) -> bytes:
+    def _seqno(self, author: SyntheticAuthor, now_ns: int) -> bytes:
         return self._random.randbytes(8) if author.random_seqno else author.next_seqno(now_ns)
 
-    def _entry(self, content: Content, author: Author | None = None, seqno: bytes = b"") -> MessageEntry:
+    def _entry(
+        self, content: MessageContent, author: SyntheticAuthor | None = None, seqno: bytes = b""
+    ) -> MessageEntry:
         digest, separator = sha256(content.data).hexdigest(), content.separator
         return MessageEntry(
             message=f"sha256/{digest}" if author is None else f"{author.text}/{seqno.hex()}",
@@ -429,12 +437,12 @@ class Messages:
         )
 
 
-def _body(author: Author, data: bytes, seqno: bytes, topic: str) -> bytes:
+def _body(author: SyntheticAuthor, data: bytes, seqno: bytes, topic: str) -> bytes:
     """A message without signature and key: what is signed."""
     return field(1, author.peer) + field(2, data) + field(3, seqno) + field(4, topic.encode())
 
 
-def _seal(author: Author, body: bytes) -> bytes:
+def _seal(author: SyntheticAuthor, body: bytes) -> bytes:
     """The fields that follow it: the signature, and the key where the peer id does not hold it."""
     seal = field(5, author.signature(body))
     return seal + field(6, author.key_field) if author.key_field else seal

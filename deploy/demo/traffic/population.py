@@ -26,14 +26,14 @@ _SPAMMERS: Final = 2  # fewer than it takes for a circuit breaker to think that 
 _KINDS: Final[dict[int, KeyType]] = {5: "secp256k1", 11: "rsa", 17: "ecdsa"}  # of every 24 authors
 
 
-class Stream(NamedTuple):
+class SyntheticStream(NamedTuple):
     """A stream: its id, and the separator that its genesis has."""
 
     text: str
     separator: Separator | None
 
 
-class Author:
+class SyntheticAuthor:
     """Someone who signs messages.
 
     Every third one writes random seqnos, as JavaScript nodes did; the others count from their clock, as Go does.
@@ -72,11 +72,11 @@ class Population:
         self._seed = options.seed
         self._options = options
         self._weights = list(accumulate((rank + 1) ** -options.skew for rank in range(options.separators)))
-        self._authors: dict[int, Author] = {}
-        self._spammers: dict[int, Author] = {}
+        self._authors: dict[int, SyntheticAuthor] = {}
+        self._spammers: dict[int, SyntheticAuthor] = {}
         self.separator: Callable[[int], Separator] = lru_cache(maxsize=32768)(self._separator)
-        self.stream: Callable[[int], Stream] = lru_cache(maxsize=65536)(self._stream)
-        self.old_stream: Callable[[int], Stream] = lru_cache(maxsize=4096)(self._old_stream)
+        self.stream: Callable[[int], SyntheticStream] = lru_cache(maxsize=65536)(self._stream)
+        self.old_stream: Callable[[int], SyntheticStream] = lru_cache(maxsize=4096)(self._old_stream)
 
     def _separator(self, rank: int) -> Separator:
         """The separator of a rank, 0 being the most popular."""
@@ -89,7 +89,7 @@ class Population:
             return Separator("model", METAMODEL)
         return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
 
-    def _stream(self, number: int) -> Stream:
+    def _stream(self, number: int) -> SyntheticStream:
         """A stream, whose separator is drawn by Zipf's law, once and for all."""
         digest = draw(self._seed, "stream", number)
         kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
@@ -97,24 +97,24 @@ class Population:
             rank = min(bisect(self._weights, _fraction(digest[6:12]) * self._weights[-1]), len(self._weights) - 1)
             separator = self.separator(rank)
             kind = MODEL if separator.value == METAMODEL else MODEL_INSTANCE if separator.key == "model" else TILE
-        return Stream(StreamID(kind, _genesis(digest)).text, separator)
+        return SyntheticStream(StreamID(kind, _genesis(digest)).text, separator)
 
-    def _old_stream(self, number: int) -> Stream:
+    def _old_stream(self, number: int) -> SyntheticStream:
         digest = draw(self._seed, "old stream", number)
-        return Stream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
+        return SyntheticStream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
 
-    def pick_stream(self, u: float) -> Stream:
+    def pick_stream(self, u: float) -> SyntheticStream:
         """Any stream; those of low numbers twice as often as the average."""
         return self.stream(int(self._options.streams * u * (0.5 + 0.5 * u)))
 
-    def pick_old_stream(self, u: float) -> Stream:
+    def pick_old_stream(self, u: float) -> SyntheticStream:
         """A tile or a CAIP-10 link, which is all that there was before models."""
         return self.old_stream(int(max(1, self._options.streams // 20) * u))
 
     def pick_separator(self, u: float) -> Separator:
         return self.separator(min(bisect(self._weights, u * self._weights[-1]), len(self._weights) - 1))
 
-    def pick_author(self, u: float) -> Author:
+    def pick_author(self, u: float) -> SyntheticAuthor:
         """An author; a few write most."""
         number = int(self._options.authors * u * u)
         author = self._authors.get(number)
@@ -122,7 +122,7 @@ class Population:
             author = self._authors[number] = self._make_author("author", number, _KINDS.get(number % 24, "ed25519"))
         return author
 
-    def pick_spammer(self, u: float) -> Author:
+    def pick_spammer(self, u: float) -> SyntheticAuthor:
         """One of the two who sign all the garbage."""
         number = int(_SPAMMERS * u)
         spammer = self._spammers.get(number)
@@ -134,8 +134,10 @@ class Population:
         """The peer id of a node, as multihash bytes."""
         return peer_of(private_key(self._seed, "ed25519", f"{role}/{number}"))
 
-    def _make_author(self, role: str, number: int, kind: KeyType) -> Author:
-        return Author(kind, private_key(self._seed, kind, f"{role}/{number}"), number % 3 == 2 or role == "spammer")
+    def _make_author(self, role: str, number: int, kind: KeyType) -> SyntheticAuthor:
+        return SyntheticAuthor(
+            kind, private_key(self._seed, kind, f"{role}/{number}"), number % 3 == 2 or role == "spammer"
+        )
 
 
 def _fraction(digits: bytes) -> float:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
-from kiln.schemas.captures.kiln_capture import Survey, frames_of, survey
+from kiln.schemas.captures.kiln_capture import CaptureSurvey, frames_of, survey
 from kiln.schemas.proto.kiln import frame_pb2
 
 DEFAULT_NETWORK: Final = "testnet-clay"
 
 
-class Progress(NamedTuple):
+class ReplayProgress(NamedTuple):
     """How far a replay is: capture records and bytes of RPC done, of all there are."""
 
     records: int
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
     all_bytes: int
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """What a replay sent: closing frames count as frames, not as records."""
 
     network: str
@@ -34,7 +34,7 @@ class Replayed(NamedTuple):
     last_at: int
 
 
-def survey_file(path: Path) -> Survey:
+def survey_file(path: Path) -> CaptureSurvey:
     """First pass over a capture file, to its end. CaptureError, OSError: the file cannot be read."""
     with open_capture(path) as stream:
         return survey(read_capture(stream))
@@ -44,14 +44,14 @@ def replay(
     path: Path,
     send: Callable[[frame_pb2.Frame], None],
     *,
-    found: Survey | None = None,
+    found: CaptureSurvey | None = None,
     network: str | None = None,
     fallback: str = DEFAULT_NETWORK,
     pace: float | None = None,
     now: Callable[[], float],
     sleep: Callable[[float], None],
-    progress: Callable[[Progress], None] | None = None,
-) -> Replayed:
+    progress: Callable[[ReplayProgress], None] | None = None,
+) -> ReplayResult:
     """Send the frames of one capture file, in order.
 
     `found`: what `survey_file` said of the file, where the caller has asked. `network`: of all frames; by default the
@@ -90,6 +90,6 @@ def replay(
             last_at = max(last_at, frame.observed_at)
             if progress is not None and records > reported:
                 reported = records
-                progress(Progress(records, done, found.records, found.size))
+                progress(ReplayProgress(records, done, found.records, found.size))
     connections = len({(local, remote, number) for (local, remote, _), number in found.streams})
-    return Replayed(name, records, frames, connections, first_at, last_at)
+    return ReplayResult(name, records, frames, connections, first_at, last_at)

@@ -15,7 +15,7 @@ from kiln.schemas.families import family
 _FRESH = 10.0  # s; a status older than this is that of a bridge that hangs
 
 
-class BridgeAlone:
+class BridgeMonitor:
     """A bridge that no run watches."""
 
     def __init__(self, told: Path, network: str, version: str) -> None:

@@ -16,7 +16,7 @@ _SILENT = 30.0
 
 
 @dataclass(frozen=True)
-class Facts:
+class MonitorInputs:
     """`at`: when the snapshot was made, `read_at`: when the facts were asked for, unix s."""
 
     snapshot: Snapshot
@@ -27,13 +27,13 @@ class Facts:
     tables: tuple[TableStatus, ...] = ()
 
 
-def why_dead(facts: Facts | None) -> list[str]:
+def why_dead(facts: MonitorInputs | None) -> list[str]:
     """Why the process does not count as alive, in words; empty: it does. None: it still starts."""
     silent = 0.0 if facts is None else facts.read_at - facts.at
     return [f"the run has not looked after its queries for {silent:.0f} s"] if silent > _SILENT else []
 
 
-def why_not_ready(facts: Facts | None) -> list[str]:
+def why_not_ready(facts: MonitorInputs | None) -> list[str]:
     """Why the run does not do its work, in words; empty: it does."""
     if facts is None:
         return ["starting"]

@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
-from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.pipelines.runtime.query_status import query_families
 from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
@@ -30,7 +30,7 @@ _LONGEST: Final = 40
 _OTHER: Final = "other"
 
 
-def families(facts: Facts) -> Iterator[Metric]:
+def families(facts: MonitorInputs) -> Iterator[Metric]:
     """All families of which the facts have something to say."""
     yield from _run(facts)
     yield from query_families(facts.snapshot.queries)
@@ -43,7 +43,7 @@ def families(facts: Facts) -> Iterator[Metric]:
         yield family("kiln_quality_age_seconds", [((), facts.read_at - checked.at)])
 
 
-def _run(facts: Facts) -> Iterator[Metric]:
+def _run(facts: MonitorInputs) -> Iterator[Metric]:
     seen = facts.snapshot
     yield family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
     yield family("kiln_run_seconds", [((), seen.elapsed.total_seconds())])

@@ -15,7 +15,7 @@ _LEAST: Final = 60  # points of the width of a plot
 _WIDTH, _HEIGHT = 300.0, 60.0  # of a plot, in its own units
 
 
-class Point(NamedTuple):
+class HistoryPoint(NamedTuple):
     """One moment. None: not known then."""
 
     at: float
@@ -40,11 +40,11 @@ class Plot(NamedTuple):
     minutes: int
 
 
-class History:
+class RunHistory:
     """Points, the newest last. For one writer; readers take `plots`."""
 
     def __init__(self) -> None:
-        self._points: deque[Point] = deque(maxlen=_POINTS)
+        self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
         """Takes a snapshot, where the newest point is old enough. `now`: monotonic s."""
@@ -52,7 +52,7 @@ class History:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]
         self._points.append(
-            Point(
+            HistoryPoint(
                 now,
                 snapshot.frames_rate,
                 snapshot.batches,

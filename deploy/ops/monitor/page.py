@@ -9,7 +9,7 @@ from typing import Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kiln.deploy.ops.formatting import clock, copies_per_message, count, rate, seconds, top
-from kiln.deploy.ops.monitor.facts import Facts, why_not_ready
+from kiln.deploy.ops.monitor.facts import MonitorInputs, why_not_ready
 from kiln.deploy.ops.monitor.history import Plot
 from kiln.deploy.ops.snapshot import QualityInRun, by_reason
 from kiln.schemas.exposition import QUALITY_RESULTS
@@ -24,7 +24,7 @@ _TEMPLATES: Final = Environment(
 )
 
 
-def render_page(facts: Facts | None, plots: Sequence[Plot]) -> str:
+def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
     """The page. `facts` None: the run has made no snapshot yet."""
     if facts is None:
         return f"{_HEAD}<p>Kiln is starting."

@@ -10,9 +10,9 @@ from typing import Final, Self
 from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.exporter import Exporter
-from kiln.deploy.ops.monitor.facts import Facts, why_dead, why_not_ready
+from kiln.deploy.ops.monitor.facts import MonitorInputs, why_dead, why_not_ready
 from kiln.deploy.ops.monitor.families import families
-from kiln.deploy.ops.monitor.history import History
+from kiln.deploy.ops.monitor.history import RunHistory
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.deploy.ops.status import TableStatus, lake_status
@@ -30,7 +30,7 @@ class Monitor:
         self._version = version
         self._newest: tuple[Snapshot, float] | None = None
         self._tables: tuple[TableStatus, ...] = ()
-        self._history = History()
+        self._history = RunHistory()
         self._stop = threading.Event()
         self._exporter = Exporter(listen, self)
 
@@ -74,10 +74,10 @@ class Monitor:
         """The status page."""
         return render_page(self._facts(), self._history.plots())
 
-    def _facts(self) -> Facts | None:
+    def _facts(self) -> MonitorInputs | None:
         """As of now; None: there is no snapshot yet."""
         newest = self._newest
-        return None if newest is None else Facts(*newest, time.time(), self._version, self._tables)
+        return None if newest is None else MonitorInputs(*newest, time.time(), self._version, self._tables)
 
     def _follow_tables(self) -> None:
         while not self._stop.wait(_TABLES_EVERY if self._tables else 1.0):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from kiln.conf.process.location import Location
-from kiln.deploy.ops.quarantine.picking import Picked, QuarantineError, Selection
+from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.pipelines.delta.arrow_rows import arrow_schema
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.files import DataFile, TableFiles, discard
@@ -38,7 +38,7 @@ _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stag
 """By these columns a row of `dropped` is a row of `quarantine`."""
 
 
-class Dropped(NamedTuple):
+class DropResult(NamedTuple):
     """`rows` went under the id `drop_id`, of which `known` had been recorded by a command that did not come to its
     end."""
 
@@ -47,15 +47,15 @@ class Dropped(NamedTuple):
     known: int = 0
 
 
-def drop(lake: Lake, wanted: Selection, why: str, drop_id: str, now: datetime) -> Dropped:
+def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
     """Takes the rows of a selection out of the table. QuarantineError, LakeError, CareError."""
     for _ in range(_TRIES):
-        with Picked(lake, wanted) as picked:
+        with QuarantineRows(lake, wanted) as picked:
             if reason := left_alone(lake, "quarantine", picked.table):
                 raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
             places, table = picked.by_file(), picked.table
         if not places:
-            return Dropped(drop_id, 0)
+            return DropResult(drop_id, 0)
         files = [file for file in files_of(table, "observed_at") if file.path in places]
         try:
             known = _record(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
@@ -68,7 +68,7 @@ def drop(lake: Lake, wanted: Selection, why: str, drop_id: str, now: datetime) -
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", rows_go=True):
             lake.keep("quarantine", table.version(), table.version())
-            return Dropped(drop_id, rows, known)
+            return DropResult(drop_id, rows, known)
         discard(lake, new)
     raise QuarantineError("others write the table quarantine anew without pause: try again")
 

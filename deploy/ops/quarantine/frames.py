@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import duckdb
 import pyarrow as pa
 
-from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, gossip_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -24,39 +24,39 @@ COLUMNS: Final = (
 _ROWS_AT_ONCE: Final = 1_000
 
 
-class At(NamedTuple):
+class FramePosition(NamedTuple):
     """Where a frame was in `kiln.frames`."""
 
     partition: int
     offset: int
 
 
-Places = dict[At, set[int | None]]
+Places = dict[FramePosition, set[int | None]]
 """Which messages of which frames, by position in the RPC; None: the frame as a whole."""
 
 
-class Reread(NamedTuple):
+class DecodedFrame(NamedTuple):
     """What came of decoding a frame again."""
 
-    items: dict[int, Decoded | Faulty]
+    items: dict[int, DecodedMessage | RejectedMessage]
     """messages that get further now, by position in the RPC: good, or refused for another reason"""
     refused: int
     """how many messages are refused for the same reason"""
 
 
-def reread(frame: Frame, positions: Set[int | None], reason: str, how: Decoding) -> Reread:
+def reread(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
     """What of the messages at `positions` (None: all of them), refused for `reason` then, gets further now."""
-    items: dict[int, Decoded | Faulty] = {}
+    items: dict[int, DecodedMessage | RejectedMessage] = {}
     same: set[int | None] = set()
     for item in decode(frame.SerializeToString(), 0, 0, 0, how):
         position = item.place.position
-        if isinstance(item, Faulty) and item.reason == reason:
+        if isinstance(item, RejectedMessage) and item.reason == reason:
             same.add(position)
         elif position is not None and (position in positions or None in positions):
             items[position] = item
     if None in same:  # the frame itself is what was refused, and is
-        return Reread({}, 1)
-    return Reread(items, len((same & positions) - {None}))
+        return DecodedFrame({}, 1)
+    return DecodedFrame(items, len((same & positions) - {None}))
 
 
 def with_messages(frame: Frame, positions: Set[int]) -> Frame:
@@ -73,7 +73,9 @@ def with_messages(frame: Frame, positions: Set[int]) -> Frame:
     return copy
 
 
-def stored(connection: duckdb.DuckDBPyConnection, places: Collection[At]) -> Iterator[tuple[At, Frame]]:
+def stored(
+    connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
+) -> Iterator[tuple[FramePosition, Frame]]:
     """Those frames at `places` that the view `frames` of the connection has, in the order in which they came."""
     if not places:
         return
@@ -102,7 +104,7 @@ def stored(connection: duckdb.DuckDBPyConnection, places: Collection[At]) -> Ite
             yield frame_of(row)
 
 
-def frame_of(row: tuple[object, ...]) -> tuple[At, Frame]:
+def frame_of(row: tuple[object, ...]) -> tuple[FramePosition, Frame]:
     """A row of the table `frames`, in the order of COLUMNS, as the Frame it was, but of origin REPLAY."""
     (network, connection, direction, local, remote, protocol, observed_at, sequence, payload) = row[:9]
     (hello_in, hello_out, verdicts, address, declared_length, partition, offset) = row[9:]
@@ -123,7 +125,7 @@ def frame_of(row: tuple[object, ...]) -> tuple[At, Frame]:
         remote_address=_bytes(address),
         declared_length=_int(declared_length),
     )
-    return At(_int(partition), _int(offset)), frame
+    return FramePosition(_int(partition), _int(offset)), frame
 
 
 def _peer(text: str, protocol: str) -> bytes:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
-from kiln.deploy.ops.quarantine.frames import At, Places, stored
+from kiln.deploy.ops.quarantine.frames import FramePosition, Places, stored
 from kiln.pipelines.delta.duckdb_tables import columns_of, open_tables, reach, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, code_of
@@ -39,7 +39,7 @@ class QuarantineError(KilnError):
 
 
 @dataclass(frozen=True)
-class Selection:
+class QuarantineFilter:
     """Which rows; None: whatever it is. `since` is in, `until` is not. `author`: as `Row.author`."""
 
     stage: str | None = None
@@ -51,10 +51,10 @@ class Selection:
     @property
     def is_all(self) -> bool:
         """Whether every row is wanted."""
-        return self == Selection()
+        return self == QuarantineFilter()
 
 
-class Row(NamedTuple):
+class QuarantineRow(NamedTuple):
     """A row of `quarantine`, with what its frame says of who sent it."""
 
     stage: str
@@ -72,7 +72,7 @@ class Row(NamedTuple):
     data: bytes
 
 
-class Count(NamedTuple):
+class ReasonCount(NamedTuple):
     """How many rows, of what, and the times of the first and the last. `of`: the columns of GROUPS."""
 
     of: tuple[object, ...]
@@ -81,10 +81,10 @@ class Count(NamedTuple):
     newest: datetime
 
 
-class Picked:
+class QuarantineRows:
     """The rows of a selection at the newest version of the table. A context manager."""
 
-    def __init__(self, lake: Lake, wanted: Selection, *, authors: bool = False) -> None:
+    def __init__(self, lake: Lake, wanted: QuarantineFilter, *, authors: bool = False) -> None:
         """`authors`: whether rows are to have `author` and `remote_peer`, for which frames are read. A selection by
         author reads them anyway. QuarantineError: there is no such table, stage or reason. LakeError."""
         there = lake.tables()
@@ -124,7 +124,7 @@ class Picked:
             have = f"there are: {', '.join(known)}" if known else "it is empty"
             raise QuarantineError(f"nothing is in quarantine with {what} {value!r}{nearest(value, known)}; {have}")
 
-    def _pick(self, wanted: Selection) -> None:
+    def _pick(self, wanted: QuarantineFilter) -> None:
         tests = {
             "stage = ?": wanted.stage,
             f"{CODE_IN_SQL} = ?": wanted.reason and code_of(wanted.reason),
@@ -145,7 +145,7 @@ class Picked:
             "SELECT DISTINCT kafka_partition, kafka_offset, message_index FROM picked "
             "WHERE kafka_partition IS NOT NULL AND kafka_offset IS NOT NULL"
         ).fetchall():
-            places.setdefault(At(partition, offset), set()).add(index)
+            places.setdefault(FramePosition(partition, offset), set()).add(index)
         told = [
             (at.partition, at.offset, index, author, sender)
             for at, frame in stored(self._db, places)
@@ -167,7 +167,7 @@ class Picked:
         row = self._db.execute("SELECT count(*) FROM picked").fetchone()
         return row[0] if row else 0
 
-    def counts(self, by: By = "reason") -> list[Count]:
+    def counts(self, by: By = "reason") -> list[ReasonCount]:
         """How many rows of each kind, most first; by hour in the order of time."""
         columns = ", ".join(GROUPS[by])
         order = columns if by == "hour" else f"rows DESC, {columns}"
@@ -175,9 +175,9 @@ class Picked:
             f"SELECT {columns}, count(*) AS rows, min(observed_at), max(observed_at) FROM picked GROUP BY {columns} "
             f"ORDER BY {order}"
         ).fetchall()
-        return [Count(tuple(row[:-3]), *row[-3:]) for row in answer]
+        return [ReasonCount(tuple(row[:-3]), *row[-3:]) for row in answer]
 
-    def rows(self, limit: int) -> Iterator[Row]:
+    def rows(self, limit: int) -> Iterator[QuarantineRow]:
         """The newest rows first, at most `limit`."""
         newest = "observed_at DESC, kafka_partition, kafka_offset, message_index"
         answer = self._db.execute(
@@ -186,7 +186,7 @@ class Picked:
             f"JOIN every e USING (filename, file_row_number) ORDER BY {', '.join(f's.{n}' for n in newest.split(', '))}"
         )
         while found := answer.fetchmany(_AT_ONCE):
-            yield from (Row(*row) for row in found)
+            yield from (QuarantineRow(*row) for row in found)
 
     def by_file(self) -> dict[str, list[int]]:
         """The rows as places: their numbers in the file, by the path of the file in the table's folder."""

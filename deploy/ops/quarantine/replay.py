@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
-from kiln.deploy.ops.quarantine.frames import At, Places, reread, stored, with_messages
-from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, identities, identities_of
+from kiln.deploy.ops.quarantine.frames import FramePosition, Places, reread, stored, with_messages
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, identities, identities_of
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, code_of
@@ -36,7 +36,7 @@ class QuarantineReplayError(KilnError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ReplayCandidates:
     """What came of looking: messages, but for `missing`, which counts frames."""
 
     back: int = 0  # brought back
@@ -44,8 +44,8 @@ class Found:
     refused: int = 0  # refused again, for the same reason
     missing: int = 0  # the frame is not in the table `frames`
 
-    def __add__(self, other: Found) -> Found:
-        return Found(
+    def __add__(self, other: ReplayCandidates) -> ReplayCandidates:
+        return ReplayCandidates(
             self.back + other.back,
             self.present + other.present,
             self.refused + other.refused,
@@ -53,7 +53,7 @@ class Found:
         )
 
 
-def in_words(found: Found) -> str:
+def in_words(found: ReplayCandidates) -> str:
     """What was found, for people."""
     said = [f"{found.back:,} messages put into Kafka again" if found.back else "nothing to bring back"]
     if found.present:
@@ -72,7 +72,7 @@ _Digest = tuple[int, bytes]
 class _Candidate(NamedTuple):
     """A message that gets further now, and the digests by which its copies are known."""
 
-    at: At
+    at: FramePosition
     position: int
     message: str
     digests: tuple[_Digest, ...]
@@ -81,7 +81,7 @@ class _Candidate(NamedTuple):
 class QuarantineReplay:
     """Reads a lake; `find()`, then `frames()`."""
 
-    def __init__(self, lake: Lake, reason: str, how: Decoding) -> None:
+    def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
         """`reason`: as Kiln writes the reason now, or as earlier versions did (`kiln.schemas.faults.code_of`).
 
         QuarantineReplayError: nothing is in quarantine for that reason, or what is there came from no frame. LakeError.
@@ -94,7 +94,7 @@ class QuarantineReplay:
         open_tables(self._connection, lake, [name for name in ("quarantine", "frames", "messages") if name in there])
         self._messages = "messages" in there
         self._places = self._quarantined(there)
-        self._chosen: dict[At, set[int]] = {}
+        self._chosen: dict[FramePosition, set[int]] = {}
 
     def _quarantined(self, there: tuple[str, ...]) -> Places:
         missing = [name for name in ("quarantine", "frames") if name not in there]
@@ -116,7 +116,7 @@ class QuarantineReplay:
             if partition is None or offset is None or stage == "frame":
                 refused.add(stage)
             else:
-                places.setdefault(At(partition, offset), set()).add(position)
+                places.setdefault(FramePosition(partition, offset), set()).add(position)
         if not rows:
             known = [
                 row[0]
@@ -135,28 +135,28 @@ class QuarantineReplay:
             )
         return places
 
-    def find(self) -> Found:
+    def find(self) -> ReplayCandidates:
         """Reads all the frames again, and says what `frames` will give."""
         candidates: list[_Candidate] = []
-        total = Found(missing=len(self._places))
+        total = ReplayCandidates(missing=len(self._places))
         for at, frame in stored(self._connection, self._places):
             read = reread(frame, self._places[at], self._reason, self._how)
-            total += Found(refused=read.refused, missing=-1)
+            total += ReplayCandidates(refused=read.refused, missing=-1)
             candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
         seen = self._present({each.message for each in candidates if each.message})
-        chosen: dict[At, set[int]] = {}
+        chosen: dict[FramePosition, set[int]] = {}
         for each in candidates:
             if not seen.isdisjoint(each.digests):
-                total += Found(present=1)
+                total += ReplayCandidates(present=1)
                 continue
             seen.update(each.digests)
-            total += Found(back=1)
+            total += ReplayCandidates(back=1)
             chosen.setdefault(each.at, set()).add(each.position)
         self._chosen = chosen
         return total
 
-    def _candidate(self, at: At, position: int, item: Decoded | Faulty) -> _Candidate:
-        if isinstance(item, Faulty):
+    def _candidate(self, at: FramePosition, position: int, item: DecodedMessage | RejectedMessage) -> _Candidate:
+        if isinstance(item, RejectedMessage):
             return _Candidate(at, position, "", ())  # the copy of nothing
         digests = enumerate(identities(item, "", self._how.unsigned_horizon))
         return _Candidate(at, position, item.message, tuple(digests))

@@ -12,7 +12,7 @@ from kiln.schemas.faults import CODE_IN_SQL, code_of
 from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
 
 
-class Unfetched(NamedTuple):
+class UnfetchedBlocks(NamedTuple):
     """What the fetcher gave up, for one reason."""
 
     missing: list[WantedRecord]
@@ -21,7 +21,7 @@ class Unfetched(NamedTuple):
     """rows of the table `quarantine` whose data is no WantedRecord of this version; they stay there"""
 
 
-def unfetched(lake: Lake, reason: str) -> Unfetched | None:
+def unfetched(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     """What the fetcher gave up for a reason; None: the reason is none of the stage `fetch`.
 
     `reason`: in either spelling (`kiln.schemas.faults.code_of`). An update that waits keeps its origin, LIVE or REPLAY,
@@ -52,7 +52,7 @@ def unfetched(lake: Lake, reason: str) -> Unfetched | None:
         if (each.network, each.cid) not in batches
         and (each.update is None or (each.network, each.update.message) not in updates)
     ]
-    return Unfetched(missing, unreadable)
+    return UnfetchedBlocks(missing, unreadable)
 
 
 def _rows(

@@ -13,7 +13,7 @@ _KILN: Final = 'instance=~"$instance"'
 _RATE: Final = "[$__rate_interval]"
 
 
-class Line(NamedTuple):
+class PanelQuery(NamedTuple):
     """A query of a panel. `legend`: with labels in braces."""
 
     expression: str
@@ -26,14 +26,14 @@ class Panel(NamedTuple):
     title: str
     says: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[PanelQuery]
     stacked: bool = False
     figure: bool = False
     bad_from: float | None = None
     """a figure of that much or more is red"""
 
 
-class Row(NamedTuple):
+class PanelRow(NamedTuple):
     """Panels side by side."""
 
     title: str
@@ -64,13 +64,13 @@ _SPAN: Final = Panel(
     "Lateness of batches",
     "How much later than T after its first update was heard the broker had a batch.",
     "s",
-    [Line(_lateness(0.5), "p50"), Line(_lateness(0.99), "p99")],
+    [PanelQuery(_lateness(0.5), "p50"), PanelQuery(_lateness(0.99), "p99")],
 )
 _LAG: Final = Panel(
     "Behind, in seconds",
     "For how long the oldest record that a query has not read has been in Kafka.",
     "s",
-    [Line(gauge("kiln_query_lag_seconds"), "{{query}}")],
+    [PanelQuery(gauge("kiln_query_lag_seconds"), "{{query}}")],
 )
 _BAD: Final = f"({_sum(per_second('kiln_quarantined'))} or vector(0))"
 _GOOD: Final = _sum(per_second("kiln_messages"))
@@ -79,14 +79,14 @@ _EXPECTATIONS: Final = _sum(gauge("kiln_quality_expectations"))
 _FAILED: Final = _sum(gauge("kiln_quality_expectations", 'result="error"'))
 
 OVERVIEW: Final = (
-    Row(
+    PanelRow(
         "Is all well?",
         (
             Panel(
                 "Alerts that fire",
                 "docs/RUNBOOK.md, Alerts, says of each what to do.",
                 "none",
-                [Line('count(ALERTS{alertname=~"Kiln.+", alertstate="firing"}) or vector(0)')],
+                [PanelQuery('count(ALERTS{alertname=~"Kiln.+", alertstate="firing"}) or vector(0)')],
                 figure=True,
                 bad_from=1,
             ),
@@ -94,7 +94,7 @@ OVERVIEW: Final = (
                 "What is wrong",
                 "How many errors the screen and the status page say in words.",
                 "none",
-                [Line(_sum(gauge("kiln_problems")))],
+                [PanelQuery(_sum(gauge("kiln_problems")))],
                 figure=True,
                 bad_from=1,
             ),
@@ -102,7 +102,7 @@ OVERVIEW: Final = (
                 "Queries down",
                 "Queries that start, have failed or are held.",
                 "none",
-                [Line(f"count({gauge('kiln_query_up')}) - {_sum(gauge('kiln_query_up'))}")],
+                [PanelQuery(f"count({gauge('kiln_query_up')}) - {_sum(gauge('kiln_query_up'))}")],
                 figure=True,
                 bad_from=1,
             ),
@@ -110,7 +110,7 @@ OVERVIEW: Final = (
                 "Peers",
                 "Peers that speak pubsub with the bridge.",
                 "none",
-                [Line(_sum(gauge("kiln_bridge_peers")))],
+                [PanelQuery(_sum(gauge("kiln_bridge_peers")))],
                 figure=True,
             ),
             Panel("Late, p99", _SPAN.says, "s", [_SPAN.lines[1]], figure=True, bad_from=10),
@@ -118,21 +118,23 @@ OVERVIEW: Final = (
                 "In quarantine",
                 "Share of what was decoded that went to quarantine.",
                 "percentunit",
-                [Line(_QUARANTINE_SHARE)],
+                [PanelQuery(_QUARANTINE_SHARE)],
                 figure=True,
                 bad_from=0.2,
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "The flow",
         (
-            Panel("Frames", "Frames that came into Kafka.", "cps", [Line(_sum(per_second("kiln_frames")), "frames")]),
+            Panel(
+                "Frames", "Frames that came into Kafka.", "cps", [PanelQuery(_sum(per_second("kiln_frames")), "frames")]
+            ),
             Panel(
                 "Messages by type",
                 "First good copies.",
                 "cps",
-                [Line(_sum(per_second("kiln_messages"), "type"), "{{type}}")],
+                [PanelQuery(_sum(per_second("kiln_messages"), "type"), "{{type}}")],
                 stacked=True,
             ),
             Panel(
@@ -140,52 +142,55 @@ OVERVIEW: Final = (
                 "Batches in kiln.batches, and the tips in them.",
                 "cps",
                 [
-                    Line(_sum(per_second("kiln_batches")), "batches"),
-                    Line(_sum(per_second("kiln_batch_tips")), "tips"),
+                    PanelQuery(_sum(per_second("kiln_batches")), "batches"),
+                    PanelQuery(_sum(per_second("kiln_batch_tips")), "tips"),
                 ],
             ),
         ),
     ),
-    Row("How late", (_SPAN, _LAG)),
-    Row(
+    PanelRow("How late", (_SPAN, _LAG)),
+    PanelRow(
         "What runs",
         (
             Panel(
                 "Runs",
                 "How long each run has lasted. A fall is a start.",
                 "s",
-                [Line(gauge("kiln_run_seconds"), "{{instance}}")],
+                [PanelQuery(gauge("kiln_run_seconds"), "{{instance}}")],
             ),
             Panel(
-                "Versions", "What runs where.", "none", [Line(gauge("kiln_info"), "{{version}} {{network}} {{mode}}")]
+                "Versions",
+                "What runs where.",
+                "none",
+                [PanelQuery(gauge("kiln_info"), "{{version}} {{network}} {{mode}}")],
             ),
         ),
     ),
 )
 
 BRIDGE: Final = (
-    Row(
+    PanelRow(
         "Peers",
         (
             Panel(
                 "Up",
                 "0: the bridge says nothing.",
                 "none",
-                [Line(gauge("kiln_bridge_up"), "{{instance}}")],
+                [PanelQuery(gauge("kiln_bridge_up"), "{{instance}}")],
                 figure=True,
             ),
             Panel(
                 "Peers by agent",
                 "The ten most frequent names, without their versions.",
                 "none",
-                [Line(_sum(gauge("kiln_bridge_peers"), "agent"), "{{agent}}")],
+                [PanelQuery(_sum(gauge("kiln_bridge_peers"), "agent"), "{{agent}}")],
                 stacked=True,
             ),
             Panel(
                 "Peers by protocol",
                 "As negotiated for the pubsub stream.",
                 "none",
-                [Line(_sum(gauge("kiln_bridge_peers"), "protocol"), "{{protocol}}")],
+                [PanelQuery(_sum(gauge("kiln_bridge_peers"), "protocol"), "{{protocol}}")],
                 stacked=True,
             ),
             Panel(
@@ -193,36 +198,36 @@ BRIDGE: Final = (
                 "What the router thinks of the peers, and how many are kept out for their conduct.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
-                    Line(_sum(gauge("kiln_bridge_kept_out")), "kept out"),
+                    PanelQuery(_sum(gauge("kiln_bridge_peer_scores"), "score"), "{{score}}"),
+                    PanelQuery(_sum(gauge("kiln_bridge_kept_out")), "kept out"),
                 ],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Frames",
         (
             Panel(
                 "Frames",
                 "Frames that the bridge captured.",
                 "cps",
-                [Line(_sum(per_second("kiln_bridge_frames"), "direction"), "{{direction}}")],
+                [PanelQuery(_sum(per_second("kiln_bridge_frames"), "direction"), "{{direction}}")],
             ),
             Panel(
                 "Bytes",
                 "Bytes of these frames.",
                 "Bps",
-                [Line(_sum(per_second("kiln_bridge_bytes"), "direction"), "{{direction}}")],
+                [PanelQuery(_sum(per_second("kiln_bridge_bytes"), "direction"), "{{direction}}")],
             ),
             Panel(
                 "What node and router count",
                 "The ten that grow fastest, without bytes. docs/METRICS.md has a sentence on each.",
                 "cps",
-                [Line(f"topk(10, {_sum(_EVENTS, 'event')})", "{{event}}")],
+                [PanelQuery(f"topk(10, {_sum(_EVENTS, 'event')})", "{{event}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Topics",
         (
             Panel(
@@ -230,8 +235,8 @@ BRIDGE: Final = (
                 "Bridges that live, as each one knows them, and those that publish and fetch: one, of all that run.",
                 "none",
                 [
-                    Line(f"max({gauge('kiln_bridges')})", "live"),
-                    Line(_sum(gauge("kiln_bridge_leads")), "leading"),
+                    PanelQuery(f"max({gauge('kiln_bridges')})", "live"),
+                    PanelQuery(_sum(gauge("kiln_bridge_leads")), "leading"),
                 ],
             ),
             Panel(
@@ -239,21 +244,21 @@ BRIDGE: Final = (
                 "Topics joined, those that another bridge hears, and those of the interests that lack room.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_bridge_topics")), "joined"),
-                    Line(_sum(gauge("kiln_bridge_topics_left")), "left to other bridges"),
-                    Line(_sum(gauge("kiln_bridge_topics_refused")), "refused"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics")), "joined"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_left")), "left to other bridges"),
+                    PanelQuery(_sum(gauge("kiln_bridge_topics_refused")), "refused"),
                 ],
             ),
             Panel(
                 "Meshes by peers",
                 "How many peers the meshes have. gossipsub keeps 6 to 12 where there are that many.",
                 "none",
-                [Line(_sum(gauge("kiln_bridge_meshes"), "peers"), "{{peers}}")],
+                [PanelQuery(_sum(gauge("kiln_bridge_meshes"), "peers"), "{{peers}}")],
                 stacked=True,
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Spool",
         (
             Panel(
@@ -261,9 +266,9 @@ BRIDGE: Final = (
                 "Frames that Kafka does not have yet. 1: the broker answers; the spool is full, and peers wait.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_bridge_spool_frames")), "frames"),
-                    Line(f"min({gauge('kiln_broker_up')})", "broker answers"),
-                    Line(f"max({gauge('kiln_bridge_spool_full')})", "full"),
+                    PanelQuery(_sum(gauge("kiln_bridge_spool_frames")), "frames"),
+                    PanelQuery(f"min({gauge('kiln_broker_up')})", "broker answers"),
+                    PanelQuery(f"max({gauge('kiln_bridge_spool_full')})", "full"),
                 ],
             ),
             Panel(
@@ -271,34 +276,34 @@ BRIDGE: Final = (
                 "In memory, and in the spool on the disk.",
                 "bytes",
                 [
-                    Line(_sum(gauge("kiln_bridge_spool_memory_bytes")), "memory"),
-                    Line(_sum(gauge("kiln_bridge_spool_disk_bytes")), "spool"),
+                    PanelQuery(_sum(gauge("kiln_bridge_spool_memory_bytes")), "memory"),
+                    PanelQuery(_sum(gauge("kiln_bridge_spool_disk_bytes")), "spool"),
                 ],
             ),
             Panel(
                 "Room left",
                 "On the disk of the state folder.",
                 "bytes",
-                [Line(f"min({gauge('kiln_bridge_spool_free_bytes')})", "free")],
+                [PanelQuery(f"min({gauge('kiln_bridge_spool_free_bytes')})", "free")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Publishing",
         (
             Panel(
                 "Publications",
                 "Batches published, failed, or lost by Kafka before.",
                 "cps",
-                [Line(_sum(per_second("kiln_publications"), "transport, result"), "{{transport}} {{result}}")],
+                [PanelQuery(_sum(per_second("kiln_publications"), "transport, result"), "{{transport}} {{result}}")],
             ),
             Panel(
                 "BEP 50",
                 "Topics and contacts of the overlay.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_bep50_topics")), "topics"),
-                    Line(_sum(gauge("kiln_bep50_contacts")), "contacts"),
+                    PanelQuery(_sum(gauge("kiln_bep50_topics")), "topics"),
+                    PanelQuery(_sum(gauge("kiln_bep50_contacts")), "contacts"),
                 ],
             ),
             Panel(
@@ -306,14 +311,14 @@ BRIDGE: Final = (
                 "Captured, dropped, and batches of others that were missed.",
                 "cps",
                 [
-                    Line(_sum(per_second("kiln_bep50_frames"), "direction"), "{{direction}}"),
-                    Line(_sum(per_second("kiln_bep50_dropped"), "reason"), "dropped: {{reason}}"),
-                    Line(_sum(per_second("kiln_bep50_gaps")), "missed"),
+                    PanelQuery(_sum(per_second("kiln_bep50_frames"), "direction"), "{{direction}}"),
+                    PanelQuery(_sum(per_second("kiln_bep50_dropped"), "reason"), "dropped: {{reason}}"),
+                    PanelQuery(_sum(per_second("kiln_bep50_gaps")), "missed"),
                 ],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Fetching, where ipfs.api is set",
         (
             Panel(
@@ -321,24 +326,24 @@ BRIDGE: Final = (
                 "Records that wait for a block, blocks asked for, and geneses to be held against claims.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_fetcher_waiting")), "waiting"),
-                    Line(_sum(gauge("kiln_fetcher_fetching")), "fetching"),
-                    Line(_sum(gauge("kiln_fetcher_claims")), "claims"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_waiting")), "waiting"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_fetching")), "fetching"),
+                    PanelQuery(_sum(gauge("kiln_fetcher_claims")), "claims"),
                 ],
             ),
             Panel(
                 "What became of them",
                 "By outcome.",
                 "cps",
-                [Line(_sum(per_second("kiln_fetcher_records"), "outcome"), "{{outcome}}")],
+                [PanelQuery(_sum(per_second("kiln_fetcher_records"), "outcome"), "{{outcome}}")],
             ),
             Panel(
                 "IPFS node",
                 "Its connections, and the blocks that the routing was told of.",
                 "none",
                 [
-                    Line(_sum(gauge("kiln_ipfs_connections")), "connections"),
-                    Line(_sum(gauge("kiln_ipfs_provided_total")), "provided"),
+                    PanelQuery(_sum(gauge("kiln_ipfs_connections")), "connections"),
+                    PanelQuery(_sum(gauge("kiln_ipfs_provided_total")), "provided"),
                 ],
             ),
         ),
@@ -346,30 +351,30 @@ BRIDGE: Final = (
 )
 
 STREAMS: Final = (
-    Row(
+    PanelRow(
         "Queries",
         (
             Panel(
                 "Up",
                 "1: the query runs. 0: the query starts, has failed, or is held.",
                 "none",
-                [Line(gauge("kiln_query_up"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_up"), "{{query}}")],
             ),
             Panel(
                 "Held by the breaker",
                 "1: most authors' messages no longer decode, and the query waits for a start of Kiln.",
                 "none",
-                [Line(gauge("kiln_query_tripped"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_tripped"), "{{query}}")],
             ),
             Panel(
                 "Restarts in half an hour",
                 "Starts after a failure.",
                 "none",
-                [Line(f"increase({gauge('kiln_query_restarts_total')}[30m])", "{{query}}")],
+                [PanelQuery(f"increase({gauge('kiln_query_restarts_total')}[30m])", "{{query}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Behind",
         (
             _LAG,
@@ -377,41 +382,41 @@ STREAMS: Final = (
                 "Behind, in records",
                 "Records that a query has not read yet.",
                 "none",
-                [Line(gauge("kiln_query_lag_records"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_lag_records"), "{{query}}")],
             ),
             Panel(
                 "Records",
                 "Records that a query reads.",
                 "cps",
-                [Line(per_second("kiln_query_records"), "{{query}}")],
+                [PanelQuery(per_second("kiln_query_records"), "{{query}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Micro-batches",
         (
             Panel(
                 "How long they take",
                 "The newest micro-batch of each query.",
                 "s",
-                [Line(gauge("kiln_query_phase_seconds", 'phase="triggerExecution"'), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_phase_seconds", 'phase="triggerExecution"'), "{{query}}")],
             ),
             Panel(
                 "By phase",
                 "The phases of the newest micro-batch, by Spark's names.",
                 "s",
-                [Line(gauge("kiln_query_phase_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}")],
+                [PanelQuery(gauge("kiln_query_phase_seconds", 'phase!="triggerExecution"'), "{{query}} {{phase}}")],
                 stacked=True,
             ),
             Panel(
                 "How many",
                 "Micro-batches a second.",
                 "cps",
-                [Line(f"deriv({gauge('kiln_query_batch')}[5m])", "{{query}}")],
+                [PanelQuery(f"deriv({gauge('kiln_query_batch')}[5m])", "{{query}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Windows and state",
         (
             _SPAN,
@@ -419,25 +424,25 @@ STREAMS: Final = (
                 "Open windows",
                 "Separators with an open window.",
                 "none",
-                [Line(_sum(gauge("kiln_windows_open")), "open")],
+                [PanelQuery(_sum(gauge("kiln_windows_open")), "open")],
             ),
             Panel(
                 "Tips of a batch",
                 "On average.",
                 "none",
-                [Line(f"{_sum(per_second('kiln_batch_tips'))} / {_sum(per_second('kiln_batches'))}", "tips")],
+                [PanelQuery(f"{_sum(per_second('kiln_batch_tips'))} / {_sum(per_second('kiln_batches'))}", "tips")],
             ),
             Panel(
                 "State rows",
                 "Windows, or digests of what a query has let through.",
                 "none",
-                [Line(gauge("kiln_query_state_rows"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_state_rows"), "{{query}}")],
             ),
             Panel(
                 "State bytes",
                 "Of these rows.",
                 "bytes",
-                [Line(gauge("kiln_query_state_bytes"), "{{query}}")],
+                [PanelQuery(gauge("kiln_query_state_bytes"), "{{query}}")],
             ),
         ),
     ),
@@ -445,7 +450,7 @@ STREAMS: Final = (
 
 _SELDOM: Final = "bundles|dropped|quality_results|runs|streams"
 LAKE: Final = (
-    Row(
+    PanelRow(
         "Fresh",
         (
             Panel(
@@ -453,54 +458,57 @@ LAKE: Final = (
                 "Every ten seconds where rows come.",
                 "s",
                 # others have a commit when somebody asks for one, and would hide these
-                [Line(gauge("kiln_table_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
+                [PanelQuery(gauge("kiln_table_age_seconds", f'table!~"{_SELDOM}"'), "{{table}}")],
             ),
             Panel(
                 "Commits",
                 "Versions a minute.",
                 "none",
-                [Line(f"60 * deriv({gauge('kiln_table_version')}[5m])", "{{table}}")],
+                [PanelQuery(f"60 * deriv({gauge('kiln_table_version')}[5m])", "{{table}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Size",
         (
-            Panel("Rows", "Rows of each table.", "short", [Line(gauge("kiln_table_rows"), "{{table}}")]),
+            Panel("Rows", "Rows of each table.", "short", [PanelQuery(gauge("kiln_table_rows"), "{{table}}")]),
             Panel(
-                "Bytes", "Size of the newest version's files.", "bytes", [Line(gauge("kiln_table_bytes"), "{{table}}")]
+                "Bytes",
+                "Size of the newest version's files.",
+                "bytes",
+                [PanelQuery(gauge("kiln_table_bytes"), "{{table}}")],
             ),
             Panel(
                 "Files",
                 "Files of the newest version. Care for the tables makes few of many.",
                 "none",
-                [Line(gauge("kiln_table_files"), "{{table}}")],
+                [PanelQuery(gauge("kiln_table_files"), "{{table}}")],
             ),
             Panel(
                 "Bytes of a file",
                 "On average.",
                 "bytes",
-                [Line(f"{gauge('kiln_table_bytes')} / clamp_min({gauge('kiln_table_files')}, 1)", "{{table}}")],
+                [PanelQuery(f"{gauge('kiln_table_bytes')} / clamp_min({gauge('kiln_table_files')}, 1)", "{{table}}")],
             ),
             Panel(
                 "New rows",
                 "Rows a second.",
                 "cps",
-                [Line(f"deriv({gauge('kiln_table_rows')}[5m])", "{{table}}")],
+                [PanelQuery(f"deriv({gauge('kiln_table_rows')}[5m])", "{{table}}")],
             ),
         ),
     ),
 )
 
 QUALITY: Final = (
-    Row(
+    PanelRow(
         "Expectations",
         (
             Panel(
                 "Failed, level error",
                 "kiln quality names the rows.",
                 "none",
-                [Line(f"{_FAILED} or 0 * {_EXPECTATIONS}")],
+                [PanelQuery(f"{_FAILED} or 0 * {_EXPECTATIONS}")],
                 figure=True,
                 bad_from=1,
             ),
@@ -508,57 +516,57 @@ QUALITY: Final = (
                 "Last check",
                 "Time since the last check of this run.",
                 "s",
-                [Line(f"max({gauge('kiln_quality_age_seconds')})")],
+                [PanelQuery(f"max({gauge('kiln_quality_age_seconds')})")],
                 figure=True,
             ),
             Panel(
                 "By what became of them",
                 "A level is that of an expectation that failed.",
                 "none",
-                [Line(_sum(gauge("kiln_quality_expectations"), "result"), "{{result}}")],
+                [PanelQuery(_sum(gauge("kiln_quality_expectations"), "result"), "{{result}}")],
                 stacked=True,
             ),
             Panel(
                 "By table",
                 "Expectations that the last check held against a table.",
                 "none",
-                [Line(_sum(gauge("kiln_quality_expectations"), "table, result"), "{{table}} {{result}}")],
+                [PanelQuery(_sum(gauge("kiln_quality_expectations"), "table, result"), "{{table}} {{result}}")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Quarantine",
         (
             Panel(
                 "By reason",
                 "docs/RUNBOOK.md, Quarantine, says of each what to do.",
                 "cps",
-                [Line(_sum(per_second("kiln_quarantined"), "stage, reason"), "{{stage}}: {{reason}}")],
+                [PanelQuery(_sum(per_second("kiln_quarantined"), "stage, reason"), "{{stage}}: {{reason}}")],
                 stacked=True,
             ),
             Panel(
                 "Share",
                 "Of what was decoded.",
                 "percentunit",
-                [Line(_QUARANTINE_SHARE, "share")],
+                [PanelQuery(_QUARANTINE_SHARE, "share")],
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "The traffic",
         (
             Panel(
                 "Copies of a message",
                 "How often a good message comes, on average.",
                 "none",
-                [Line(f"{_sum(per_second('kiln_copies'))} / {_sum(per_second('kiln_messages'))}", "copies")],
+                [PanelQuery(f"{_sum(per_second('kiln_copies'))} / {_sum(per_second('kiln_messages'))}", "copies")],
             ),
             Panel(
                 "Mix",
                 "Share of each type.",
                 "percentunit",
                 [
-                    Line(
+                    PanelQuery(
                         f"{_sum(per_second('kiln_messages'), 'type')} / ignoring(type) group_left() "
                         f"{_sum(per_second('kiln_messages'))}",
                         "{{type}}",
@@ -570,7 +578,7 @@ QUALITY: Final = (
                 "Age of the tables",
                 "Time since the newest commit.",
                 "s",
-                [Line(gauge("kiln_table_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}")],
+                [PanelQuery(gauge("kiln_table_age_seconds", 'table=~"frames|messages|updates|batches"'), "{{table}}")],
             ),
         ),
     ),
@@ -580,6 +588,6 @@ DASHBOARDS: Final = {"overview": OVERVIEW, "bridge": BRIDGE, "streams": STREAMS,
 """By name."""
 
 
-def expressions(rows: Sequence[Row]) -> list[str]:
+def expressions(rows: Sequence[PanelRow]) -> list[str]:
     """Every query of a dashboard."""
     return [line.expression for row in rows for panel in row.panels for line in panel.lines]

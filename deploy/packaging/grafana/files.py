@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Panel, Row
+from kiln.deploy.packaging.grafana.dashboards import DASHBOARDS, Panel, PanelRow
 
 _SOURCE: Final = DataSourceRef("prometheus", "${source}")
 _WIDTH: Final = 24  # of a dashboard, in Grafana's columns
@@ -67,7 +67,7 @@ def dashboard_json(name: str) -> str:
     return json.dumps(built.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-def across(row: Row) -> int:
+def across(row: PanelRow) -> int:
     """How many panels of a row are side by side."""
     if all(panel.figure for panel in row.panels):
         return min(_FIGURES, len(row.panels))

@@ -117,7 +117,7 @@ def build(site: Path, script: Path) -> int:
         _copy(script, folder / "assets" / "mermaid.min.js")
         config = load_config(str(CONFIG), docs_dir=str(folder), site_dir=str(site), strict=True)
         config.nav = navigation(config.nav or [], documents)
-        said = _Said()
+        said = _MkdocsMessages()
         logging.getLogger("mkdocs").addHandler(said)
         try:
             build_pages(config)
@@ -191,7 +191,7 @@ class _Files(SimpleHTTPRequestHandler):
         """Nothing: linkchecker tells what it did not find."""
 
 
-class _Said(logging.Handler):
+class _MkdocsMessages(logging.Handler):
     """What mkdocs has to say against the pages."""
 
     def __init__(self) -> None:

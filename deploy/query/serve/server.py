@@ -45,7 +45,7 @@ _LAST_WORDS: Final = 20.0  # s
 
 
 @dataclass(frozen=True)
-class Door:
+class SqlEndpoint:
     """Where the server listens, on loopback, and who may come in: one user, with the password in a file."""
 
     port: int
@@ -75,7 +75,7 @@ def password_file(state: Path) -> Path:
 class Server:
     """The JVM. It answers each line of JSON with one."""
 
-    def __init__(self, process: subprocess.Popen[str], door: Door) -> None:
+    def __init__(self, process: subprocess.Popen[str], door: SqlEndpoint) -> None:
         self._process = process
         self._door = door
         self._password = ""
@@ -134,7 +134,7 @@ class Server:
 
 @contextmanager
 def served(
-    settings: Settings, lake: Lake, door: Door, memory: str, progress: Callable[[str], None]
+    settings: Settings, lake: Lake, door: SqlEndpoint, memory: str, progress: Callable[[str], None]
 ) -> Iterator[Server]:
     """The server, from when it takes clients until the context is left. KilnError says what is missing or taken."""
     _check_free(door.port)
@@ -177,7 +177,7 @@ def served(
 @contextmanager
 def _jvm(
     conf: Mapping[str, str],
-    door: Door,
+    door: SqlEndpoint,
     limits: Limits,
     environment: Mapping[str, str],
     folder: Path,
@@ -252,7 +252,7 @@ def _store_ports(settings: Settings, conf: Mapping[str, str]) -> list[int]:
     return [*_WEB, *(port for port in ports if port is not None)]
 
 
-def _settings(door: Door, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
+def _settings(door: SqlEndpoint, folder: Path, ports: tuple[int, int]) -> dict[str, str]:
     return {
         "spark.app.name": "kiln sql",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,kiln.ReadOnly",

@@ -11,7 +11,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
 from kiln.deploy.query.trace.ids import Id
-from kiln.deploy.query.trace.plan import MESSAGES, Row, Step, kind_of, next_steps, shown
+from kiln.deploy.query.trace.plan import MESSAGES, Row, TraceStep, kind_of, next_steps, shown
 from kiln.pipelines.delta.duckdb_tables import allow_only, show_tables
 from kiln.pipelines.delta.lake import Lake
 
@@ -29,7 +29,7 @@ class TraceError(KilnError):
 class StepAnswer(Answer):
     """The answer to a step, whole."""
 
-    def __init__(self, step: Step, columns: tuple[str, ...], cells: list[Cells]) -> None:
+    def __init__(self, step: TraceStep, columns: tuple[str, ...], cells: list[Cells]) -> None:
         super().__init__(columns, ())
         self.step = step
         self.cells = cells
@@ -79,7 +79,7 @@ def follow(
     return Trace(subject, kind_of(subject, found), tuple(answers[name] for name in shown(subject, found)))
 
 
-def _ask(connection: duckdb.DuckDBPyConnection, step: Step) -> StepAnswer:
+def _ask(connection: duckdb.DuckDBPyConnection, step: TraceStep) -> StepAnswer:
     try:
         connection.execute(step.sql)
         columns = tuple(str(column[0]) for column in connection.description or ())

@@ -28,28 +28,28 @@ class IdError(KilnError):
 
 
 @dataclass(frozen=True)
-class Cid:
+class CidRef:
     """A CID. Its form does not say whether it is a batch's or a tip's: the tables do."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamRef:
     """A StreamID, base36."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Message:
+class MessageRef:
     """A message id (`kiln.schemas.wire.identity.message_id`)."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Place:
+class FrameRef:
     """Where a frame is in `kiln.frames`; `index`: of a message in its RPC, None: the frame with all its messages."""
 
     partition: int
@@ -62,7 +62,7 @@ class Place:
         return f"{self.partition}/{self.offset}" + ("" if self.index is None else f"/{self.index}")
 
 
-Id: TypeAlias = Cid | Stream | Message | Place
+Id: TypeAlias = CidRef | StreamRef | MessageRef | FrameRef
 
 
 def read_id(text: str) -> Id:
@@ -71,20 +71,20 @@ def read_id(text: str) -> Id:
     if place := _PLACE.fullmatch(text):
         partition, offset, index = (None if part is None else int(part) for part in place.groups())
         if (partition or 0) < 2**31 and (offset or 0) < 2**63 and (index or 0) < 2**31:
-            return Place(partition or 0, offset or 0, index)
+            return FrameRef(partition or 0, offset or 0, index)
     try:
-        return Stream(stream_text(text))
+        return StreamRef(stream_text(text))
     except StreamIdError:
         pass
     if commit := _commit(text):
         raise IdError(f"{text} is the id of a commit: trace its stream {commit.stream.text}, or its tip")
     try:
         cid_bytes(text)
-        return Cid(text)
+        return CidRef(text)
     except CidError:
         pass
     if _MESSAGE.fullmatch(text):
-        return Message(text)
+        return MessageRef(text)
     raise IdError(f"{text[:200]!r} is no id that Kiln knows. Kiln traces {FORMS}")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from kiln.deploy.query.trace.ids import Cid, Id, Message, Place, Stream
+from kiln.deploy.query.trace.ids import CidRef, FrameRef, Id, MessageRef, StreamRef
 from kiln.schemas.wire.cid import cid_bytes, cid_text
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 
@@ -35,7 +35,7 @@ _CLOCKS: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One question. `nothing`: what no rows mean."""
 
     name: str
@@ -70,7 +70,7 @@ STEPS: Final = tuple(_SAYS)
 """The steps in the order of the way."""
 
 
-def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[Step]:
+def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[TraceStep]:
     """The steps that `found` makes possible and that are not in `found` yet; none when the way is complete.
 
     `most`: of how many messages to show copies and frames, and of how many batches publications.
@@ -81,28 +81,28 @@ def next_steps(subject: Id, found: Found, most: int = MESSAGES) -> list[Step]:
 def kind_of(subject: Id, found: Found) -> str:
     """What the id turned out to be, as a word."""
     match subject:
-        case Cid():
+        case CidRef():
             return "batch" if _is_batch(found) else "tip"
-        case Stream():
+        case StreamRef():
             return "stream"
-        case Message():
+        case MessageRef():
             return "message"
-        case Place():
+        case FrameRef():
             return "frame" if subject.index is None else "message"
 
 
 def shown(subject: Id, found: Found) -> list[str]:
     """The steps of the way, in order. Of a CID that is a tip, not the question whether it is a batch."""
-    hidden = {"batch"} if isinstance(subject, Cid) and not _is_batch(found) else set()
+    hidden = {"batch"} if isinstance(subject, CidRef) and not _is_batch(found) else set()
     return [name for name in STEPS if name in found and name not in hidden]
 
 
 # ---------------------------------------------------------------- which steps
 
 
-def _possible(subject: Id, found: Found, most: int) -> Iterator[Step]:
+def _possible(subject: Id, found: Found, most: int) -> Iterator[TraceStep]:
     match subject:
-        case Cid(cid):
+        case CidRef(cid):
             yield _batch(cid)
             yield _announcements([cid])
             if "batch" not in found or "announcements" not in found:
@@ -113,15 +113,15 @@ def _possible(subject: Id, found: Found, most: int) -> Iterator[Step]:
                 yield from _steps_of_updates(f"tip = {_text(cid)}", found)
                 yield _messages(f"tip = {_text(cid)}")
                 yield _tips(f"tip = {_text(cid)}")
-        case Stream(stream):
+        case StreamRef(stream):
             yield from _steps_of_updates(f"stream = {_text(stream)}", found)
             yield _messages(f"stream = {_text(stream)}", data=False)
             yield _tips(f"stream = {_text(stream)}")
-        case Message(message):
+        case MessageRef(message):
             yield from _steps_of_updates(f"message = {_text(message)}", found)
             yield _messages(f"message = {_text(message)}")
             yield _copies(f"message = {_text(message)}")
-        case Place():
+        case FrameRef():
             here = _at(subject)
             if subject.index is not None:  # with the other copies of the message: quarantine may have the place of one
                 here += f"\n   OR (network, message) IN (SELECT (network, message) FROM copies WHERE {here})"
@@ -142,7 +142,7 @@ def _is_batch(found: Found) -> bool:
     return bool(found.get("batch") or found.get("announcements"))
 
 
-def _steps_of_a_batch(cid: str, found: Found) -> Iterator[Step]:
+def _steps_of_a_batch(cid: str, found: Found) -> Iterator[TraceStep]:
     yield _step("block", f"SELECT stream, tip\nFROM batch_tips\nWHERE cid = {_text(cid)}\nORDER BY stream, tip")
     if not found["batch"]:  # what Kiln reads out of a block of its own is no news
         yield _tips(f"cid = {_text(cid)}")
@@ -163,7 +163,7 @@ QUALIFY {_HEARD} >= b.opened_at
         yield _messages(_messages_of(found["updates"], members), data=False)
 
 
-def _steps_of_updates(which: str, found: Found) -> Iterator[Step]:
+def _steps_of_updates(which: str, found: Found) -> Iterator[TraceStep]:
     """`which`: a condition on the rows of the table `updates`."""
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message")
@@ -202,10 +202,10 @@ def _messages_of(updates: Sequence[Row], members: str) -> str:
     return f"{ids}\n  AND (network, message) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
 
 
-def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[Step]:
+def _steps_of_publications(subject: Id, found: Found, most: int) -> Iterator[TraceStep]:
     """What became of the batch, or of the newest batches that hold it."""
     heard = _texts(found["messages"], "batch")
-    if isinstance(subject, Cid) and _is_batch(found):
+    if isinstance(subject, CidRef) and _is_batch(found):
         cids = [subject.text]
     elif "batches" in found:
         cids = list(dict.fromkeys([*_texts(found["batches"], "cid")[-most:], *heard[-most:]]))
@@ -224,16 +224,18 @@ ORDER BY published_at""",
         yield _sent(found["publications"])
 
 
-def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterator[Step]:
+def _steps_of_places(subject: Id, found: Found, newest: Sequence[Row]) -> Iterator[TraceStep]:
     """The frames, and what is in quarantine. What came over BEP 50 has no copies, and one place."""
     copied = set(_texts(found["copies"], "message"))
     rows = [*found["copies"], *(row for row in newest if row["message"] not in copied)]
     places = [place for row in rows if (place := _place(row))]
-    if isinstance(subject, Place):
+    if isinstance(subject, FrameRef):
         places.append(subject)
     yield _frames(places)
-    streams = [subject.text] if isinstance(subject, Stream) else _texts([*newest, *found.get("updates", ())], "stream")
-    cids = [subject.text] if isinstance(subject, Cid) else [cid for each in streams for cid in _genesis(each)]
+    streams = (
+        [subject.text] if isinstance(subject, StreamRef) else _texts([*newest, *found.get("updates", ())], "stream")
+    )
+    cids = [subject.text] if isinstance(subject, CidRef) else [cid for each in streams for cid in _genesis(each)]
     yield _quarantine(places, list(dict.fromkeys([*cids, *_texts(newest, "batch")])))
 
 
@@ -266,12 +268,12 @@ _VERDICT: Final = (
 _PLACE: Final = "kafka_partition, kafka_offset, message_index"
 
 
-def _step(name: str, sql: str) -> Step:
+def _step(name: str, sql: str) -> TraceStep:
     says, nothing = _SAYS[name]
-    return Step(name, says, nothing, sql)
+    return TraceStep(name, says, nothing, sql)
 
 
-def _messages(which: str, *, data: bool = True) -> Step:
+def _messages(which: str, *, data: bool = True) -> TraceStep:
     """`data`: with their bytes, which are dear to read where the messages lie all over the table."""
     content = "octet_length(data) AS bytes, data" if data else "ver"
     return _step(
@@ -284,7 +286,7 @@ ORDER BY observed_at, message""",
     )
 
 
-def _copies(which: str) -> Step:
+def _copies(which: str) -> TraceStep:
     return _step(
         "copies",
         f"""SELECT observed_at, remote_peer, {_VERDICT},
@@ -298,7 +300,7 @@ ORDER BY observed_at, {_PLACE}""",
     )
 
 
-def _frames(places: Iterable[Place]) -> Step:
+def _frames(places: Iterable[FrameRef]) -> TraceStep:
     at = list(dict.fromkeys((place.partition, place.offset) for place in places))
     offsets = ", ".join(str(offset) for _, offset in at)
     # the offsets alone first: of a pair of columns DuckDB does not know which files can hold it
@@ -314,7 +316,7 @@ ORDER BY observed_at, kafka_partition, kafka_offset""",
     )
 
 
-def _separator(updates: str) -> Step:
+def _separator(updates: str) -> TraceStep:
     return _step(
         "separator",
         f"""SELECT network, stream, u.separator_source, u.separator_key, u.separator_value, s.source AS genesis,
@@ -327,13 +329,13 @@ ORDER BY first_heard, network, stream""",
     )
 
 
-def _batch(cid: str) -> Step:
+def _batch(cid: str) -> TraceStep:
     return _step(
         "batch", f"SELECT {_WINDOW}, block\nFROM batches\nWHERE cid = {_text(cid)}\nORDER BY opened_at, network"
     )
 
 
-def _sent(publications: Sequence[Row]) -> Step:
+def _sent(publications: Sequence[Row]) -> TraceStep:
     """Of the batch that was published last: to look for a CID in frames is dear, and a stream is in many batches."""
     left = "false"
     if newest := _texts(publications[-1:], "cid"):
@@ -353,7 +355,7 @@ ORDER BY observed_at, kafka_partition, kafka_offset""",
     )
 
 
-def _announcements(cids: Sequence[str]) -> Step:
+def _announcements(cids: Sequence[str]) -> TraceStep:
     return _step(
         "announcements",
         f"""SELECT observed_at, network, origin, from_peer, {_VERDICT}, topic, sep, batch, message, {_PLACE}
@@ -363,14 +365,14 @@ ORDER BY observed_at, message""",
     )
 
 
-def _tips(which: str) -> Step:
+def _tips(which: str) -> TraceStep:
     return _step(
         "tips",
         f"SELECT observed_at, network, stream, tip, source, cid\nFROM tips\nWHERE {which}\nORDER BY observed_at, tip",
     )
 
 
-def _quarantine(places: Iterable[Place], cids: Sequence[str]) -> Step:
+def _quarantine(places: Iterable[FrameRef], cids: Sequence[str]) -> TraceStep:
     at = [(place.partition, place.offset, -1 if place.index is None else place.index) for place in places]
     whole = [(partition, offset, -1) for partition, offset, _ in at]
     messages = _rows(list(dict.fromkeys([*at, *whole])))
@@ -413,7 +415,7 @@ def _rows(rows: Iterable[tuple[int, ...]]) -> str:
     return ", ".join(f"({', '.join(map(str, row))})" for row in rows)
 
 
-def _at(place: Place) -> str:
+def _at(place: FrameRef) -> str:
     index = "" if place.index is None else f" AND message_index = {place.index}"
     return f"kafka_partition = {place.partition} AND kafka_offset = {place.offset}{index}"
 
@@ -423,10 +425,10 @@ def _texts(rows: Iterable[Row], column: str) -> list[str]:
     return list(dict.fromkeys(value for row in rows if isinstance(value := row.get(column), str)))
 
 
-def _place(row: Row) -> Place | None:
+def _place(row: Row) -> FrameRef | None:
     match row["kafka_partition"], row["kafka_offset"], row["message_index"]:
         case int(partition), int(offset), int(index):
-            return Place(partition, offset, index)
+            return FrameRef(partition, offset, index)
     return None
 
 

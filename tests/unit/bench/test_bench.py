@@ -33,11 +33,11 @@ from bench.plots import draw, plot
 from bench.processes import Usage, kind_of
 from bench.report import Aim, Finding, Note, Ratio, Series, as_json, number, table
 from bench.runs import BenchError, Extent, in_turn
-from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, decode_update, encode
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.streamid import stream_text
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 from kit.awaiting import wait_until
 
 
@@ -216,7 +216,7 @@ def test_the_code_of_a_user_finds_what_kiln_finds() -> None:
     """So that all sides of the comparison do the same work; the few differences are those that `bench.peers` names."""
     found = generated(3_000, live_options())
     rows = [read(value, 0, offset, datetime.now(UTC)) for offset, (_, value) in enumerate(found)]
-    good, faulty = content(found, Decoding())
+    good, faulty = content(found, DecodeConfig())
     assert sum(len(each["frames"]) for each in rows) == len(found)
     copies = sum(item.copy is not None for item in good) + sum(item.copy is not None for item in faulty)
     assert sum(len(each["copies"]) for each in rows) == pytest.approx(copies, rel=0.005)
@@ -319,18 +319,18 @@ def frames() -> list[Keyed]:
     return generated(400, live_options())
 
 
-def content(frames: Sequence[Keyed], how: Decoding) -> tuple[list[Decoded], list[Faulty]]:
+def content(frames: Sequence[Keyed], how: DecodeConfig) -> tuple[list[DecodedMessage], list[RejectedMessage]]:
     items = [item for offset, (_, value) in enumerate(frames) for item in decode(value, 0, offset, 0, how)]
-    good = [item for item in items if isinstance(item, Decoded)]
-    return good, [item for item in items if isinstance(item, Faulty)]
+    good = [item for item in items if isinstance(item, DecodedMessage)]
+    return good, [item for item in items if isinstance(item, RejectedMessage)]
 
 
 def test_frames_stamped_anew_hold_as_much_that_is_new(frames: list[Keyed]) -> None:
     many = list(stamped_anew(frames, 1_000))
     assert len(many) == 1_000
     assert many[:400] == frames
-    good, faulty = content(many[:400], Decoding())
-    again, faulty_again = content(many[400:800], Decoding())
+    good, faulty = content(many[:400], DecodeConfig())
+    again, faulty_again = content(many[400:800], DecodeConfig())
     assert [item.content for item in again] == [item.content for item in good]
     assert [item.reason for item in faulty_again] == [item.reason for item in faulty]
     first, second = {item.message for item in good}, {item.message for item in again}
@@ -341,8 +341,8 @@ def test_frames_stamped_anew_hold_as_much_that_is_new(frames: list[Keyed]) -> No
 
 def test_frames_are_of_the_same_messages_by_name_and_by_index(frames: list[Keyed]) -> None:
     found = list(with_messages(value for _, value in frames))
-    bundles = Bundles({"all": {message.topic for frame in found for message in messages(frame)}})
-    how = Decoding(bundles=bundles)
+    bundles = BundleSet({"all": {message.topic for frame in found for message in messages(frame)}})
+    how = DecodeConfig(bundles=bundles)
     named, indexed = (
         content([(frame.connection, change(frame, bundles).SerializeToString()) for frame in found], how)
         for change in (agreed, by_index)

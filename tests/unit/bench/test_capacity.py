@@ -32,8 +32,8 @@ from bench.capacity import (
     read_name,
     with_tables,
 )
-from bench.fitting import Cost, Point, fit
-from bench.scaling import Found, Ran, stretch
+from bench.fitting import Cost, CostSample, fit
+from bench.scaling import MicroBatchCost, ScalingFindings, stretch
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,7 +49,7 @@ many = st.lists(st.tuples(st.integers(1, 8), st.integers(1_000, 200_000)), min_s
 def test_a_cost_that_is_made_of_parts_is_found(each: list[float], sizes: list[tuple[int, int]]) -> None:
     true = Cost({"micro-batch": each[0], "task": each[1] / 10, "frame": each[2] / 1000})
     points = [
-        Point(counts, true.of(counts))
+        CostSample(counts, true.of(counts))
         for tasks, frames in sizes
         for counts in [{"micro-batch": 1.0, "task": float(tasks), "frame": float(frames)}]
     ]
@@ -60,38 +60,40 @@ def test_a_cost_that_is_made_of_parts_is_found(each: list[float], sizes: list[tu
 
 def test_a_part_is_never_below_nothing() -> None:
     """A straight line through these would have a micro-batch take less than nothing."""
-    points = [Point({"micro-batch": 1, "frame": frames}, took) for frames, took in ((10, 1), (20, 4), (30, 6))]
+    points = [CostSample({"micro-batch": 1, "frame": frames}, took) for frames, took in ((10, 1), (20, 4), (30, 6))]
     found = fit(points)
     assert found.each["micro-batch"] == 0
     assert 0.1 < found.each["frame"] < 0.25
 
 
 def test_small_points_weigh_as_much_as_large_ones() -> None:
-    points = [Point({"micro-batch": 1, "frame": frames}, took) for frames, took in ((0, 2.0), (1_000_000, 51.0))]
-    assert fit([*points, Point({"micro-batch": 1, "frame": 500_000}, 26.0)]).each["micro-batch"] == pytest.approx(
+    points = [CostSample({"micro-batch": 1, "frame": frames}, took) for frames, took in ((0, 2.0), (1_000_000, 51.0))]
+    assert fit([*points, CostSample({"micro-batch": 1, "frame": 500_000}, 26.0)]).each["micro-batch"] == pytest.approx(
         2, 0.1
     )
 
 
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(ValueError, match="1 points cannot say what each of 2 parts takes"):
-        fit([Point({"micro-batch": 1, "frame": 5}, 1.0)])
+        fit([CostSample({"micro-batch": 1, "frame": 5}, 1.0)])
     with pytest.raises(ValueError, match="took nothing"):
-        fit([Point({"frame": 5}, 0.0)])
+        fit([CostSample({"frame": 5}, 0.0)])
     with pytest.raises(KeyError):
         Cost({"frame": 1.0}).of({"update": 1})
 
 
 def test_micro_batches_become_a_point() -> None:
     ran = [
-        Ran(
+        MicroBatchCost(
             {"updates": 100, "batches": 4},
             7,
             2.0,
             {"kiln run": 0.1, "Spark's JVM": 0.5, "Python workers": 0.2, "broker": 9.0},
             0.3,
         ),
-        Ran({"updates": 200}, 9, 4.0, {"kiln run": 0.1, "Spark's JVM": 0.7, "Python workers": 0.4, "broker": 7.0}, 0.5),
+        MicroBatchCost(
+            {"updates": 200}, 9, 4.0, {"kiln run": 0.1, "Spark's JVM": 0.7, "Python workers": 0.4, "broker": 7.0}, 0.5
+        ),
     ]
     one = stretch(ran, tasks=4, made="batch")
     assert one.counts == {"micro-batch": 1, "task": 4, "update": 150, "batch": 8}
@@ -100,7 +102,7 @@ def test_micro_batches_become_a_point() -> None:
 
 
 def test_a_miss_by_more_than_a_fifth_is_said() -> None:
-    found = Found()
+    found = ScalingFindings()
     for foretold in (1.0, 1.1, 1.3):
         found.check("archive, afar", "s of CPU", foretold, 1.0)
     found.see("archive: CPU, each frame", "µs", 30.0, times=3)

@@ -10,13 +10,31 @@ from statistics import median
 import pytest
 from nacl.signing import SigningKey
 
-from kiln.bridge.bep50 import Carried, Conflict, Connected, Datagram, Overlay, PublishError, Settings, Updated
+from kiln.bridge.bep50 import (
+    ConnectivityChange,
+    Datagram,
+    ItemConflict,
+    ItemPublishError,
+    ItemTransfer,
+    ItemUpdate,
+    Overlay,
+    OverlaySettings,
+)
 from kiln.bridge.bep50.simulation import Network
-from kiln.bridge.bep50.store import Store, Stored, StoreError, read_stored, write_stored
+from kiln.bridge.bep50.store import StoredTopic, TopicStore, TopicStoreError, read_stored, write_stored
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
-from kiln.schemas.dht.krpc import OLD_SEQUENCE, Address, Error, Malformed, Query, Response, read_message, write_message
+from kiln.schemas.dht.krpc import (
+    OLD_SEQUENCE,
+    DhtAddress,
+    KrpcError,
+    KrpcQuery,
+    KrpcResponse,
+    MalformedDatagram,
+    read_message,
+    write_message,
+)
 from kiln.schemas.dht.node_id import bound_id
 
 KEY = SigningKey(b"\x01" * 32)
@@ -28,15 +46,15 @@ def item(sequence: int) -> Item:
     return sign(KEY, SALT, sequence, bencode.encode(b"v%d" % sequence))
 
 
-def place(number: int) -> Address:
-    return Address.parse(f"10.0.{number >> 8}.{number & 255}", 6881)
+def place(number: int) -> DhtAddress:
+    return DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881)
 
 
-def place6(number: int) -> Address:
-    return Address.parse(f"2001:db8:{number:x}::1", 6881)
+def place6(number: int) -> DhtAddress:
+    return DhtAddress.parse(f"2001:db8:{number:x}::1", 6881)
 
 
-def joined(network: Network, places: list[Address]) -> list[Address]:
+def joined(network: Network, places: list[DhtAddress]) -> list[DhtAddress]:
     """Start a node at each place; each but the first knows one, any one, of those before it."""
     for number, each in enumerate(places):
         contacts = [places[network.random.randrange(number)]] if number else []
@@ -44,7 +62,7 @@ def joined(network: Network, places: list[Address]) -> list[Address]:
     return places
 
 
-def publish(network: Network, publisher: Address, new: Item) -> None:
+def publish(network: Network, publisher: DhtAddress, new: Item) -> None:
     network.carry(publisher, network.overlays[publisher].publish(new, network.now))
 
 
@@ -70,8 +88,8 @@ def test_a_hundred_nodes_have_the_newest_item_within_five_seconds_at_a_fifth_of_
         network.run(5.0)
         assert holders(network, item(sequence)) == 100
     events = [event for each in network.events.values() for event in each]
-    assert sum(isinstance(event, Updated) for event in events) == 300  # each item once at each node
-    received = sum(isinstance(event, Carried) and event.direction == "in" for event in events)
+    assert sum(isinstance(event, ItemUpdate) for event in events) == 300  # each item once at each node
+    received = sum(isinstance(event, ItemTransfer) and event.direction == "in" for event in events)
     assert received / 300 < 20  # copies per node and item
 
 
@@ -120,7 +138,7 @@ def test_a_node_cut_off_catches_up_when_it_is_back() -> None:
 
 
 def test_a_subscriber_comes_back_with_what_it_had(tmp_path: Path) -> None:
-    network, store = Network(6), Store(tmp_path)
+    network, store = Network(6), TopicStore(tmp_path)
     places = joined(network, [place(number) for number in range(1, 6)])
     network.run(10.0)
     publish(network, places[0], item(1))
@@ -145,11 +163,11 @@ def test_being_alone_and_in_company_is_told() -> None:
     network.run(5.0)
     network.stop(other)
     network.run(120.0)
-    told = [event.connected for event in network.events[one] if isinstance(event, Connected)]
+    told = [event.connected for event in network.events[one] if isinstance(event, ConnectivityChange)]
     assert told == [True, False]
     network.carry(other, network.add(other).subscribe(PUBLIC, SALT, network.now, contacts=[one]))
     network.run(5.0)
-    told = [event.connected for event in network.events[one] if isinstance(event, Connected)]
+    told = [event.connected for event in network.events[one] if isinstance(event, ConnectivityChange)]
     assert told == [True, False, True]
 
 
@@ -172,7 +190,7 @@ def test_an_answer_over_ipv6_fits_a_datagram_too() -> None:
     places = joined(network, [place6(number) for number in range(1, 31)])
     network.run(30.0)
     publish(network, places[0], sign(KEY, SALT, 1, bencode.encode(b"x" * 996)))
-    query = Query(b"tttt", b"get", b"\x77" * 20, {b"target": TOPIC}, TOPIC, read_only=True)
+    query = KrpcQuery(b"tttt", b"get", b"\x77" * 20, {b"target": TOPIC}, TOPIC, read_only=True)
     output = network.overlays[places[0]].receive(write_message(query), place6(999), network.now)
     (answer,) = [each for each in output.datagrams if each.address == place6(999)]
     assert 1350 < len(answer.data) <= 1452
@@ -212,8 +230,8 @@ def test_an_item_crosses_where_a_node_is_in_both_families() -> None:
 
 
 def test_ids_that_bep42_does_not_allow_can_be_kept_out() -> None:
-    network, settings = Network(10), Settings(bound_ids=True)
-    outside = [Address.parse(f"93.184.216.{number}", 6881) for number in range(1, 5)]
+    network, settings = Network(10), OverlaySettings(bound_ids=True)
+    outside = [DhtAddress.parse(f"93.184.216.{number}", 6881) for number in range(1, 5)]
     for number, each in enumerate(outside):
         entropy = network.random.randbytes(20)
         node_id = entropy if number == 3 else bound_id(each.ip, entropy)
@@ -262,15 +280,15 @@ class Target:
     contact, stranger, contact_id, held, newer = place(1), place(2), b"\x31" * 20, item(5), item(6)
 
     def __init__(self) -> None:
-        self.node = Overlay(b"\x00" * 20, 6881, Random(1), 0.0, Settings(rate=1e9, burst=1e9))
+        self.node = Overlay(b"\x00" * 20, 6881, Random(1), 0.0, OverlaySettings(rate=1e9, burst=1e9))
         self.node.subscribe(PUBLIC, SALT, 0.0)
         self.topic = self.node.topics[TOPIC]
         sent = self.receive(self.query(b"get", {b"target": TOPIC}))
-        (token,) = [each.values[b"token"] for each in sent if isinstance(each, Response)]
-        (probe,) = [each for each in sent if isinstance(each, Query)]
+        (token,) = [each.values[b"token"] for each in sent if isinstance(each, KrpcResponse)]
+        (probe,) = [each for each in sent if isinstance(each, KrpcQuery)]
         self.receive(self.response(probe, self.held))
         sent = [read_message(each.data) for each in self.node.advance(2.5).datagrams]
-        (self.get,) = [each for each in sent if isinstance(each, Query) and each.method == b"get"]
+        (self.get,) = [each for each in sent if isinstance(each, KrpcQuery) and each.method == b"get"]
         put, again = put_fields(self.newer) | {b"token": token}, put_fields(self.held) | {b"token": token}
         self.datagrams = [
             write_message(each)
@@ -280,20 +298,22 @@ class Target:
                 self.query(b"get", {b"target": TOPIC, b"seq": 5}),
                 self.query(b"find_node", {b"target": b"\x09" * 20}),
                 self.query(b"ping", {}),
-                Query(b"tt", b"get_peers", self.contact_id, {b"info_hash": TOPIC}),
-                Query(b"tt", b"put", self.contact_id, put),
+                KrpcQuery(b"tt", b"get_peers", self.contact_id, {b"info_hash": TOPIC}),
+                KrpcQuery(b"tt", b"put", self.contact_id, put),
                 self.response(self.get, self.newer),
-                Error(self.get.transaction, OLD_SEQUENCE, TOPIC),
+                KrpcError(self.get.transaction, OLD_SEQUENCE, TOPIC),
             )
         ]
 
-    def query(self, method: bytes, arguments: dict[bytes, Value]) -> Query:
-        return Query(b"tt", method, self.contact_id, arguments, TOPIC)
+    def query(self, method: bytes, arguments: dict[bytes, Value]) -> KrpcQuery:
+        return KrpcQuery(b"tt", method, self.contact_id, arguments, TOPIC)
 
-    def response(self, query: Query, new: Item) -> Response:
-        return Response(query.transaction, self.contact_id, {b"token": b"t", **item_fields(new)}, TOPIC)
+    def response(self, query: KrpcQuery, new: Item) -> KrpcResponse:
+        return KrpcResponse(query.transaction, self.contact_id, {b"token": b"t", **item_fields(new)}, TOPIC)
 
-    def receive(self, message: Query | Response) -> list[Query | Response | Error | Malformed]:
+    def receive(
+        self, message: KrpcQuery | KrpcResponse
+    ) -> list[KrpcQuery | KrpcResponse | KrpcError | MalformedDatagram]:
         output = self.node.receive(write_message(message), self.contact, 0.0)
         return [read_message(each.data) for each in output.datagrams]
 
@@ -314,17 +334,17 @@ def test_mutated_datagrams_raise_nothing_and_change_no_state_they_should_not() -
         output = target_.node.receive(datagram, source, 2.5)
         message = read_message(datagram)
         assert len(output.datagrams) <= 4
-        assert not any(isinstance(event, Conflict) for event in output.events)
+        assert not any(isinstance(event, ItemConflict) for event in output.events)
         if target_.state == before:
             continue
         # Something has changed: then it is a message of this topic, and ...
-        assert isinstance(message, Query | Response | Error)
+        assert isinstance(message, KrpcQuery | KrpcResponse | KrpcError)
         assert message.topic == TOPIC
         if topic.item != target_.held:  # ... the true newer item, from whoever was given the token or was asked,
             assert topic.item == target_.newer
             assert source == target_.contact
             stored += 1
-        if isinstance(message, Query):  # ... or a query, which may lead to a probe of whoever asked,
+        if isinstance(message, KrpcQuery):  # ... or a query, which may lead to a probe of whoever asked,
             assert topic.waiting - before_waiting(before) in (0, 1)
             probed += topic.waiting > before_waiting(before)
         else:  # ... or the answer that was waited for.
@@ -348,9 +368,11 @@ def test_a_bad_item_in_an_answer_costs_the_contact_its_place() -> None:
     node = network.overlays[one]
     forged = item_fields(item(9)) | {b"v": b"forged"}
     for message in [read_message(each.data) for each in node.advance(network.now + 2.1).datagrams]:
-        if isinstance(message, Query) and message.method == b"get":
+        if isinstance(message, KrpcQuery) and message.method == b"get":
             sender = network.overlays[other].node_id
-            node.receive(write_message(Response(message.transaction, sender, forged, TOPIC)), other, network.now + 2.1)
+            node.receive(
+                write_message(KrpcResponse(message.transaction, sender, forged, TOPIC)), other, network.now + 2.1
+            )
     assert node.topics[TOPIC].item is None
     assert node.topics[TOPIC].contacts == []
     assert node.dropped["bad_item"] == 1
@@ -358,8 +380,8 @@ def test_a_bad_item_in_an_answer_costs_the_contact_its_place() -> None:
 
 def test_a_datagram_from_nowhere_is_dropped() -> None:
     node = Overlay(b"\x00" * 20, 6881, Random(1), 0.0)
-    ping = write_message(Query(b"tt", b"ping", b"\x31" * 20, {}))
-    for source in (Address(b"\xe0\x00\x00\x01", 1), Address(b"\x0a\x00\x00\x01", 0), Address(b"\xff" * 16, 1)):
+    ping = write_message(KrpcQuery(b"tt", b"ping", b"\x31" * 20, {}))
+    for source in (DhtAddress(b"\xe0\x00\x00\x01", 1), DhtAddress(b"\x0a\x00\x00\x01", 0), DhtAddress(b"\xff" * 16, 1)):
         assert node.receive(ping, source, 0.0).datagrams == []
     assert node.dropped["unusable_source"] == 3
 
@@ -367,7 +389,7 @@ def test_a_datagram_from_nowhere_is_dropped() -> None:
 def test_the_answer_to_any_query_is_no_larger_than_a_datagram_and_to_a_bad_one_smaller_than_it() -> None:
     """Whoever forges the source address of a query gains little by it."""
     node = Overlay(b"\x00" * 20, 6881, Random(1), 0.0)
-    unknown = write_message(Query(b"tt", b"get", b"\x31" * 20, {b"target": TOPIC}, TOPIC))
+    unknown = write_message(KrpcQuery(b"tt", b"get", b"\x31" * 20, {b"target": TOPIC}, TOPIC))
     (answer,) = node.receive(unknown, place(1), 0.0).datagrams
     assert len(answer.data) < len(unknown)
 
@@ -381,8 +403,8 @@ def test_every_datagram_with_an_item_is_told_as_it_was_on_the_wire() -> None:
     network.run(5.0)
     publish(network, one, item(1))
     network.run(1.0)
-    out = [event for event in network.events[one] if isinstance(event, Carried)]
-    incoming = [event for event in network.events[other] if isinstance(event, Carried)]
+    out = [event for event in network.events[one] if isinstance(event, ItemTransfer)]
+    incoming = [event for event in network.events[other] if isinstance(event, ItemTransfer)]
     assert [event.direction for event in out] == ["out"]
     assert [event.direction for event in incoming] == ["in"]
     assert out[0].datagram == incoming[0].datagram
@@ -395,9 +417,9 @@ def test_every_datagram_with_an_item_is_told_as_it_was_on_the_wire() -> None:
 def test_a_bad_put_is_told_too_but_stored_nowhere() -> None:
     network = Network(13)
     (one,) = joined(network, [place(1)])
-    query = Query(b"tt", b"put", b"\x31" * 20, put_fields(item(1)), TOPIC)
+    query = KrpcQuery(b"tt", b"put", b"\x31" * 20, put_fields(item(1)), TOPIC)
     output = network.overlays[one].receive(write_message(query), place(2), 0.0)
-    assert [type(event) for event in output.events] == [Carried]
+    assert [type(event) for event in output.events] == [ItemTransfer]
     assert network.overlays[one].topics[TOPIC].item is None
 
 
@@ -407,25 +429,25 @@ def test_an_item_in_the_plain_dht_is_told_too() -> None:
     overlay = Overlay(b"\x11" * 20, us.port, Random(1), 0.0, bootstrap=[plain])
     asked = overlay.subscribe(PUBLIC, SALT, 0.0).datagrams
     asked += overlay.publish(item(2), 0.0).datagrams
-    told: list[tuple[str, Address, bytes]] = []
+    told: list[tuple[str, DhtAddress, bytes]] = []
     time = 0.0
     while asked:
         (datagram, address), *asked = asked
         query = read_message(datagram)
-        assert isinstance(query, Query)
+        assert isinstance(query, KrpcQuery)
         shown = item_fields(item(1)) if query.method == b"get" else {}
-        answer = Response(query.transaction, b"\x22" * 20, {b"token": b"t", **shown})
+        answer = KrpcResponse(query.transaction, b"\x22" * 20, {b"token": b"t", **shown})
         time += 0.01
         output = overlay.receive(write_message(answer), address, time)
         asked += output.datagrams
-        carried = [event for event in output.events if isinstance(event, Carried)]
+        carried = [event for event in output.events if isinstance(event, ItemTransfer)]
         assert all(event.target == TOPIC for event in carried)
         told += [(event.direction, event.address, event.node) for event in carried]
     assert ("in", plain, b"\x22" * 20) in told
     assert ("out", plain, b"\x22" * 20) in told
-    get = Query(b"tt", b"get", b"\x33" * 20, {b"target": TOPIC})
+    get = KrpcQuery(b"tt", b"get", b"\x33" * 20, {b"target": TOPIC})
     (event,) = overlay.receive(write_message(get), asker, time).events
-    assert isinstance(event, Carried)
+    assert isinstance(event, ItemTransfer)
     assert (event.direction, event.target, event.node) == ("out", TOPIC, b"\x33" * 20)
 
 
@@ -437,29 +459,29 @@ def test_what_was_published_in_an_earlier_run_is_ours_from_the_start() -> None:
     other = network.add(place(2))
     network.carry(place(2), other.subscribe(PUBLIC, SALT, network.now, item(3), [one], publishing=True))
     network.run(2.0)
-    (conflict,) = [event for event in network.events[place(2)] if isinstance(event, Conflict)]
+    (conflict,) = [event for event in network.events[place(2)] if isinstance(event, ItemConflict)]
     assert (conflict.kept, conflict.other, conflict.ours) == (item(3), item(5), True)
-    with pytest.raises(PublishError, match="another publisher"):
+    with pytest.raises(ItemPublishError, match="another publisher"):
         publish(network, place(2), item(6))
 
 
 def test_files_of_topics_are_replaced_whole_and_checked(tmp_path: Path) -> None:
-    store = Store(tmp_path / "dht")
-    assert store.load(TOPIC) == Stored(None, [])
+    store = TopicStore(tmp_path / "dht")
+    assert store.load(TOPIC) == StoredTopic(None, [])
     store.save(TOPIC, item(1), [place(1), place6(1)])
     store.save(TOPIC, item(2), [place(1), place6(1)])
-    assert store.load(TOPIC) == Stored(item(2), [place(1), place6(1)])
-    assert read_stored(write_stored(Stored(None, [place(1)]))) == Stored(None, [place(1)])
+    assert store.load(TOPIC) == StoredTopic(item(2), [place(1), place6(1)])
+    assert read_stored(write_stored(StoredTopic(None, [place(1)]))) == StoredTopic(None, [place(1)])
     assert store.node_id(b"\x01" * 20) == store.node_id(b"\x02" * 20) == b"\x01" * 20
     (path,) = (tmp_path / "dht").glob("*.item")
     good = path.read_bytes()
-    for bad in (good[:-1], b"", b"le", good.replace(b"v2", b"v3"), write_stored(Stored(None, [])) + b"e"):
+    for bad in (good[:-1], b"", b"le", good.replace(b"v2", b"v3"), write_stored(StoredTopic(None, [])) + b"e"):
         path.write_bytes(bad)
-        with pytest.raises(StoreError, match=f"{path.name} is damaged.*delete it"):
+        with pytest.raises(TopicStoreError, match=f"{path.name} is damaged.*delete it"):
             store.load(TOPIC)
     path.rename(path.with_name("00" * 20 + ".item"))
     path.with_name("00" * 20 + ".item").write_bytes(good)
-    with pytest.raises(StoreError, match="its item is of"):
+    with pytest.raises(TopicStoreError, match="its item is of"):
         store.load(b"\x00" * 20)
 
 
@@ -471,9 +493,9 @@ def test_two_publishers_of_one_key_notice_each_other() -> None:
     network.run(1.0)
     publish(network, other, item(2))
     network.run(1.0)
-    conflicts = [event for event in network.events[one] if isinstance(event, Conflict)]
+    conflicts = [event for event in network.events[one] if isinstance(event, ItemConflict)]
     assert [(event.kept, event.other, event.ours) for event in conflicts] == [(item(1), item(2), True)]
-    with pytest.raises(PublishError, match="another publisher"):
+    with pytest.raises(ItemPublishError, match="another publisher"):
         publish(network, one, item(3))
     publish(network, other, item(3))  # only one of them goes on
     network.run(1.0)

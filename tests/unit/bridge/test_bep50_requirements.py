@@ -12,23 +12,32 @@ from random import Random
 import pytest
 from nacl.signing import SigningKey
 
-from kiln.bridge.bep50 import Acknowledged, Conflict, Datagram, Output, Overlay, PublishError, Settings, Updated
+from kiln.bridge.bep50 import (
+    Datagram,
+    ItemAcknowledgement,
+    ItemConflict,
+    ItemPublishError,
+    ItemUpdate,
+    Overlay,
+    OverlayEffects,
+    OverlaySettings,
+)
 from kiln.bridge.bep50.limits import TOKEN_EPOCH, RateLimits, WriteTokens
 from kiln.bridge.bep50.simulation import Network
-from kiln.bridge.bep50.store import Store
+from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.bep50.table import RoutingTable
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import Item, item_fields, put_fields, sign, target
 from kiln.schemas.dht.krpc import (
-    Address,
-    Error,
-    Malformed,
+    DhtAddress,
+    DhtNode,
+    KrpcError,
+    KrpcQuery,
+    KrpcRefusal,
+    KrpcResponse,
+    MalformedDatagram,
     Message,
-    Node,
-    Query,
-    Refusal,
-    Response,
     read_message,
     read_nodes,
     write_message,
@@ -39,8 +48,8 @@ KEY, OTHER_KEY = SigningKey(b"\x01" * 32), SigningKey(b"\x02" * 32)
 PUBLIC, SALT = KEY.verify_key.encode(), b"salt"
 TOPIC = target(PUBLIC, SALT)
 OWN_ID = b"\x00" * 20
-HERE = Address.parse("10.0.0.1", 6881)
-ANY = Settings(per_ip=0)
+HERE = DhtAddress.parse("10.0.0.1", 6881)
+ANY = OverlaySettings(per_ip=0)
 
 
 def item(sequence: int, value: bytes | None = None, key: SigningKey = KEY, salt: bytes = SALT) -> Item:
@@ -49,11 +58,11 @@ def item(sequence: int, value: bytes | None = None, key: SigningKey = KEY, salt:
 
 def read(datagram: Datagram) -> Message:
     message = read_message(datagram.data)
-    assert not isinstance(message, Malformed)
+    assert not isinstance(message, MalformedDatagram)
     return message
 
 
-def overlay(settings: Settings = ANY, bootstrap: Iterable[Address] = (), now: float = 0.0) -> Overlay:
+def overlay(settings: OverlaySettings = ANY, bootstrap: Iterable[DhtAddress] = (), now: float = 0.0) -> Overlay:
     return Overlay(OWN_ID, HERE.port, Random(1), now, settings, bootstrap)
 
 
@@ -63,10 +72,10 @@ class Peer:
     def __init__(self, node: Overlay, number: int, node_id: bytes | None = None, topic: bytes | None = TOPIC) -> None:
         self.node = node
         self.id = node_id or Random(number).randbytes(20)
-        self.address = Address.parse(f"10.1.{number >> 8}.{number & 255}", 1000 + number)
+        self.address = DhtAddress.parse(f"10.1.{number >> 8}.{number & 255}", 1000 + number)
         self.topic = topic
         self.now = 0.0
-        self.last = Output([], [])
+        self.last = OverlayEffects([], [])
 
     def send(self, message: Message) -> list[Message]:
         """Send a message; all that comes back here."""
@@ -76,37 +85,37 @@ class Peer:
         self.last = self.node.receive(data, self.address, self.now)
         return self.mine(self.last)
 
-    def mine(self, output: Output) -> list[Message]:
+    def mine(self, output: OverlayEffects) -> list[Message]:
         return [read(each) for each in output.datagrams if each.address == self.address]
 
-    def ask(self, method: bytes, arguments: dict[bytes, Value] | None = None) -> Response | Error:
+    def ask(self, method: bytes, arguments: dict[bytes, Value] | None = None) -> KrpcResponse | KrpcError:
         """Send a query; its answer."""
-        answers = self.send(Query(b"tt", method, self.id, arguments or {}, self.topic, read_only=True))
-        (answer,) = [each for each in answers if not isinstance(each, Query)]
+        answers = self.send(KrpcQuery(b"tt", method, self.id, arguments or {}, self.topic, read_only=True))
+        (answer,) = [each for each in answers if not isinstance(each, KrpcQuery)]
         assert answer.transaction == b"tt"
         return answer
 
     def token(self) -> bytes:
         answer = self.ask(b"get", {b"target": TOPIC})
-        assert isinstance(answer, Response)
+        assert isinstance(answer, KrpcResponse)
         token = answer.values[b"token"]
         assert isinstance(token, bytes)
         return token
 
-    def put(self, new: Item, token: bytes | None = None, **more: Value) -> Response | Error:
+    def put(self, new: Item, token: bytes | None = None, **more: Value) -> KrpcResponse | KrpcError:
         extra: dict[bytes, Value] = {key.encode(): value for key, value in more.items()}
         return self.ask(b"put", {**put_fields(new), b"token": token or self.token(), **extra})
 
     def answer(self, query: Message, **values: Value) -> list[Message]:
         """Answer a query of the node; all that comes back here."""
-        assert isinstance(query, Query)
+        assert isinstance(query, KrpcQuery)
         fields: dict[bytes, Value] = {key.encode(): value for key, value in values.items()}
-        return self.send(Response(query.transaction, self.id, fields, self.topic))
+        return self.send(KrpcResponse(query.transaction, self.id, fields, self.topic))
 
     def enter(self, sequence: int | None = None) -> list[Message]:
         """Become a contact: ask something, and answer the get that this leads to. What the node asks next."""
-        asked = self.send(Query(b"tt", b"ping", self.id, {}, self.topic))
-        (probe,) = [each for each in asked if isinstance(each, Query)]
+        asked = self.send(KrpcQuery(b"tt", b"ping", self.id, {}, self.topic))
+        (probe,) = [each for each in asked if isinstance(each, KrpcQuery)]
         assert probe.method == b"get"
         held: dict[str, Value] = {} if sequence is None else {"seq": sequence}
         after = self.answer(probe, token=b"token%d" % self.address.port, **held)
@@ -114,15 +123,15 @@ class Peer:
         return after
 
 
-def refusal(answer: Response | Error) -> int:
-    assert isinstance(answer, Error), answer
+def refusal(answer: KrpcResponse | KrpcError) -> int:
+    assert isinstance(answer, KrpcError), answer
     assert answer.topic == TOPIC
     return answer.refusal.code
 
 
-def puts(output: Output) -> list[tuple[Address, Query]]:
+def puts(output: OverlayEffects) -> list[tuple[DhtAddress, KrpcQuery]]:
     found = [(each.address, read(each)) for each in output.datagrams]
-    return [(address, each) for address, each in found if isinstance(each, Query) and each.method == b"put"]
+    return [(address, each) for address, each in found if isinstance(each, KrpcQuery) and each.method == b"put"]
 
 
 @pytest.fixture
@@ -140,12 +149,12 @@ def held(node: Overlay) -> Item | None:
 # ---------------------------------------------------------------- the routing table
 
 
-def near(bits: int, number: int) -> Node:
+def near(bits: int, number: int) -> DhtNode:
     """A node whose id shares exactly so many leading bits with OWN_ID."""
     rest = Random(bits * 1000 + number).getrandbits(159 - bits)
     node_id = (1 << 159 - bits | rest).to_bytes(20, "big")
     assert shared_bits(OWN_ID, node_id) == bits
-    return Node(node_id, Address.parse(f"10.{bits}.0.{number + 1}", 1))
+    return DhtNode(node_id, DhtAddress.parse(f"10.{bits}.0.{number + 1}", 1))
 
 
 def test_r1_k_is_one_but_for_the_home_bucket_and_its_sibling() -> None:
@@ -179,7 +188,7 @@ def test_r1_a_table_stays_small_among_many_nodes() -> None:
     table = RoutingTable(OWN_ID)
     random = Random(5)
     for number in range(20_000):
-        table.insert(Node(random.randbytes(20), Address(number.to_bytes(4, "big"), 1)), 0.0)
+        table.insert(DhtNode(random.randbytes(20), DhtAddress(number.to_bytes(4, "big"), 1)), 0.0)
     assert len(table) == sum(table.sizes)
     assert max(table.sizes[:-2]) <= 1
     assert len(table) <= 16 + len(table.sizes) - 2
@@ -198,15 +207,15 @@ def test_r1_a_node_that_fails_makes_room_and_one_that_does_not_keeps_its_place()
     assert near(0, 3) not in table.closest(near(0, 3).id, 20)  # not handed out any more
     assert table.insert(near(0, 9), 1.0) is not None
     assert table.find(near(0, 3).address) is None
-    thief = Node(near(0, 5).id, Address.parse("10.9.9.9", 1))  # an id that another has
+    thief = DhtNode(near(0, 5).id, DhtAddress.parse("10.9.9.9", 1))  # an id that another has
     assert not table.has_room(thief)
     assert table.insert(thief, 1.0) is None
 
 
 def test_r1_one_address_cannot_fill_the_table() -> None:
     table = RoutingTable(OWN_ID, per_ip=2)
-    ip = Address.parse("10.0.0.9", 1).ip
-    taken = [table.insert(Node(Random(port).randbytes(20), Address(ip, port)), 0.0) for port in range(1, 10)]
+    ip = DhtAddress.parse("10.0.0.9", 1).ip
+    taken = [table.insert(DhtNode(Random(port).randbytes(20), DhtAddress(ip, port)), 0.0) for port in range(1, 10)]
     assert sum(each is not None for each in taken) == 2
 
 
@@ -228,8 +237,8 @@ def test_r2_every_message_carries_c(node: Overlay) -> None:
     for second in range(1, 100):
         sent += node.advance(float(second)).datagrams
     kinds = {type(read(each)) for each in sent}
-    assert kinds == {Query, Response, Error}
-    methods = {message.method for each in sent if isinstance(message := read(each), Query)}
+    assert kinds == {KrpcQuery, KrpcResponse, KrpcError}
+    methods = {message.method for each in sent if isinstance(message := read(each), KrpcQuery)}
     assert methods == {b"get", b"find_node", b"put"}
     for each in sent:
         top = bencode.decode(each.data)
@@ -242,11 +251,11 @@ def test_r2_a_message_without_our_c_is_none_of_the_topic(node: Overlay) -> None:
     token = peer.token()
     for topic in (None, b"\x07" * 20):
         stranger = Peer(node, 1, topic=topic)
-        assert isinstance(stranger.put(item(1), token), Error)
+        assert isinstance(stranger.put(item(1), token), KrpcError)
     for wrong in (b"1:c3:abc", b"1:ci1e", b"1:c0:", b"1:c21:" + b"a" * 21, b"1:cle"):
-        query = write_message(Query(b"tt", b"put", peer.id, {**put_fields(item(1)), b"token": token}, TOPIC))
+        query = write_message(KrpcQuery(b"tt", b"put", peer.id, {**put_fields(item(1)), b"token": token}, TOPIC))
         (answer,) = peer.send_bytes(query.replace(b"1:c20:" + TOPIC, wrong))
-        assert isinstance(answer, Error)
+        assert isinstance(answer, KrpcError)
         assert answer.refusal.code == 203
     assert held(node) is None
     assert not node.topics[TOPIC].contacts
@@ -259,13 +268,13 @@ def test_r2_an_answer_with_another_c_is_not_taken() -> None:
     contact = Peer(node, 1)
     out = [node.subscribe(PUBLIC, salt, 0.0, contacts=[contact.address]) for salt in salts]
     (probe,) = contact.mine(out[0])
-    assert isinstance(probe, Query)
+    assert isinstance(probe, KrpcQuery)
     fields = item_fields(item(3))
     for topic in (None, target(PUBLIC, b"other"), b"\x07" * 20):
-        contact.send(Response(probe.transaction, contact.id, fields, topic))
+        contact.send(KrpcResponse(probe.transaction, contact.id, fields, topic))
     assert held(node) is None
     assert node.dropped["not_asked_for"] == 3
-    contact.send(Response(probe.transaction, contact.id, fields, TOPIC))
+    contact.send(KrpcResponse(probe.transaction, contact.id, fields, TOPIC))
     assert held(node) == item(3)
 
 
@@ -293,7 +302,7 @@ def test_r4_get_and_put_are_only_for_the_item_of_the_topic(node: Overlay) -> Non
     assert refusal(peer.put(item(1, key=OTHER_KEY), token)) == 203
     assert refusal(peer.ask(b"put", {b"v": b"immutable", b"token": token})) == 203
     assert held(node) is None
-    assert not any(isinstance(event, Updated) for event in peer.last.events)
+    assert not any(isinstance(event, ItemUpdate) for event in peer.last.events)
 
 
 # ---------------------------------------------------------------- a valid update
@@ -305,9 +314,9 @@ def test_r5_a_valid_update_is_stored(node: Overlay) -> None:
     peer = Peer(node, 1)
     for sequence in (0, 1, 5, 2**63 - 1):
         before = held(node)
-        assert isinstance(peer.put(item(sequence)), Response)
+        assert isinstance(peer.put(item(sequence)), KrpcResponse)
         assert held(node) == item(sequence)
-        assert Updated(TOPIC, item(sequence), "put", peer.address, before) in peer.last.events
+        assert ItemUpdate(TOPIC, item(sequence), "put", peer.address, before) in peer.last.events
 
 
 def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:
@@ -335,13 +344,13 @@ def test_r5_what_bep44_refuses_is_refused(node: Overlay) -> None:
     assert refused(cas=4) == 301
     assert refused(cas=b"5") == 301
     assert refused(**{key.decode(): value for key, value in put_fields(item(4)).items()}) == 302
-    assert isinstance(peer.put(good, token, cas=5), Response)
+    assert isinstance(peer.put(good, token, cas=5), KrpcResponse)
     assert held(node) == good
 
 
 def test_r5_a_value_of_1000_bytes_is_stored_and_one_of_1001_not(node: Overlay) -> None:
     peer = Peer(node, 1)
-    assert isinstance(peer.put(item(1, b"x" * 996)), Response)
+    assert isinstance(peer.put(item(1, b"x" * 996)), KrpcResponse)
     newer = put_fields(item(2, b"x" * 996)) | {b"v": b"x" * 997}
     assert refusal(peer.ask(b"put", {**newer, b"token": peer.token()})) == 205
 
@@ -350,9 +359,9 @@ def test_r5_a_value_that_is_not_canonical_is_refused_and_told(node: Overlay) -> 
     """BEP 44: bencoding that is not canonical MUST be refused, and SHOULD be with error 203."""
     peer = Peer(node, 1)
     value = bencode.encode([1, 2])
-    query = Query(b"tt", b"put", peer.id, {**put_fields(sign(KEY, SALT, 1, value)), b"token": peer.token()}, TOPIC)
+    query = KrpcQuery(b"tt", b"put", peer.id, {**put_fields(sign(KEY, SALT, 1, value)), b"token": peer.token()}, TOPIC)
     (answer,) = peer.send_bytes(write_message(query).replace(value, b"li01ei2ee"))
-    assert answer == Error(b"tt", Refusal(203, b"malformed message"), TOPIC)
+    assert answer == KrpcError(b"tt", KrpcRefusal(203, b"malformed message"), TOPIC)
     assert held(node) is None
 
 
@@ -360,13 +369,13 @@ def test_r5_the_same_item_again_is_acknowledged_and_another_of_its_number_is_not
     """BEP 44 would refuse both; with flooding the first is the commonest put of all, and says that both have it."""
     peer = Peer(node, 1)
     peer.put(item(5))
-    assert isinstance(peer.put(item(5)), Response)
+    assert isinstance(peer.put(item(5)), KrpcResponse)
     assert refusal(peer.put(item(5, b"another"))) == 302
-    assert Conflict(TOPIC, item(5), item(5, b"another"), False, peer.address) in peer.last.events
+    assert ItemConflict(TOPIC, item(5), item(5, b"another"), False, peer.address) in peer.last.events
     assert held(node) == item(5)
     forged = put_fields(item(5)) | {b"v": b"forged"}
     assert refusal(peer.ask(b"put", {**forged, b"token": peer.token()})) == 206
-    assert not any(isinstance(event, Conflict) for event in peer.last.events)
+    assert not any(isinstance(event, ItemConflict) for event in peer.last.events)
 
 
 def test_r5_a_token_is_bound_to_address_and_time() -> None:
@@ -383,13 +392,13 @@ def test_r5_a_token_is_bound_to_address_and_time() -> None:
 
 
 def test_r5_one_address_is_answered_so_many_queries_and_no_more() -> None:
-    node = overlay(Settings(rate=10, burst=20))
+    node = overlay(OverlaySettings(rate=10, burst=20))
     node.subscribe(PUBLIC, SALT, 0.0)
     one, other = Peer(node, 1), Peer(node, 2)
-    ping = Query(b"tt", b"ping", one.id, {}, TOPIC, read_only=True)
+    ping = KrpcQuery(b"tt", b"ping", one.id, {}, TOPIC, read_only=True)
     assert sum(len(one.send(ping)) for _ in range(100)) == 20
     assert node.dropped["too_many_queries"] == 80
-    assert isinstance(other.ask(b"ping"), Response)
+    assert isinstance(other.ask(b"ping"), KrpcResponse)
     one.now = 1.0
     assert sum(len(one.send(ping)) for _ in range(100)) == 10
 
@@ -417,7 +426,7 @@ def test_r6_a_valid_put_is_forwarded_to_all_contacts(node: Overlay, contacts: li
     """ "If a put query contains a valid update it SHOULD be forwarded to all nodes in the routing table for the topic."
     But not back to where it came from, which is known to have it."""
     sender, *others = contacts
-    assert isinstance(sender.put(item(1)), Response)
+    assert isinstance(sender.put(item(1)), KrpcResponse)
     assert {address for address, _ in puts(sender.last)} == {each.address for each in others}
 
 
@@ -443,7 +452,7 @@ def test_r6_a_burst_is_forwarded_as_its_first_and_its_newest(node: Overlay, cont
         sent += [query for address, query in puts(sender.last) if address == other.address]
     assert [each.arguments[b"seq"] for each in sent] == [1]
     (newest,) = other.answer(sent[0])
-    assert isinstance(newest, Query)
+    assert isinstance(newest, KrpcQuery)
     assert newest.arguments[b"seq"] == 9
     assert other.answer(newest) == []
 
@@ -458,9 +467,9 @@ def test_r6_a_contact_that_is_known_to_have_it_is_sent_nothing(node: Overlay) ->
 
 def test_r6_a_newer_value_from_a_get_is_pushed_on_too(node: Overlay, contacts: list[Peer]) -> None:
     late = Peer(node, 50)
-    asked = late.send(Query(b"tt", b"ping", late.id, {}, TOPIC))
-    (probe,) = [each for each in asked if isinstance(each, Query)]
-    late.send(Response(probe.transaction, late.id, {**item_fields(item(3)), b"token": b"t"}, TOPIC))
+    asked = late.send(KrpcQuery(b"tt", b"ping", late.id, {}, TOPIC))
+    (probe,) = [each for each in asked if isinstance(each, KrpcQuery)]
+    late.send(KrpcResponse(probe.transaction, late.id, {**item_fields(item(3)), b"token": b"t"}, TOPIC))
     assert held(node) == item(3)
     assert {address for address, _ in puts(late.last)} == {each.address for each in contacts}
 
@@ -483,11 +492,11 @@ def test_r7_a_token_that_is_refused_is_renewed(node: Overlay, contacts: list[Pee
     sender, other, *_ = contacts
     sender.put(item(1))
     query = dict(puts(sender.last))[other.address]
-    (get,) = other.send(Error(query.transaction, Refusal(203, b"bad token"), TOPIC))
-    assert isinstance(get, Query)
+    (get,) = other.send(KrpcError(query.transaction, KrpcRefusal(203, b"bad token"), TOPIC))
+    assert isinstance(get, KrpcQuery)
     assert get.method == b"get"
     (again,) = other.answer(get, token=b"renewed")
-    assert isinstance(again, Query)
+    assert isinstance(again, KrpcQuery)
     assert (again.method, again.arguments[b"token"]) == (b"put", b"renewed")
 
 
@@ -499,13 +508,13 @@ def test_r7_a_contact_that_refuses_for_ever_is_not_asked_for_ever(node: Overlay,
         count = 0
         while waiting:
             query = waiting.pop()
-            assert isinstance(query, Query)
+            assert isinstance(query, KrpcQuery)
             count += 1
             assert count < 10
             if query.method == b"get":
                 waiting += other.answer(query, token=b"t", seq=0)
             elif query.method == b"put":
-                waiting += other.send(Error(query.transaction, Refusal(code, b"no"), TOPIC))
+                waiting += other.send(KrpcError(query.transaction, KrpcRefusal(code, b"no"), TOPIC))
 
 
 def test_r7_a_contact_without_an_answer_is_tried_three_times_and_dropped(node: Overlay, contacts: list[Peer]) -> None:
@@ -527,11 +536,15 @@ def test_r8_seq_is_in_every_get_but_the_first_of_a_newcomer(node: Overlay) -> No
     """ "The seq key SHOULD always be included in get requests unless the node is joining the topic and doesn't have a
     value for the item yet." """
     first, second = Peer(node, 1), Peer(node, 2)
-    (probe, *_) = [each for each in first.send(Query(b"tt", b"ping", first.id, {}, TOPIC)) if isinstance(each, Query)]
+    (probe, *_) = [
+        each for each in first.send(KrpcQuery(b"tt", b"ping", first.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+    ]
     assert b"seq" not in probe.arguments
     assert probe.arguments[b"target"] == TOPIC
     first.put(item(4))
-    (probe, *_) = [each for each in second.send(Query(b"tt", b"ping", second.id, {}, TOPIC)) if isinstance(each, Query)]
+    (probe, *_) = [
+        each for each in second.send(KrpcQuery(b"tt", b"ping", second.id, {}, TOPIC)) if isinstance(each, KrpcQuery)
+    ]
     assert probe.arguments[b"seq"] == 4
 
 
@@ -539,7 +552,7 @@ def test_r8_a_value_is_left_out_if_it_is_not_newer(node: Overlay) -> None:
     """ "the responder did not have a newer value so it was omitted from the response" """
     peer = Peer(node, 1)
     empty = peer.ask(b"get", {b"target": TOPIC, b"seq": 3})
-    assert isinstance(empty, Response)
+    assert isinstance(empty, KrpcResponse)
     assert set(empty.values) == {b"id", b"token"}
     peer.put(item(4))
     for known, expected in [(None, True), (3, True), (4, False), (5, False)]:
@@ -547,7 +560,7 @@ def test_r8_a_value_is_left_out_if_it_is_not_newer(node: Overlay) -> None:
         if known is not None:
             arguments[b"seq"] = known
         answer = peer.ask(b"get", arguments)
-        assert isinstance(answer, Response)
+        assert isinstance(answer, KrpcResponse)
         assert answer.values[b"seq"] == 4
         assert (b"v" in answer.values) == (b"k" in answer.values) == (b"sig" in answer.values) == expected
     assert refusal(peer.ask(b"get", {b"target": TOPIC, b"seq": b"4"})) == 203
@@ -561,14 +574,14 @@ def test_r8_an_answer_names_nodes_and_fits_one_datagram(node: Overlay) -> None:
     peer.ask(b"get", {b"target": TOPIC})
     (datagram,) = [each for each in peer.last.datagrams if each.address == peer.address]
     answer = read(datagram)
-    assert isinstance(answer, Response)
+    assert isinstance(answer, KrpcResponse)
     assert b"v" in answer.values
     assert 1400 < len(datagram.data) <= 1472
     named = read_nodes(answer.values)
     assert 1 <= len(named) <= 8
     assert {each.address for each in named} <= {each.address for each in node.topics[TOPIC].contacts}
     found = peer.ask(b"find_node", {b"target": b"\xff" * 20})
-    assert isinstance(found, Response)
+    assert isinstance(found, KrpcResponse)
     assert len(read_nodes(found.values)) == 8
     assert refusal(peer.ask(b"find_node", {b"target": b"\xff" * 19})) == 203
 
@@ -582,11 +595,11 @@ class PlainDht:
     def __init__(self) -> None:
         self.peers: dict[bytes, list[bytes]] = {}
         self.items: dict[bytes, dict[bytes, Value]] = {}
-        self.queries: list[Query] = []
+        self.queries: list[KrpcQuery] = []
 
-    def __call__(self, data: bytes, source: Address, now: float) -> list[Datagram]:
+    def __call__(self, data: bytes, source: DhtAddress, now: float) -> list[Datagram]:
         query = read_message(data)
-        if not isinstance(query, Query):
+        if not isinstance(query, KrpcQuery):
             return []
         self.queries.append(query)
         values: dict[bytes, Value] = {b"token": b"token" + source.ip}
@@ -608,16 +621,16 @@ class PlainDht:
                 assert isinstance(salt, bytes)
                 keys = (b"k", b"seq", b"sig", b"v")
                 self.items[target(key, salt)] = {each: query.arguments[each] for each in keys}
-        return [Datagram(write_message(Response(query.transaction, b"\x55" * 20, values)), source)]
+        return [Datagram(write_message(KrpcResponse(query.transaction, b"\x55" * 20, values)), source)]
 
 
-PLAIN = Address.parse("10.9.0.1", 6881)
+PLAIN = DhtAddress.parse("10.9.0.1", 6881)
 
 
-def network_with_plain_dht(count: int) -> tuple[Network, PlainDht, list[Address]]:
+def network_with_plain_dht(count: int) -> tuple[Network, PlainDht, list[DhtAddress]]:
     network, plain = Network(seed=1), PlainDht()
     network.others[PLAIN] = plain
-    places = [Address.parse(f"10.0.0.{number + 1}", 6000 + number) for number in range(count)]
+    places = [DhtAddress.parse(f"10.0.0.{number + 1}", 6000 + number) for number in range(count)]
     for place in places:
         joining = network.add(place, bootstrap=[PLAIN])
         network.carry(place, joining.subscribe(PUBLIC, SALT, network.now))
@@ -660,16 +673,16 @@ def test_r10_plain_queries_are_answered_and_nothing_is_stored(node: Overlay) -> 
     peer = Peer(node, 1, topic=None)
     for method in (b"ping", b"find_node", b"get_peers", b"get"):
         answer = peer.ask(method, {b"target": b"\x07" * 20, b"info_hash": b"\x07" * 20})
-        assert isinstance(answer, Response)
+        assert isinstance(answer, KrpcResponse)
         assert answer.sender == OWN_ID
         assert answer.topic is None
         assert b"token" not in answer.values
     for method in (b"put", b"announce_peer"):
-        assert isinstance(peer.ask(method, {**put_fields(item(1)), b"token": b"t"}), Error)
+        assert isinstance(peer.ask(method, {**put_fields(item(1)), b"token": b"t"}), KrpcError)
     assert held(node) is None
     Peer(node, 2).put(item(1))
     answer = peer.ask(b"get", {b"target": TOPIC})
-    assert isinstance(answer, Response)
+    assert isinstance(answer, KrpcResponse)
     assert answer.values[b"v"] == b"v1"  # what we have may be had
 
 
@@ -683,7 +696,7 @@ def test_r10_an_item_is_also_kept_in_the_plain_dht_for_those_in_no_overlay() -> 
     network.run(3700.0)
     assert plain.items[TOPIC][b"v"] == b"v2"  # hourly, not each time
     assert sum(each.method == b"put" for each in plain.queries) == 2
-    late = Address.parse("10.0.7.1", 6000)
+    late = DhtAddress.parse("10.0.7.1", 6000)
     network.carry(late, network.add(late, bootstrap=[PLAIN]).subscribe(PUBLIC, SALT, network.now))
     network.run(0.5)
     assert network.overlays[late].topics[TOPIC].item == item(2)
@@ -696,7 +709,7 @@ def test_r10_a_rival_that_writes_to_the_plain_dht_alone_is_noticed() -> None:
     network.run(1.0)
     plain.items[TOPIC] = item_fields(item(2))
     network.run(1000.0)
-    assert Conflict(TOPIC, item(1), item(2), True, PLAIN) in network.events[publisher]
+    assert ItemConflict(TOPIC, item(1), item(2), True, PLAIN) in network.events[publisher]
 
 
 # ---------------------------------------------------------------- topics
@@ -716,10 +729,10 @@ def test_r11_each_topic_is_a_separate_node() -> None:
     assert node.topics[other].contacts == []
     assert node.topics[other].item is None
     stranger = Peer(node, 2, topic=other)
-    assert isinstance(stranger.ask(b"get", {b"target": TOPIC}), Error)  # the other topic's node keeps no such item
+    assert isinstance(stranger.ask(b"get", {b"target": TOPIC}), KrpcError)  # the other topic's node keeps no such item
     node.unsubscribe(TOPIC, 0.0)
-    assert isinstance(peer.ask(b"ping"), Error)
-    assert isinstance(stranger.ask(b"ping"), Response)
+    assert isinstance(peer.ask(b"ping"), KrpcError)
+    assert isinstance(stranger.ask(b"ping"), KrpcResponse)
 
 
 def test_r12_topics_of_one_address_have_one_node_id() -> None:
@@ -730,31 +743,31 @@ def test_r12_topics_of_one_address_have_one_node_id() -> None:
         node.subscribe(PUBLIC, salt, 0.0)
         answers.append(Peer(node, 1, topic=target(PUBLIC, salt)).ask(b"ping"))
     answers.append(Peer(node, 1, topic=None).ask(b"ping"))
-    assert [isinstance(each, Response) and each.sender for each in answers] == [OWN_ID] * 3
+    assert [isinstance(each, KrpcResponse) and each.sender for each in answers] == [OWN_ID] * 3
 
 
 def test_r13_the_latest_value_is_kept_over_a_restart(node: Overlay, tmp_path: Path) -> None:
     """ "Clients SHOULD store the latest value of the mutable item associated with the topic at all times." """
-    store, peer = Store(tmp_path), Peer(node, 1)
+    store, peer = TopicStore(tmp_path), Peer(node, 1)
     peer.enter()
     peer.put(item(5))
     for event in peer.last.events:
-        if isinstance(event, Updated):
+        if isinstance(event, ItemUpdate):
             store.save(event.target, event.item, [each.address for each in node.topics[TOPIC].contacts])
-    stored = Store(tmp_path).load(TOPIC)
+    stored = TopicStore(tmp_path).load(TOPIC)
     assert (stored.item, stored.contacts) == (item(5), [peer.address])
 
     again = overlay()
     out = again.subscribe(PUBLIC, SALT, 0.0, stored.item, stored.contacts)
     (probe,) = Peer(again, 1).mine(out)  # the contact of before is asked first, with what we have
-    assert isinstance(probe, Query)
+    assert isinstance(probe, KrpcQuery)
     assert probe.arguments[b"seq"] == 5
     other = Peer(again, 2)
     served = other.ask(b"get", {b"target": TOPIC})
-    assert isinstance(served, Response)
+    assert isinstance(served, KrpcResponse)
     assert served.values[b"v"] == b"v5"
     assert refusal(other.put(item(4))) == 302
-    assert isinstance(other.put(item(6)), Response)
+    assert isinstance(other.put(item(6)), KrpcResponse)
     with pytest.raises(ValueError, match="stored item is of"):
         overlay().subscribe(PUBLIC, b"other", 0.0, stored.item)
 
@@ -763,11 +776,11 @@ def test_r14_only_a_topic_that_is_joined_can_be_published_in(node: Overlay) -> N
     """ "A client which intends to publish messages to a topic SHOULD also subscribe to the topic." """
     node.publish(item(1), 0.0)
     assert held(node) == item(1)
-    with pytest.raises(PublishError, match="not joined"):
+    with pytest.raises(ItemPublishError, match="not joined"):
         node.publish(item(1, salt=b"other"), 0.0)
-    with pytest.raises(PublishError, match="not above 1"):
+    with pytest.raises(ItemPublishError, match="not above 1"):
         node.publish(item(1), 0.0)
-    with pytest.raises(PublishError, match="signature"):
+    with pytest.raises(ItemPublishError, match="signature"):
         node.publish(Item(PUBLIC, SALT, 2, b"i1e", b"\x00" * 64), 0.0)
     assert held(node) == item(1)
 
@@ -779,10 +792,10 @@ def test_r14_a_second_publisher_of_our_key_stops_us(node: Overlay, rival: Item) 
     peer.put(item(3))  # before we have published anything this is history, not rivalry
     node.publish(item(5), 0.0)
     peer.put(item(5))
-    assert not any(isinstance(event, Conflict) for event in peer.last.events)
+    assert not any(isinstance(event, ItemConflict) for event in peer.last.events)
     peer.put(rival)
-    assert Conflict(TOPIC, item(5), rival, True, peer.address) in peer.last.events
-    with pytest.raises(PublishError, match=f"another publisher.*sequence {rival.sequence}"):
+    assert ItemConflict(TOPIC, item(5), rival, True, peer.address) in peer.last.events
+    with pytest.raises(ItemPublishError, match=f"another publisher.*sequence {rival.sequence}"):
         node.publish(item(9), 0.0)
 
 
@@ -793,14 +806,14 @@ def test_r15_a_new_message_goes_to_all_contacts(node: Overlay, contacts: list[Pe
     sent = dict(puts(output))
     assert set(sent) == {each.address for each in contacts}
     contacts[0].answer(sent[contacts[0].address])
-    assert Acknowledged(TOPIC, 1, contacts[0].address) in contacts[0].last.events
+    assert ItemAcknowledgement(TOPIC, 1, contacts[0].address) in contacts[0].last.events
 
 
 def test_r15_a_publisher_does_not_reach_for_everybody() -> None:
     """ "Clients SHOULD NOT attempt to send a new value to all nodes subscribed to the topic." The others get it from
     those in the table."""
     network = Network(seed=2)
-    places = [Address.parse(f"10.0.0.{number + 1}", 6881) for number in range(40)]
+    places = [DhtAddress.parse(f"10.0.0.{number + 1}", 6881) for number in range(40)]
     for number, place in enumerate(places):
         joining = network.add(place)
         network.carry(place, joining.subscribe(PUBLIC, SALT, network.now, contacts=places[:number][-1:]))

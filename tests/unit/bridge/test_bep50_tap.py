@@ -6,17 +6,17 @@ import hashlib
 
 import pytest
 
-from kiln.bridge.bep50 import Carried
+from kiln.bridge.bep50 import ItemTransfer
 from kiln.bridge.bep50.tap import MAX_OPEN, ItemTap
-from kiln.schemas.dht.announcement import Source, parse_source
-from kiln.schemas.dht.krpc import Address, host_and_port
+from kiln.schemas.dht.announcement import PublisherKey, parse_source
+from kiln.schemas.dht.krpc import DhtAddress, host_and_port
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.topics import Separator
 
 NODE, OTHER = b"\x01" * 20, b"\x02" * 20
 TOPIC, TOPIC_TOO = b"\xaa" * 20, b"\xbb" * 20
-HERE, THERE = Address.parse("127.0.0.1", 4813), Address.parse("10.0.0.1", 6881)
+HERE, THERE = DhtAddress.parse("127.0.0.1", 4813), DhtAddress.parse("10.0.0.1", 6881)
 
 
 class Tapped:
@@ -31,8 +31,8 @@ class Tapped:
         self.frames.append(read)
 
 
-def came(datagram: bytes, address: Address = THERE, node: bytes = OTHER, target: bytes = TOPIC) -> Carried:
-    return Carried(target, "in", datagram, address, node)
+def came(datagram: bytes, address: DhtAddress = THERE, node: bytes = OTHER, target: bytes = TOPIC) -> ItemTransfer:
+    return ItemTransfer(target, "in", datagram, address, node)
 
 
 def test_a_frame_says_all_of_a_datagram() -> None:
@@ -59,7 +59,7 @@ def test_a_connection_is_what_one_node_says_of_one_topic() -> None:
     tapped = Tapped()
     for carried in (came(b"a"), came(b"b"), came(b"c", target=TOPIC_TOO), came(b"d", node=NODE), came(b"e")):
         tapped.tap.take(carried, 5)
-    tapped.tap.take(Carried(TOPIC, "out", b"f", THERE, OTHER), 6)
+    tapped.tap.take(ItemTransfer(TOPIC, "out", b"f", THERE, OTHER), 6)
     a, b, c, d, e, f = tapped.frames
     assert a.connection == b.connection == e.connection == f.connection
     assert len({a.connection, c.connection, d.connection}) == 3
@@ -81,27 +81,27 @@ def test_one_begun_anew_has_another_id() -> None:
 
 def test_strangers_cannot_have_as_many_as_they_like() -> None:
     tapped = Tapped()
-    first = Address(b"\x0a\x00\x00\x01", 1)
+    first = DhtAddress(b"\x0a\x00\x00\x01", 1)
     tapped.tap.take(came(b"a", first), 1)
     for port in range(2, MAX_OPEN + 1):
-        tapped.tap.take(came(b"a", Address(first.ip, port)), port)
+        tapped.tap.take(came(b"a", DhtAddress(first.ip, port)), port)
     tapped.tap.take(came(b"again", first), MAX_OPEN + 1)
     assert all(each.payload for each in tapped.frames)
-    tapped.tap.take(came(b"a", Address(first.ip, 60_000)), MAX_OPEN + 2)
+    tapped.tap.take(came(b"a", DhtAddress(first.ip, 60_000)), MAX_OPEN + 2)
     closing, one_more = [each for each in tapped.frames if not each.payload], tapped.frames[-1]
-    assert {each.remote_address for each in closing} == {Address(first.ip, 2).compact}  # silent for longest
+    assert {each.remote_address for each in closing} == {DhtAddress(first.ip, 2).compact}  # silent for longest
     assert one_more.payload == b"a"
 
 
 def test_what_has_no_way_to_go_is_no_frame() -> None:
     tapped = Tapped()
-    tapped.tap.take(Carried(TOPIC, "out", b"a", Address.parse("2001:db8::1", 1), OTHER), 1)
+    tapped.tap.take(ItemTransfer(TOPIC, "out", b"a", DhtAddress.parse("2001:db8::1", 1), OTHER), 1)
     assert tapped.frames == []
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:4813", "[2001:db8::1]:1", "0.0.0.0:0"])
 def test_an_address_is_read_as_it_is_written(text: str) -> None:
-    assert Address.from_text(text).text == text
+    assert DhtAddress.from_text(text).text == text
 
 
 @pytest.mark.parametrize("text", ["", "127.0.0.1", ":1", "::1:4813", "127.0.0.1:65536", "127.0.0.1:-1", "1.2.3.4:٣"])
@@ -111,7 +111,7 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 
 
 def test_whom_to_follow_is_read() -> None:
-    assert parse_source(f"{'ab' * 32}/a/b/k2t6") == Source(b"\xab" * 32, Separator("a/b", "k2t6"))
+    assert parse_source(f"{'ab' * 32}/a/b/k2t6") == PublisherKey(b"\xab" * 32, Separator("a/b", "k2t6"))
     for wrong in ("", "ab" * 32, f"{'ab' * 31}/model/k2t6", f"{'xy' * 32}/model/k2t6", f"{' ab' * 32}/model/k2t6"):
         with pytest.raises(ValueError, match=r"public key|slash"):
             parse_source(wrong)

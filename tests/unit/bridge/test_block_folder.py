@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError, open_blocks, verified
-from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.ipfs import (
+    BlockRefusedError,
+    BlockStore,
+    BlockStoreUnavailableError,
+    BlockUnavailableError,
+    open_blocks,
+    verified,
+)
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text, verify
 
 DATA = b"\xa1dtips\xa0"
@@ -16,11 +23,11 @@ OTHER = cid_text(block_cid(b"other"))
 
 
 @pytest.fixture
-def blocks(tmp_path: Path) -> Blocks:
+def blocks(tmp_path: Path) -> BlockStore:
     return open_blocks("", tmp_path)
 
 
-def test_what_is_put_is_there_for_the_next_one_too(blocks: Blocks, tmp_path: Path) -> None:
+def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path: Path) -> None:
     blocks.put(CID, DATA)
     blocks.put(CID, DATA)
     blocks.pin(CID)
@@ -31,7 +38,7 @@ def test_what_is_put_is_there_for_the_next_one_too(blocks: Blocks, tmp_path: Pat
     assert "no peer can fetch" in blocks.about()
 
 
-def test_what_is_not_there_is_unavailable(blocks: Blocks) -> None:
+def test_what_is_not_there_is_unavailable(blocks: BlockStore) -> None:
     with pytest.raises(BlockUnavailableError, match="no IPFS node"):
         blocks.get(OTHER, 60.0)
     with pytest.raises(BlockUnavailableError):
@@ -39,7 +46,7 @@ def test_what_is_not_there_is_unavailable(blocks: Blocks) -> None:
     blocks.unpin(OTHER)
 
 
-def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: Blocks, tmp_path: Path) -> None:
+def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: BlockStore, tmp_path: Path) -> None:
     with pytest.raises(BlockRefusedError, match="another hash") as refused:
         blocks.put(OTHER, DATA)
     assert refused.value.reason == "block_hash_mismatch"
@@ -49,7 +56,7 @@ def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: Blocks, tm
         blocks.get(CID, 1.0)
 
 
-def test_no_more_is_read_than_asked_for(blocks: Blocks) -> None:
+def test_no_more_is_read_than_asked_for(blocks: BlockStore) -> None:
     blocks.put(CID, DATA)
     assert blocks.get(CID, 1.0, limit=len(DATA)) == DATA
     with pytest.raises(BlockRefusedError) as refused:
@@ -68,7 +75,7 @@ def test_no_more_is_read_than_asked_for(blocks: Blocks) -> None:
         (cid_text(b"\x01\x71\x12\x1f" + bytes(31)), "cid_hash_unsupported"),  # sha2-256, cut
     ],
 )
-def test_what_cannot_be_checked_is_refused(blocks: Blocks, cid: str, reason: str) -> None:
+def test_what_cannot_be_checked_is_refused(blocks: BlockStore, cid: str, reason: str) -> None:
     for call in (lambda: blocks.get(cid, 1.0), lambda: blocks.put(cid, DATA), lambda: blocks.pin(cid)):
         with pytest.raises(BlockRefusedError) as refused:
             call()
@@ -77,14 +84,14 @@ def test_what_cannot_be_checked_is_refused(blocks: Blocks, cid: str, reason: str
 
 @given(data=st.binary(max_size=300), codec=st.sampled_from([0x55, 0x70, 0x71, 0x85, 0x0129]))
 def test_every_block_comes_back(tmp_path_factory: pytest.TempPathFactory, data: bytes, codec: int) -> None:
-    blocks = FolderBlocks(tmp_path_factory.getbasetemp() / "every")
+    blocks = FolderBlockStore(tmp_path_factory.getbasetemp() / "every")
     raw = block_cid(data, codec)
     blocks.put(cid_text(raw), data)
     assert blocks.get(cid_text(raw), 1.0) == data
     assert blocks.get(cid_text(raw).upper(), 1.0) == data  # base32 is read in either case
 
 
-def test_a_version_0_cid_is_of_its_bytes_too(blocks: Blocks) -> None:
+def test_a_version_0_cid_is_of_its_bytes_too(blocks: BlockStore) -> None:
     old = cid_text(b"\x12\x20" + block_cid(DATA, 0x70)[4:])
     assert old.startswith("Qm")
     blocks.put(old, DATA)
@@ -93,7 +100,7 @@ def test_a_version_0_cid_is_of_its_bytes_too(blocks: Blocks) -> None:
 
 def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None:
     (tmp_path / "blocks").write_text("a file")
-    with pytest.raises(BlocksAwayError, match="blocks cannot be written"):
+    with pytest.raises(BlockStoreUnavailableError, match="blocks cannot be written"):
         open_blocks("", tmp_path).put(CID, DATA)
 
 

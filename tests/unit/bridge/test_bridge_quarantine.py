@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.bridge.kafka.quarantine import Quarantine
+from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine
 
 PATIENCE = 20.0  # s
@@ -37,7 +37,7 @@ class Broker:
         self.records: list[tuple[str, bytes, QuarantineRecord]] = []
         self.open = 0
         self.errors: list[str | None] = []
-        self.quarantine: Quarantine | None = None
+        self.quarantine: QuarantineWriter | None = None
 
     def connect(self) -> Broker:
         self.errors.append(self.quarantine.error if self.quarantine else None)
@@ -61,8 +61,8 @@ class Broker:
 
 
 @contextmanager
-def running(broker: Broker) -> Iterator[Quarantine]:
-    broker.quarantine = quarantine = Quarantine(broker.connect, "kiln.quarantine", retry_after=0.01)
+def running(broker: Broker) -> Iterator[QuarantineWriter]:
+    broker.quarantine = quarantine = QuarantineWriter(broker.connect, "kiln.quarantine", retry_after=0.01)
     quarantine.start()
     try:
         yield quarantine
@@ -74,7 +74,7 @@ def record(number: int) -> QuarantineRecord:
     return QuarantineRecord("bep50", "gap", f"number {number}", b"\x00", number)
 
 
-def put_all(quarantine: Quarantine) -> list[threading.Event]:
+def put_all(quarantine: QuarantineWriter) -> list[threading.Event]:
     return [quarantine.put(b"%d" % number, record(number)) for number in range(5)]
 
 

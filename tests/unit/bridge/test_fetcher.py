@@ -14,13 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailed, GenesisAnswer, IpfsAway, fetch
+from kiln.bridge.fetcher.attempts import (
+    Answer,
+    BatchAnswer,
+    BlockRequest,
+    FetchFailure,
+    GenesisAnswer,
+    IpfsUnavailable,
+    fetch,
+)
 from kiln.bridge.fetcher.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
 from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, PendingFetches
-from kiln.bridge.fetcher.position_file import FiledPlace, PlaceFile
-from kiln.bridge.ipfs import BlockRefusedError, Blocks, BlocksAwayError, BlockUnavailableError
-from kiln.bridge.ipfs.folder import FolderBlocks
-from kiln.bridge.kafka.position import Place
+from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
+from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.kafka.position import KafkaPosition
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
     BlockRecord,
@@ -192,7 +200,7 @@ def test_what_can_never_be_had_is_not_tried_again() -> None:
     run = Run()
     run.take(wanted_update(1, 0))
     (ask,) = run.next()
-    (output,) = run.answer(ask, FetchFailed("cid_hash_unsupported", "hash 0x1b", final=True))
+    (output,) = run.answer(ask, FetchFailure("cid_hash_unsupported", "hash 0x1b", final=True))
     fault = decode_quarantine(output.value)
     assert (fault.reason, fault.detail) == ("cid_hash_unsupported", "hash 0x1b")
     run.now += 50 * S
@@ -203,13 +211,13 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
     run = Run()
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
-        run.answer(ask, IpfsAway("no answer from http://127.0.0.1:5001"))
+        run.answer(ask, IpfsUnavailable("no answer from http://127.0.0.1:5001"))
     assert run.pending.away == "no answer from http://127.0.0.1:5001"
     asked = 0
     for _ in range(1_000):
         for ask in run.next():
             asked += 1
-            run.answer(ask, IpfsAway("still"))
+            run.answer(ask, IpfsUnavailable("still"))
         run.now += S
     assert (asked, run.written) == (500, [])  # one at a time, each 2 s
     for _ in range(10):
@@ -224,7 +232,7 @@ def test_time_while_ipfs_is_away_does_not_count_as_tried() -> None:
     run = Run()
     run.take(wanted_update(1, 0))
     run.try_until(6, UNAVAILABLE)
-    run.try_until(1_000, IpfsAway("gone"))
+    run.try_until(1_000, IpfsUnavailable("gone"))
     assert run.written == []
     run.try_until(60, UNAVAILABLE)
     (fault,) = run.faults()
@@ -367,7 +375,7 @@ def test_batch_that_was_given_up_is_asked_for_when_it_is_announced_again() -> No
     cid, data = block_of(1)
     run.take(wanted_batch(cid))
     (ask,) = run.next()
-    run.answer(ask, FetchFailed("block_unavailable", "nobody gave it", final=True))
+    run.answer(ask, FetchFailure("block_unavailable", "nobody gave it", final=True))
     run.take(wanted_batch(cid, message="again"))
     (ask,) = run.next()
     run.answer(ask, BatchAnswer(data, ()))
@@ -394,7 +402,7 @@ def test_block_that_cannot_be_had_is_told_with_its_reason_and_quarantined() -> N
     run = Run()
     cid, _ = block_of(1)
     run.take(wanted_batch(cid), wanted_batch(cid, message="of another peer"))
-    run.try_until(60, FetchFailed("block_unavailable", "nobody gave it", final=False))
+    run.try_until(60, FetchFailure("block_unavailable", "nobody gave it", final=False))
     (block,) = run.blocks()
     assert (block.block, block.reason, block.separator) == (None, "block_unavailable", MODEL)
     (fault,) = run.faults()
@@ -421,7 +429,7 @@ def test_blocks_that_wait_for_their_streams_are_few() -> None:
 # ---------------------------------------------------------------- one fetch
 
 
-class Held(FolderBlocks):
+class Held(FolderBlockStore):
     """Blocks in a dict; `error` is raised instead where it is set."""
 
     def __init__(self, *blocks: bytes) -> None:
@@ -447,13 +455,13 @@ def signed(payload: bytes) -> bytes:
 def test_unsigned_and_signed_genesis() -> None:
     payload = genesis_of(1)
     envelope = signed(payload)
-    blocks: Blocks = Held(payload, envelope)
+    blocks: BlockStore = Held(payload, envelope)
     assert fetch(blocks, BlockRequest("genesis", genesis_cid(1)), 1) == GenesisAnswer(MODEL, None)
     root = cid_text(block_cid(envelope, 0x85))
     assert fetch(blocks, BlockRequest("genesis", root), 1) == GenesisAnswer(MODEL, None)
-    half: Blocks = Held(envelope)
+    half: BlockStore = Held(envelope)
     answer = fetch(half, BlockRequest("genesis", root), 1)
-    assert isinstance(answer, FetchFailed)
+    assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("genesis_unavailable", False)
 
 
@@ -466,9 +474,9 @@ def test_genesis_without_a_separator_says_why() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "answer"),
     [
-        (BlocksAwayError("gone"), "genesis", IpfsAway("gone")),
-        (BlockUnavailableError("not found"), "batch", FetchFailed("block_unavailable", "not found", final=False)),
-        (BlockRefusedError("block_too_large", "a lot"), "batch", FetchFailed("block_too_large", "a lot", final=True)),
+        (BlockStoreUnavailableError("gone"), "genesis", IpfsUnavailable("gone")),
+        (BlockUnavailableError("not found"), "batch", FetchFailure("block_unavailable", "not found", final=False)),
+        (BlockRefusedError("block_too_large", "a lot"), "batch", FetchFailure("block_too_large", "a lot", final=True)),
     ],
 )
 def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:
@@ -478,11 +486,11 @@ def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:
 
 
 def test_block_that_is_no_batch(tmp_path: Path) -> None:
-    blocks = FolderBlocks(tmp_path)
+    blocks = FolderBlockStore(tmp_path)
     block = genesis_of(1)
     blocks.put(genesis_cid(1), block)
     answer = fetch(blocks, BlockRequest("batch", genesis_cid(1)), 1)
-    assert isinstance(answer, FetchFailed)
+    assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("block_malformed", True)
     cid, data = block_of(4, 5)
     blocks.put(cid, data)
@@ -494,7 +502,7 @@ def test_block_that_is_no_batch(tmp_path: Path) -> None:
 def test_other_event_than_an_init_is_no_genesis() -> None:
     block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + block_cid(b"x")), "data": []}, canonical=True)
     answer = fetch(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
-    assert isinstance(answer, FetchFailed)
+    assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("genesis_not_init", True)
 
 
@@ -630,10 +638,10 @@ def test_records_that_kafka_let_go_unread_are_told_and_not_waited_for() -> None:
 
 
 def test_the_file_has_the_place_of_its_topic_alone(tmp_path: Path) -> None:
-    file = PlaceFile(tmp_path / "fetcher.json")
+    file = PositionFile(tmp_path / "fetcher.json")
     assert file.read("a") is None
-    file.write("a", {0: FiledPlace(7, "{}"), 1: FiledPlace(0, "")})
-    assert file.read("a") == {0: FiledPlace(7, "{}"), 1: FiledPlace(0, "")}
+    file.write("a", {0: FilePosition(7, "{}"), 1: FilePosition(0, "")})
+    assert file.read("a") == {0: FilePosition(7, "{}"), 1: FilePosition(0, "")}
     assert file.read("b") is None
     (tmp_path / "fetcher.json").write_bytes(b"")  # what a power cut can leave
     assert file.read("a") is None
@@ -697,7 +705,7 @@ def _live(
         for _ in range(100):
             now += S
             for _ in range(min(pending.room(0, next(pace)), len(wanted) - at)):
-                pending.take(Place(0, at), wanted[at], EVERYTHING, now)
+                pending.take(KafkaPosition(0, at), wanted[at], EVERYTHING, now)
                 at += 1
             for ask in pending.next(now):
                 missing = any(genesis_cid(number) == ask.cid for number in never)

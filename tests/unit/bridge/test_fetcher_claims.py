@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from kiln.bridge.fetcher.attempts import BlockRequest, GenesisAnswer, IpfsAway
+from kiln.bridge.fetcher.attempts import BlockRequest, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions, KnownAnswers
 from kiln.schemas.kafka.records import StreamRecord, decode_quarantine, decode_stream, decode_wanted
@@ -83,8 +83,8 @@ def test_claims_wait_while_ipfs_is_away_and_an_update_may_come_to_wait_for_the_s
     run = Run()
     run.take(claim(1, 0), claim(2, 1))
     for ask in run.next():
-        run.answer(ask, IpfsAway("gone"))
-    run.try_until(100, IpfsAway("still gone"))
+        run.answer(ask, IpfsUnavailable("gone"))
+    run.try_until(100, IpfsUnavailable("still gone"))
     run.take(wanted_update(1, 2))
     assert run.pending.claimed == 2
     run.now += 2 * S

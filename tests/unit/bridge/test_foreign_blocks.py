@@ -7,8 +7,8 @@ from pathlib import Path
 import cbor2
 import pytest
 
-from kiln.bridge.fetcher.attempts import BatchAnswer, BlockRequest, FetchFailed, fetch
-from kiln.bridge.ipfs.folder import FolderBlocks
+from kiln.bridge.fetcher.attempts import BatchAnswer, BlockRequest, FetchFailure, fetch
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
 
@@ -30,7 +30,7 @@ def test_a_large_block_with_a_bad_stream_and_other_keys_is_read_but_for_that_str
     without = len(block_of(1000, 500, pad=bytes(0x10000)))
     data = block_of(1000, 500, pad=bytes(0x10000 + 321_009 - without))
     assert len(data) == 321_009
-    blocks, cid = FolderBlocks(tmp_path), cid_text(block_cid(data))
+    blocks, cid = FolderBlockStore(tmp_path), cid_text(block_cid(data))
     blocks.put(cid, data)
     read = fetch(blocks, BlockRequest("batch", cid), 1)
     assert isinstance(read, BatchAnswer)
@@ -40,10 +40,10 @@ def test_a_large_block_with_a_bad_stream_and_other_keys_is_read_but_for_that_str
 @pytest.mark.parametrize("kind", ["genesis", "batch"])
 def test_a_block_that_does_not_fit_its_cid_is_refused_for_good(kind: str, tmp_path: Path) -> None:
     data = block_of(2)
-    blocks, cid = FolderBlocks(tmp_path), cid_text(block_cid(data))
+    blocks, cid = FolderBlockStore(tmp_path), cid_text(block_cid(data))
     blocks.put(cid, data)
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(block_of(1))
     answer = fetch(blocks, BlockRequest("batch" if kind == "batch" else "genesis", cid), 1)
-    assert isinstance(answer, FetchFailed)
+    assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("block_hash_mismatch", True)

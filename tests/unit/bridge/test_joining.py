@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kiln.bridge.app.joining import Joining
+from kiln.bridge.app.joining import TopicSelector
 from kiln.bridge.gossipsub.effects import Deliver, PeerView
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -24,14 +24,14 @@ def peer(names: Iterable[str], score: float = 0.0) -> PeerView:
 
 
 def test_within_the_bounds_all_are_joined() -> None:
-    joining = Joining(10, 5)
+    joining = TopicSelector(10, 5)
     assert joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 5))}, ()) == {OWN, *topics(0, 5)}
     assert joining.choose(NETWORK, ALL, {}, topics(0, 5)) == {OWN}
     assert (joining.refused, joining.refusals) == (0, 0)
 
 
 def test_one_peer_alone_names_so_many_and_whoever_shares_names_more() -> None:
-    joining = Joining(100, 5)
+    joining = TopicSelector(100, 5)
     peers = {b"a": peer(topics(0, 20)), b"b": peer(topics(10, 20))}
     chosen = joining.choose(NETWORK, ALL, peers, ())
     assert chosen >= {OWN, *topics(10, 20)}
@@ -40,7 +40,7 @@ def test_one_peer_alone_names_so_many_and_whoever_shares_names_more() -> None:
 
 
 def test_thousands_of_topics_of_strangers_do_not_crowd_out_anybodys_few() -> None:
-    joining = Joining(200, 100)
+    joining = TopicSelector(200, 100)
     strangers = {b"s%d" % number: peer(topics(number * 5000, number * 5000 + 5000)) for number in range(1, 7)}
     joined = joining.choose(NETWORK, ALL, strangers, ())
     assert len(joined) == 201
@@ -57,7 +57,7 @@ def test_thousands_of_topics_of_strangers_do_not_crowd_out_anybodys_few() -> Non
 def test_other_kilns_never_take_the_node_for_one_that_floods() -> None:
     """Strangers come with thousands of topics and go again, round after round. Whoever hears the node from any round on
     is told, with what the node is on when he comes, no more than a Kiln takes."""
-    joining, joined = Joining(2000, 500), {OWN}
+    joining, joined = TopicSelector(2000, 500), {OWN}
     told: list[tuple[int, int]] = []  # on so many at the beginning of a round, so many changes in it
     steady = peer(topics(0, 5))
     for number in range(45):
@@ -82,7 +82,7 @@ def _fresh(number: int, stranger: int) -> int:
 
 
 def test_when_nothing_else_changes_all_that_nobody_is_on_is_left() -> None:
-    joining = Joining(2000, 500)
+    joining = TopicSelector(2000, 500)
     joined = joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 500)), b"b": peer(topics(500, 1000))}, {OWN})
     assert len(joined) == 1001
     for _ in range(200):
@@ -91,14 +91,14 @@ def test_when_nothing_else_changes_all_that_nobody_is_on_is_left() -> None:
 
 
 def test_what_the_interests_cover_no_longer_is_left_at_once() -> None:
-    joining = Joining(2000, 2000)
+    joining = TopicSelector(2000, 2000)
     peers = {b"a": peer(topics(0, 1500))}
     joined = joining.choose(NETWORK, ALL, peers, {OWN})
     assert joining.choose(NETWORK, (parse_interest("tenant"),), peers, joined) == {OWN}
 
 
 def test_topics_that_the_interests_name_are_joined_in_any_case() -> None:
-    joining = Joining(1, 1)
+    joining = TopicSelector(1, 1)
     named = (*ALL, parse_interest("model/k00007"))
     chosen = joining.choose(NETWORK, named, {b"a": peer(topics(0, 20))}, ())
     assert f"{OWN}/sep/model/k00007" in chosen
@@ -106,7 +106,7 @@ def test_topics_that_the_interests_name_are_joined_in_any_case() -> None:
 
 
 def test_lively_topics_and_those_of_peers_in_good_standing_stay() -> None:
-    joining = Joining(2, 2)
+    joining = TopicSelector(2, 2)
     lively = topics(5, 6)[0]
     joining.heard(Deliver(Message(), lively, b"a"))
     peers = {b"a": peer(topics(0, 6)), b"b": peer(topics(6, 7)), b"c": peer(topics(7, 8), score=-1.0)}
@@ -114,6 +114,6 @@ def test_lively_topics_and_those_of_peers_in_good_standing_stay() -> None:
 
 
 def test_what_is_joined_does_not_give_way_to_its_like() -> None:
-    joining = Joining(3, 3)
+    joining = TopicSelector(3, 3)
     joined = {OWN, *topics(7, 10)}
     assert joining.choose(NETWORK, ALL, {b"a": peer(topics(0, 5)), b"b": peer(topics(5, 10))}, joined) == joined

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from multiaddr import Multiaddr
 
-from kiln.bridge.libp2p.discovery import Failures
+from kiln.bridge.libp2p.discovery import DialBackoff
 from kiln.bridge.libp2p.kademlia import (
     MAX_ADDRESSES,
     MAX_PROVIDERS,
-    Address,
-    Contact,
+    AddressScope,
+    DhtContact,
+    DhtLimits,
+    DhtServer,
     K,
-    Limits,
-    Providers,
-    Reach,
-    Server,
-    Table,
+    KademliaTable,
+    ProviderRecords,
+    TcpAddress,
     announcement,
     heard,
     is_peer_id,
@@ -39,15 +39,15 @@ from kiln.bridge.libp2p.view import peer_name
 from kiln.schemas.wire.identity import peer_of_ed25519, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
-OURS = Address("192.0.2.1", 4811)
+OURS = TcpAddress("192.0.2.1", 4811)
 
 
 def peer(number: int) -> bytes:
     return b"\x00\x24\x08\x01\x12\x20" + number.to_bytes(32, "big")
 
 
-def contact(number: int, *addresses: Address) -> Contact:
-    return Contact(peer(number), addresses or (Address(f"93.184.{number // 250}.{number % 250 + 1}", 4001),))
+def contact(number: int, *addresses: TcpAddress) -> DhtContact:
+    return DhtContact(peer(number), addresses or (TcpAddress(f"93.184.{number // 250}.{number % 250 + 1}", 4001),))
 
 
 # ---------------------------------------------------------------- keys
@@ -82,18 +82,18 @@ def test_peer_ids() -> None:
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
-        ("127.0.0.1", Reach.HOST),
-        ("127.255.0.9", Reach.HOST),
-        ("::1", Reach.HOST),
-        ("::ffff:127.0.0.1", Reach.HOST),
-        ("10.0.0.1", Reach.SITE),
-        ("192.168.1.1", Reach.SITE),
-        ("172.16.0.1", Reach.SITE),
-        ("100.64.0.1", Reach.SITE),
-        ("fd00::1", Reach.SITE),
-        ("::ffff:10.0.0.1", Reach.SITE),
-        ("93.184.215.14", Reach.WORLD),
-        ("2606:2800:21f:cb07::1", Reach.WORLD),
+        ("127.0.0.1", AddressScope.HOST),
+        ("127.255.0.9", AddressScope.HOST),
+        ("::1", AddressScope.HOST),
+        ("::ffff:127.0.0.1", AddressScope.HOST),
+        ("10.0.0.1", AddressScope.SITE),
+        ("192.168.1.1", AddressScope.SITE),
+        ("172.16.0.1", AddressScope.SITE),
+        ("100.64.0.1", AddressScope.SITE),
+        ("fd00::1", AddressScope.SITE),
+        ("::ffff:10.0.0.1", AddressScope.SITE),
+        ("93.184.215.14", AddressScope.WORLD),
+        ("2606:2800:21f:cb07::1", AddressScope.WORLD),
         ("0.0.0.0", None),
         ("::", None),
         ("169.254.169.254", None),
@@ -106,13 +106,13 @@ def test_peer_ids() -> None:
         ("2001:0:4136:e378:8000:63bf:3fff:fdd2", None),
     ],
 )
-def test_from_where_an_address_can_be_reached(host: str, expected: Reach | None) -> None:
+def test_from_where_an_address_can_be_reached(host: str, expected: AddressScope | None) -> None:
     assert reach(host) == expected
 
 
 @given(st.ip_addresses(), st.integers(1, 65535), st.booleans())
 def test_addresses_are_multiaddrs(ip: object, port: int, named: bool) -> None:
-    address = Address(str(ip), port)
+    address = TcpAddress(str(ip), port)
     text = address.text + ("/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN" if named else "")
     raw = Multiaddr(text).to_bytes()
     owner = raw[-38:] if named else peer(1)
@@ -142,18 +142,18 @@ def test_no_other_address_is_read(text: str) -> None:
 
 
 def test_who_is_outside_names_nothing_in_here() -> None:
-    here, site, world = Address("127.0.0.1", 1), Address("10.0.0.1", 2), Address("93.184.215.14", 3)
-    named = [each.bytes for each in (here, site, world, Address("0.0.0.0", 4), Address("169.254.169.254", 80))]
-    assert heard(peer(1), named, Reach.WORLD).addresses == (world,)
-    assert heard(peer(1), named, Reach.SITE).addresses == (site, world)
-    assert heard(peer(1), named, Reach.HOST).addresses == (here, site, world)
-    assert told((here, site, world), Reach.WORLD) == [world.bytes]
-    assert told((here, site, world), Reach.HOST) == [here.bytes, site.bytes, world.bytes]
+    here, site, world = TcpAddress("127.0.0.1", 1), TcpAddress("10.0.0.1", 2), TcpAddress("93.184.215.14", 3)
+    named = [each.bytes for each in (here, site, world, TcpAddress("0.0.0.0", 4), TcpAddress("169.254.169.254", 80))]
+    assert heard(peer(1), named, AddressScope.WORLD).addresses == (world,)
+    assert heard(peer(1), named, AddressScope.SITE).addresses == (site, world)
+    assert heard(peer(1), named, AddressScope.HOST).addresses == (here, site, world)
+    assert told((here, site, world), AddressScope.WORLD) == [world.bytes]
+    assert told((here, site, world), AddressScope.HOST) == [here.bytes, site.bytes, world.bytes]
 
 
 def test_of_many_addresses_few_are_kept() -> None:
-    many = [Address("93.184.215.14", port) for port in range(1, 100)]
-    known = heard(peer(1), [each.bytes for each in many], Reach.WORLD)
+    many = [TcpAddress("93.184.215.14", port) for port in range(1, 100)]
+    known = heard(peer(1), [each.bytes for each in many], AddressScope.WORLD)
     assert known.addresses == tuple(many[:MAX_ADDRESSES])
     assert merged(contact(1, many[50]), known).addresses == (many[50], *many[: MAX_ADDRESSES - 1])
 
@@ -162,7 +162,7 @@ def test_of_many_addresses_few_are_kept() -> None:
 
 
 def test_a_full_bucket_keeps_those_it_has() -> None:
-    table = Table(peer(0))
+    table = KademliaTable(peer(0))
     for number in range(1, 2000):
         table.add(contact(number))
     assert len(table) < 20 * 12
@@ -184,7 +184,7 @@ def test_nearest() -> None:
 
 
 def test_records_are_bounded_and_age() -> None:
-    providers = Providers(Limits(records=6, of_a_key=3, of_a_peer=2, age=10))
+    providers = ProviderRecords(DhtLimits(records=6, of_a_key=3, of_a_peer=2, age=10))
     for number in range(5):
         providers.add(b"a", contact(number), 0)
     assert [each.peer for each in providers.of(b"a", 1)] == [peer(2), peer(3), peer(4)]
@@ -204,7 +204,7 @@ def test_records_are_bounded_and_age() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 3)), max_size=60))
 def test_what_is_renewed_within_its_time_is_there(steps: list[tuple[int, int, int]]) -> None:
-    providers, model, now = Providers(Limits(age=10)), dict[tuple[bytes, bytes], int](), 0
+    providers, model, now = ProviderRecords(DhtLimits(age=10)), dict[tuple[bytes, bytes], int](), 0
     for key, number, pause in steps:
         now += pause
         providers.add(bytes([key]), contact(number), now)
@@ -217,16 +217,18 @@ def test_what_is_renewed_within_its_time_is_there(steps: list[tuple[int, int, in
 # ---------------------------------------------------------------- answers
 
 
-def ask(server: Server, message: Message, asker: int = 1, away: Reach = Reach.WORLD, known: int = 0) -> Message | None:
+def ask(
+    server: DhtServer, message: Message, asker: int = 1, away: AddressScope = AddressScope.WORLD, known: int = 0
+) -> Message | None:
     near = [contact(number) for number in range(100, 100 + known)]
     return server.answer(
-        message, Contact(peer(asker), ()), away, near, Contact(peer(0), (OURS, Address("8.8.8.8", 1))), 0
+        message, DhtContact(peer(asker), ()), away, near, DhtContact(peer(0), (OURS, TcpAddress("8.8.8.8", 1))), 0
     )
 
 
 def test_what_was_announced_is_found_with_servers_that_are_near() -> None:
-    server = Server(peer(0), Limits())
-    address = Address("93.184.215.14", 4001)
+    server = DhtServer(peer(0), DhtLimits())
+    address = TcpAddress("93.184.215.14", 4001)
     assert ask(server, announcement(KEY, peer(1), [address.bytes])) == Message()  # not answered: go would misread it
     answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=2, known=30)
     assert answer is not None
@@ -238,32 +240,38 @@ def test_what_was_announced_is_found_with_servers_that_are_near() -> None:
 
 
 def test_nobody_announces_another_nor_what_cannot_be_reached() -> None:
-    server = Server(peer(0), Limits())
-    ask(server, announcement(KEY, peer(2), [Address("93.184.215.14", 4001).bytes]), asker=1)
-    ask(server, announcement(KEY, peer(1), [Address("127.0.0.1", 22).bytes, Address("10.0.0.1", 22).bytes]), asker=1)
+    server = DhtServer(peer(0), DhtLimits())
+    ask(server, announcement(KEY, peer(2), [TcpAddress("93.184.215.14", 4001).bytes]), asker=1)
+    ask(
+        server,
+        announcement(KEY, peer(1), [TcpAddress("127.0.0.1", 22).bytes, TcpAddress("10.0.0.1", 22).bytes]),
+        asker=1,
+    )
     ask(server, announcement(KEY, peer(1), []), asker=1)
     assert len(server.providers) == 0
 
 
 def test_our_own_topics_are_found_at_us() -> None:
-    server = Server(peer(0), Limits())
+    server = DhtServer(peer(0), DhtLimits())
     server.provided = {KEY}
     answer = ask(server, question(Message.GET_PROVIDERS, KEY))
     assert answer is not None
-    assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [(peer(0), [Address("8.8.8.8", 1).bytes])]
+    assert [(each.id, list(each.addrs)) for each in answer.providerPeers] == [
+        (peer(0), [TcpAddress("8.8.8.8", 1).bytes])
+    ]
     answer = ask(server, question(Message.FIND_NODE, peer(0)))
     assert answer is not None
     assert [each.id for each in answer.closerPeers] == [peer(0)]
 
 
 def test_who_asks_is_not_named_to_himself() -> None:
-    answer = ask(Server(peer(0), Limits()), question(Message.FIND_NODE, KEY), asker=101, known=3)
+    answer = ask(DhtServer(peer(0), DhtLimits()), question(Message.FIND_NODE, KEY), asker=101, known=3)
     assert answer is not None
     assert {each.id for each in answer.closerPeers} == {peer(100), peer(102)}
 
 
 def test_no_values() -> None:
-    server = Server(peer(0), Limits())
+    server = DhtServer(peer(0), DhtLimits())
     assert ask(server, Message(type=Message.PUT_VALUE, key=KEY)) is None
     answer = ask(server, question(Message.GET_VALUE, KEY), known=3)
     assert answer is not None
@@ -275,8 +283,8 @@ def test_no_values() -> None:
 
 
 def test_an_answer_is_bounded() -> None:
-    server = Server(peer(0), Limits(of_a_key=1000))
-    addresses = [Address("93.184.215.14", port).bytes for port in range(1, 30)]
+    server = DhtServer(peer(0), DhtLimits(of_a_key=1000))
+    addresses = [TcpAddress("93.184.215.14", port).bytes for port in range(1, 30)]
     for number in range(1, 500):
         ask(server, announcement(KEY, peer(number), addresses), asker=number)
     answer = ask(server, question(Message.GET_PROVIDERS, KEY), asker=1000, known=50)
@@ -289,7 +297,7 @@ def test_an_answer_is_bounded() -> None:
 
 
 def test_what_fails_is_left_alone_for_longer_each_time() -> None:
-    failures = Failures(first=10, most=35, remembered=100, per_address=9)
+    failures = DialBackoff(first=10, most=35, remembered=100, per_address=9)
     until = []
     now = 0.0
     for _ in range(4):
@@ -301,14 +309,14 @@ def test_what_fails_is_left_alone_for_longer_each_time() -> None:
         now += pause
     assert until == [10, 20, 35, 35]
     assert not failures.in_backoff(peer(2), OURS, now)  # another may be there
-    assert not failures.in_backoff(peer(1), Address("192.0.2.2", 1), now)
+    assert not failures.in_backoff(peer(1), TcpAddress("192.0.2.2", 1), now)
     failures.failed(peer(1), OURS, now)
     failures.well(peer(1), OURS)
     assert not failures.in_backoff(peer(1), OURS, now)
 
 
 def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
-    failures = Failures(first=10, most=35, remembered=100, per_address=3)
+    failures = DialBackoff(first=10, most=35, remembered=100, per_address=3)
     dialled = 0
     for number in range(50):
         if not failures.in_backoff(peer(number), OURS, 1):
@@ -319,8 +327,8 @@ def test_one_address_is_not_dialled_for_each_of_many_ids() -> None:
 
 
 def test_failures_are_forgotten_when_there_are_too_many() -> None:
-    failures = Failures(first=10, most=35, remembered=100, per_address=3)
+    failures = DialBackoff(first=10, most=35, remembered=100, per_address=3)
     for number in range(1000):
-        failures.dialling(Address("192.0.2.1", number + 1), 0)
+        failures.dialling(TcpAddress("192.0.2.1", number + 1), 0)
         failures.failed(peer(number), OURS, 0)
     assert len(failures) == 200

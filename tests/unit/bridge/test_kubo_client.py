@@ -19,10 +19,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from kiln.bridge.ipfs.blocks import BlockRefusedError, BlocksAwayError, BlockUnavailableError
+from kiln.bridge.ipfs.blocks import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
-from kiln.bridge.ipfs.neighbours import Neighbour
-from kiln.bridge.ipfs.node import NodeBlocks
+from kiln.bridge.ipfs.neighbours import BitswapPeer
+from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.awaiting import wait_until
@@ -286,7 +286,7 @@ def test_a_block_too_large_for_bitswap_is_refused(kubo: FakeKubo, client: Kubo) 
 )
 def test_a_put_that_fails_waits(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers["block/put"] = answer
-    with pytest.raises(BlocksAwayError, match=words):
+    with pytest.raises(BlockStoreUnavailableError, match=words):
         client.put(CID, DATA)
 
 
@@ -321,7 +321,7 @@ def test_a_block_that_does_not_come_is_unavailable_for_now(
 @pytest.mark.parametrize(("answer", "words"), [each for each in NO_RPC if each[1] != "not as Kubo does"])
 def test_what_is_no_kubo_has_no_blocks_to_give_up_on(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers["block/get"] = answer
-    with pytest.raises(BlocksAwayError, match=words):
+    with pytest.raises(BlockStoreUnavailableError, match=words):
         client.get(CID, 1.0)
 
 
@@ -395,9 +395,9 @@ def test_silence_ends_in_time(kubo: FakeKubo, client: Kubo, monkeypatch: pytest.
         lambda: client.unpin(CID),
     ]
     for call in calls:
-        with pytest.raises(BlocksAwayError, match="no answer to"):
+        with pytest.raises(BlockStoreUnavailableError, match="no answer to"):
             call()
-    with pytest.raises(BlocksAwayError, match="no answer to id"):
+    with pytest.raises(BlockStoreUnavailableError, match="no answer to id"):
         client.identity(0.1)
 
 
@@ -411,7 +411,7 @@ def test_nobody_there_is_away(nobody: str) -> None:
         lambda: client.identity(),
         lambda: client.connect(PEER),
     ):
-        with pytest.raises(BlocksAwayError, match="does not answer") as away:
+        with pytest.raises(BlockStoreUnavailableError, match="does not answer") as away:
             call()
         assert nobody in str(away.value)
     client.close()
@@ -419,13 +419,13 @@ def test_nobody_there_is_away(nobody: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://", "http://127.0.0.1:x", "ftp://127.0.0.1", "http://no such host"])
 def test_an_address_of_nobody_is_away(url: str) -> None:
-    with pytest.raises(BlocksAwayError):
+    with pytest.raises(BlockStoreUnavailableError):
         Kubo(url).identity(1.0)
 
 
 def test_a_closed_client_is_away_and_no_fault(client: Kubo) -> None:
     client.close()
-    with pytest.raises(BlocksAwayError, match="stopping"):
+    with pytest.raises(BlockStoreUnavailableError, match="stopping"):
         client.get(CID, 1.0)
 
 
@@ -454,14 +454,14 @@ def test_a_block_that_is_not_there_is_not_pinned(kubo: FakeKubo, client: Kubo) -
     with pytest.raises(BlockUnavailableError, match="context deadline exceeded"):
         client.pin(CID)
     kubo.answers["pin/rm"] = kubo_error("lock /data/ipfs/repo.lock: someone else has the lock")
-    with pytest.raises(BlocksAwayError, match="someone else has the lock"):
+    with pytest.raises(BlockStoreUnavailableError, match="someone else has the lock"):
         client.unpin(CID)
 
 
 def test_a_pin_of_something_else_is_none(kubo: FakeKubo, client: Kubo) -> None:
     for answer in ({"Pins": [OTHER]}, {"Pins": None}, {}):
         kubo.answers["pin/add"] = kubo_json(answer)
-        with pytest.raises(BlocksAwayError, match="not as Kubo does"):
+        with pytest.raises(BlockStoreUnavailableError, match="not as Kubo does"):
             client.pin(CID)
 
 
@@ -469,7 +469,7 @@ def test_a_pin_of_something_else_is_none(kubo: FakeKubo, client: Kubo) -> None:
 def test_pins_wait_for_kubo(kubo: FakeKubo, client: Kubo, answer: Answer, words: str) -> None:
     kubo.answers |= {"pin/add": answer, "pin/rm": answer}
     for call in (client.pin, client.unpin):
-        with pytest.raises(BlocksAwayError, match=words):
+        with pytest.raises(BlockStoreUnavailableError, match=words):
             call(CID)
 
 
@@ -516,7 +516,7 @@ def test_a_peer_at_several_addresses_and_the_end_of_it(kubo: FakeKubo, client: K
     kubo.answers["swarm/peers"] = kubo_json({"Peers": None})
     assert client.connected() == frozenset()
     kubo.answers["swarm/peers"] = kubo_json({"Peers": 3})
-    with pytest.raises(BlocksAwayError, match="not as Kubo does"):
+    with pytest.raises(BlockStoreUnavailableError, match="not as Kubo does"):
         client.connected()
 
 
@@ -528,7 +528,7 @@ def test_who_has_a_block_is_told_to_the_routing_where_there_is_one(kubo: FakeKub
     with pytest.raises(KuboError, match="no connected peers"):
         client.provide(CID)
     kubo.answers["routing/provide"] = hang_up
-    with pytest.raises(BlocksAwayError, match="broke off"):
+    with pytest.raises(BlockStoreUnavailableError, match="broke off"):
         client.provide(CID)
     for no_routing in (
         plain(404, "404 page not found"),
@@ -565,7 +565,7 @@ def test_a_node_that_wants_a_secret_gets_it(kubo: FakeKubo) -> None:
     for auth in ("bearer:s3cret", "basic:me:a:b"):
         assert Kubo(kubo.url, auth).identity().peer == IDENTITY["ID"]
     for auth in ("", "bearer:wrong"):
-        with pytest.raises(BlocksAwayError, match=r"403 .*ipfs\.api_auth"):
+        with pytest.raises(BlockStoreUnavailableError, match=r"403 .*ipfs\.api_auth"):
             Kubo(kubo.url, auth).identity()
     with pytest.raises(ValueError, match="expected") as wrong:
         auth_header("s3cret")
@@ -588,7 +588,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
             again.set()
         kubo_error("connect 12D3KooWM68G failure: failed to dial")(handler)
 
-    node = NodeBlocks(Kubo(kubo.url), [PEER, PEER], every=0.05)
+    node = NodeBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
         assert node.wait_for_a_look(10)
         assert node.about() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
@@ -599,7 +599,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
     finally:
         node.close()
     assert "0 of 2 peers connected; connect 12D3KooWM68G failure" in node.about()
-    with pytest.raises(BlocksAwayError):
+    with pytest.raises(BlockStoreUnavailableError):
         node.get(CID, 1.0)
 
 
@@ -621,11 +621,11 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"})}
     kubo.answers |= {"swarm/connect": connect, "swarm/disconnect": disconnect, "swarm/peers": peers}
     kubo.answers["routing/provide"] = kubo_bytes()
-    node = NodeBlocks(Kubo(kubo.url), every=0.5)
+    node = NodeBlockStore(Kubo(kubo.url), every=0.5)
     try:
         assert node.wait_for_a_look(10)
         node.provide(CID)
-        node.stay_near([Neighbour(name, ("/ip4/192.0.2.1/tcp/1",))])
+        node.stay_near([BitswapPeer(name, ("/ip4/192.0.2.1/tcp/1",))])
         wait_until(lambda: there == {f"/ip4/192.0.2.1/tcp/1/p2p/{name}"}, "a connection")
         there.clear()  # lost
         wait_until(lambda: bool(there), "another connection")
@@ -641,7 +641,7 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
 
 def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": silence}
-    node = NodeBlocks(Kubo(kubo.url))
+    node = NodeBlockStore(Kubo(kubo.url))
     assert node.wait_for_a_look(10)
     node.provide(CID)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
@@ -653,9 +653,9 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
 def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "block/get": kubo_bytes(DATA)}
     kubo.answers |= dict.fromkeys(("swarm/peers", "config"), plain(403, "403 - Forbidden"))
-    node = NodeBlocks(Kubo(kubo.url), every=0.05)
+    node = NodeBlockStore(Kubo(kubo.url), every=0.05)
     try:
-        node.stay_near([Neighbour("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))])
+        node.stay_near([BitswapPeer("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))])
         wait_until(lambda: "gossip peers are not connected: " in node.about(), node.about)
         assert node.get(CID, 1.0) == DATA
     finally:
@@ -663,11 +663,11 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
 
 
 def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
-    node = NodeBlocks(Kubo(nobody))
+    node = NodeBlockStore(Kubo(nobody))
     try:
         assert node.wait_for_a_look(10)
         assert "does not answer" in node.about()
-        with pytest.raises(BlocksAwayError):
+        with pytest.raises(BlockStoreUnavailableError):
             node.put(CID, DATA)
     finally:
         node.close()

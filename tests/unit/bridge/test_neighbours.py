@@ -11,11 +11,11 @@ from multiaddr import Multiaddr
 from kiln.bridge.app.neighbours import bitswap_peers
 from kiln.bridge.app.wiring import held_back
 from kiln.bridge.gossipsub.effects import PeerView
-from kiln.bridge.ipfs.blocks import BlocksAwayError
+from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
-from kiln.bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, Neighbour, Neighbours
+from kiln.bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import MOST as MOST_BLOCKS
-from kiln.bridge.ipfs.providing import Providing
+from kiln.bridge.ipfs.providing import BlockProvider
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.conf.settings.model import Ipfs, Publish, Settings
 from kiln.schemas.wire.identity import peer_bytes, peer_of, peer_text
@@ -25,11 +25,11 @@ from kit.chance import new_key
 OWN = "ours"
 
 
-def gossip(*names: str) -> list[Neighbour]:
-    return [Neighbour(name, (f"/ip4/192.0.2.1/tcp/{number}",)) for number, name in enumerate(names, 1)]
+def gossip(*names: str) -> list[BitswapPeer]:
+    return [BitswapPeer(name, (f"/ip4/192.0.2.1/tcp/{number}",)) for number, name in enumerate(names, 1)]
 
 
-def dial(near: Neighbours, now: float, *connected: str) -> list[str]:
+def dial(near: BitswapPeers, now: float, *connected: str) -> list[str]:
     return [each.peer for each in near.to_dial(OWN, connected, now)]
 
 
@@ -37,7 +37,7 @@ def dial(near: Neighbours, now: float, *connected: str) -> list[str]:
 
 
 def test_a_gossip_peer_is_dialled_where_it_listens_and_not_again_while_connected() -> None:
-    near = Neighbours()
+    near = BitswapPeers()
     assert near.set_gossip(gossip("a", OWN))
     (one,) = near.to_dial(OWN, (), 0.0)
     assert one.dialled == ("/ip4/192.0.2.1/tcp/1/p2p/a",)
@@ -49,7 +49,7 @@ def test_a_gossip_peer_is_dialled_where_it_listens_and_not_again_while_connected
 
 
 def test_a_peer_that_does_not_answer_is_dialled_less_and_less_often() -> None:
-    near = Neighbours()
+    near = BitswapPeers()
     near.set_gossip(gossip("a"))
     dialled, now = [], 0.0
     while now < 2_000:
@@ -65,7 +65,7 @@ def test_a_peer_that_does_not_answer_is_dialled_less_and_less_often() -> None:
 
 
 def test_who_leaves_the_gossip_is_hung_up_on_unless_the_node_had_the_connection_before() -> None:
-    near = Neighbours()
+    near = BitswapPeers()
     near.set_gossip(gossip("a", "b"))
     assert dial(near, 0.0, "b") == ["a"]
     near.dialled("a", True, 0.0)
@@ -76,7 +76,7 @@ def test_who_leaves_the_gossip_is_hung_up_on_unless_the_node_had_the_connection_
 
 
 def test_there_are_no_more_than_the_bound_and_the_rest_is_counted() -> None:
-    near = Neighbours()
+    near = BitswapPeers()
     near.set_gossip(gossip(*(f"peer {number}" for number in range(MOST + 5))))
     connected: set[str] = set()
     while asked := dial(near, 0.0, *connected):
@@ -87,7 +87,7 @@ def test_there_are_no_more_than_the_bound_and_the_rest_is_counted() -> None:
 
 
 def test_an_announcer_comes_first_for_a_while() -> None:
-    near = Neighbours()
+    near = BitswapPeers()
     near.set_gossip(gossip("a", "b"))
     assert not near.announced("b", 0.0)
     assert near.announced("stranger", 0.0)
@@ -136,8 +136,8 @@ def test_those_that_speak_bitswap_are_neighbours_the_dialled_first() -> None:
     node.add("192.88.1.4", "/dns4/a.example/tcp/1", "/ip4/192.88.1.4/udp/1/quic-v1")
     dialled = node.add("192.88.1.5", "/ip4/192.88.1.5/tcp/1", "/ip4/192.88.1.5/tcp/2", outbound=True)
     assert bitswap_peers(node, node.views) == [
-        Neighbour(dialled, ("/ip4/192.88.1.5/tcp/1", "/ip4/192.88.1.5/tcp/2")),
-        Neighbour(inbound, ("/ip4/192.88.1.1/tcp/1",)),
+        BitswapPeer(dialled, ("/ip4/192.88.1.5/tcp/1", "/ip4/192.88.1.5/tcp/2")),
+        BitswapPeer(inbound, ("/ip4/192.88.1.1/tcp/1",)),
     ]
     node.add("192.88.1.6", "/ip4/192.88.1.6/tcp/1")
     del node.views[peer_bytes(inbound)]  # connected, and no gossip peer: a server of the DHT
@@ -165,7 +165,7 @@ def test_blocks_are_provided_once_behind_the_back_of_who_asks() -> None:
         gate.wait(30)
         told.append(cid)
 
-    providing = Providing(provide)
+    providing = BlockProvider(provide)
     for cid in ("one", "two", "one", "three"):
         providing.add(cid)  # returns although nothing is provided yet
     gate.set()
@@ -181,7 +181,7 @@ def test_what_is_too_much_is_left_out_the_oldest_first() -> None:
         gate.wait(30)
         told.append(cid)
 
-    providing = Providing(provide)
+    providing = BlockProvider(provide)
     for number in range(MOST_BLOCKS + 50):
         providing.add(str(number))
     left_out = providing.unprovided
@@ -192,7 +192,7 @@ def test_what_is_too_much_is_left_out_the_oldest_first() -> None:
     providing.close()
 
 
-@pytest.mark.parametrize("error", [KuboError("cannot provide, no connected peers"), BlocksAwayError("gone")])
+@pytest.mark.parametrize("error", [KuboError("cannot provide, no connected peers"), BlockStoreUnavailableError("gone")])
 def test_what_cannot_be_provided_is_tried_again_and_counted(error: Exception) -> None:
     calls = list[str]()
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_provided_is_tried_again_and_counted(error: Exception) ->
         if cid == "never" or len(calls) < 2:
             raise error
 
-    providing = Providing(provide, pause=0.01)
+    providing = BlockProvider(provide, pause=0.01)
     providing.add("later")
     wait_until(lambda: providing.provided == 1, "the second try")
     providing.add("never")
@@ -217,7 +217,7 @@ def test_a_node_that_does_not_route_is_not_asked_again() -> None:
         calls.append(cid)
         raise NoRoutingError("404")
 
-    providing = Providing(provide)
+    providing = BlockProvider(provide)
     providing.add("one")
     wait_until(lambda: not providing.routes, "that it does not route")
     providing.add("two")

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kiln.bridge.ipfs import BlocksAwayError
-from kiln.bridge.ipfs.folder import FolderBlocks
-from kiln.bridge.publisher.pins import Pins
+from kiln.bridge.ipfs import BlockStoreUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.publisher.pins import BlockPins
 
 S = 1_000_000
 START = 1_000 * S
 
 
-class TellingBlocks(FolderBlocks):
+class TellingBlocks(FolderBlockStore):
     """Blocks whose pins are told."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TellingBlocks(FolderBlocks):
 
     def _say(self, what: str) -> None:
         if self.away:
-            raise BlocksAwayError("gone")
+            raise BlockStoreUnavailableError("gone")
         self.said.append(what)
 
     def put(self, cid: str, data: bytes) -> None:
@@ -45,15 +45,15 @@ class TellingBlocks(FolderBlocks):
 
 def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     node = TellingBlocks()
-    pins = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    pins = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
     pins.keep("one", b"1", START)
     pins.keep("two", b"2", START + 50 * S)
     assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
     assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
-    again = Pins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
+    again = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
     node.away = True
-    with pytest.raises(BlocksAwayError):
+    with pytest.raises(BlockStoreUnavailableError):
         again.unpin_expired(START + 100 * S)
     node.away = False
     assert again.unpin_expired(START + 100 * S) == 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import DefaultPartitioner, Partitioner
 
-from kiln.bridge.kafka.producers import RememberingPartitioner
+from kiln.bridge.kafka.producers import CachingPartitioner
 
 TOPIC = "kiln.frames"
 
@@ -29,7 +29,7 @@ class Cluster:
     st.lists(st.integers(min_value=1, max_value=24), min_size=1, max_size=4),
 )
 def test_partition_is_the_usual_one_also_when_a_topic_grows(keys: list[bytes], counts: list[int]) -> None:
-    ours, usual = RememberingPartitioner(), DefaultPartitioner()
+    ours, usual = CachingPartitioner(), DefaultPartitioner()
     for count in counts:
         cluster = Cluster(count)
         for key in keys * 2:
@@ -38,7 +38,7 @@ def test_partition_is_the_usual_one_also_when_a_topic_grows(keys: list[bytes], c
 
 
 def test_what_it_remembers_is_bounded() -> None:
-    ours, usual, cluster = RememberingPartitioner(), DefaultPartitioner(), Cluster(12)
+    ours, usual, cluster = CachingPartitioner(), DefaultPartitioner(), Cluster(12)
     for number in range(5000):
         key = number.to_bytes(16, "big")
         assert ours.partition(TOPIC, key, key, b"", b"", cluster) == usual.partition(TOPIC, key, key, b"", b"", cluster)
@@ -46,4 +46,4 @@ def test_what_it_remembers_is_bounded() -> None:
 
 
 def test_kafka_python_takes_it_for_a_partitioner() -> None:
-    assert isinstance(RememberingPartitioner(), Partitioner)
+    assert isinstance(CachingPartitioner(), Partitioner)

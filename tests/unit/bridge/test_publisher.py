@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.ipfs import BlockRefusedError, BlocksAwayError
-from kiln.bridge.kafka.position import Place
-from kiln.bridge.publisher.ledger import Ledger, LedgerError
+from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
+from kiln.bridge.kafka.position import KafkaPosition
+from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
     GONE,
     IN_DOUBT,
     REMEMBERED,
     TOO_OLD,
     Outbox,
-    Output,
+    OutboxRecord,
     PublishError,
     PublishingOptions,
     number_of,
 )
-from kiln.bridge.publisher.pace import IN_A_GAP, Pace
-from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, Topics
+from kiln.bridge.publisher.pace import IN_A_GAP, AuthorPacer
+from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     BatchRecord,
     Origin,
@@ -109,22 +109,22 @@ class Ipfs:
 class Run:
     """An outbox of one partition, begun at offset 0."""
 
-    def __init__(self, node: Node, not_before: int = 0, pace: Pace | None = None) -> None:
+    def __init__(self, node: Node, not_before: int = 0, pace: AuthorPacer | None = None) -> None:
         self.node = node
         self.pace = pace
         self.ipfs = Ipfs()
         self.outbox = Outbox(OPTIONS)
         self.outbox.start(0, 0, not_before)
         self.offset = 0
-        self.outputs: list[Output] = []
+        self.outputs: list[OutboxRecord] = []
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.take(Place(0, self.offset), data, now)
+        output = self.outbox.take(KafkaPosition(0, self.offset), data, now)
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
-    def step(self, now: int = START, held: bool = False, on: Topics = BY_SEPARATOR) -> list[PublicationRecord]:
+    def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
         def publish(topic: str, data: bytes) -> int:
             peers = self.node.publish(topic, data)
             if peers and self.pace is not None:
@@ -157,7 +157,7 @@ def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
 
 def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_one() -> None:
     gap = 50_000
-    run = Run(Node(), pace=Pace(gap, 1))
+    run = Run(Node(), pace=AuthorPacer(gap, 1))
     for number in range(6):
         run.take(batch(number, model=number % 2))
     sent_at = []
@@ -174,7 +174,7 @@ def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_
 
 def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
     gap = 100_000
-    run = Run(Node(), pace=Pace(gap, 64))
+    run = Run(Node(), pace=AuthorPacer(gap, 64))
     for number in range(40):
         run.take(batch(number, model=number))
     now, sent_at = START, list[int]()
@@ -191,9 +191,9 @@ def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
 
 def test_each_topic_keeps_its_author_over_restarts_and_several_speak_at_once() -> None:
     topics = [f"/ceramic/local-test/model/{number}" for number in range(100)]
-    pace = Pace(50_000, 4)
+    pace = AuthorPacer(50_000, 4)
     authors = {topic: pace.author(topic) for topic in topics}
-    assert authors == {topic: Pace(0, 4).author(topic) for topic in topics}
+    assert authors == {topic: AuthorPacer(0, 4).author(topic) for topic in topics}
     assert set(authors.values()) == {0, 1, 2, 3}
     pace.spoke(topics[0], START)
     assert {pace.ready_at(topic) for topic in topics if authors[topic] == authors[topics[0]]} == {START + 50_000}
@@ -208,11 +208,11 @@ def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
         run.take(batch(number))
     run.step()
     assert run.place() == 0
-    run.outbox.done(Place(0, 1))
+    run.outbox.done(KafkaPosition(0, 1))
     assert run.place() == 0  # the first one is not there yet
-    run.outbox.done(Place(0, 0))
+    run.outbox.done(KafkaPosition(0, 0))
     assert run.place() == 2
-    run.outbox.done(Place(0, 2))
+    run.outbox.done(KafkaPosition(0, 2))
     assert (run.place(), run.outbox.open) == (3, 0)
 
 
@@ -418,7 +418,7 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     kept, *later = [batch(number) for number in range(4)]
     run.take(kept)
     run.step()
-    run.ipfs.error = BlocksAwayError("http://127.0.0.1:5001 does not answer")
+    run.ipfs.error = BlockStoreUnavailableError("http://127.0.0.1:5001 does not answer")
     for record in later:
         run.take(record)
     run.node.default = 1
@@ -437,7 +437,7 @@ def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> N
     run = Run(Node(peers=0))
     run.take(batch(1))
     run.step()
-    run.ipfs.error = BlocksAwayError("gone")
+    run.ipfs.error = BlockStoreUnavailableError("gone")
     for at in range(1, 8):
         run.step(START + at * S)
     run.node.default = 1
@@ -449,7 +449,7 @@ def test_ipfs_that_goes_away_while_a_batch_waits_for_a_peer_holds_it_back() -> N
 
 def test_ipfs_is_not_asked_more_than_once_a_second_while_it_is_away() -> None:
     run = Run(Node())
-    run.ipfs.error = BlocksAwayError("gone")
+    run.ipfs.error = BlockStoreUnavailableError("gone")
     run.take(batch(1))
     for at in range(0, 10 * S, S // 10):
         run.step(START + at)
@@ -501,9 +501,9 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
         (record.cid, topic_of(record)),
         (record.cid, network_topic()),
     }
-    run.outbox.done(Place(0, 0))
+    run.outbox.done(KafkaPosition(0, 0))
     assert run.place() == 0  # one receipt is not there yet
-    run.outbox.done(Place(0, 0))
+    run.outbox.done(KafkaPosition(0, 0))
     assert run.place() == 1
 
 
@@ -532,7 +532,7 @@ def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transitio
     run.node.peers[network_topic()] = 0
     run.take(batch(1))
     (receipt,) = run.step(on=BOTH)
-    run.outbox.done(Place(0, 0))
+    run.outbox.done(KafkaPosition(0, 0))
     assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
     assert run.step(START + S, on=BY_SEPARATOR) == []
     assert (run.place(), len(run.node.sent)) == (1, 1)
@@ -562,7 +562,7 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
             topic = network_topic() if number == 3 else topic_of(batch(0, model=number))
             node.peers[topic] = 1 - node.peers.get(topic, 1)
         elif what == "ipfs":
-            run.ipfs.error = None if run.ipfs.error else BlocksAwayError("gone")
+            run.ipfs.error = None if run.ipfs.error else BlockStoreUnavailableError("gone")
         elif what == "on":
             on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
         elif what == "ack":
@@ -623,7 +623,7 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     run = Run(Node())
     run.take(batch(0))
     run.step()
-    run.outbox.done(Place(0, 0))
+    run.outbox.done(KafkaPosition(0, 0))
     assert run.outbox.gone(0, 1, START) is None
     word = run.outbox.gone(0, 5, START)
     assert word is not None
@@ -709,9 +709,9 @@ class History:
         self.begin()
 
     def begin(self) -> None:
-        self.ledger = Ledger(self.path)
+        self.ledger = PublishLedger(self.path)
         self.outbox = Outbox(OPTIONS, self.ledger, self.went_out)
-        self.outputs: list[Output] = []
+        self.outputs: list[OutboxRecord] = []
         for part, place in self.places.items():
             self.outbox.start(part, place, START - 60 * S if part == LIVE_PART else 0)
             for offset in range(place, len(self.log[part])):
@@ -721,7 +721,7 @@ class History:
         return {each.cid: {each.topic or ""} for each in self.receipts if each.error is None}
 
     def take(self, part: int, offset: int) -> None:
-        assert self.outbox.take(Place(part, offset), encode(self.log[part][offset]), self.now) is None
+        assert self.outbox.take(KafkaPosition(part, offset), encode(self.log[part][offset]), self.now) is None
 
     def write(self, part: int, record: BatchRecord) -> None:
         self.log[part].append(record)
@@ -808,7 +808,7 @@ def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
 def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
     run = History(tmp_path)
     run.outbox.start(number_of(3, True), 7, 0)
-    output = run.outbox.take(Place(number_of(3, True), 7), b"{", START)
+    output = run.outbox.take(KafkaPosition(number_of(3, True), 7), b"{", START)
     assert output is not None
     assert output.key == b"history/3/7"
     assert decode_quarantine(output.value).detail.startswith("record 3/7 of history: ")
@@ -817,8 +817,10 @@ def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Pat
 def test_ledger_that_cannot_be_read_stops_the_publisher_in_words(tmp_path: Path) -> None:
     path = tmp_path / "handed-over.sqlite"
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(LedgerError, match=r"handed-over\.sqlite: file is not a database\. The file says which batches"):
-        "bafyrei" in Ledger(path)  # noqa: B015  # the question is what raises
+    with pytest.raises(
+        PublishLedgerError, match=r"handed-over\.sqlite: file is not a database\. The file says which batches"
+    ):
+        "bafyrei" in PublishLedger(path)  # noqa: B015  # the question is what raises
 
 
 @given(

@@ -6,9 +6,9 @@ import pytest
 
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
-from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.topic_table import Bundles, hello_extensions
+from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
 from kit.scripted_peers import (
     MESHSUB,
     T,
@@ -22,8 +22,8 @@ from kit.scripted_peers import (
 
 @pytest.mark.parametrize("protocol", VERSIONS)
 def test_the_first_rpc_tells_our_topics_and_extensions_only_to_those_who_know_them(protocol: str) -> None:
-    bundles = Bundles({"one": ["a"]})
-    router = node(table=TableSide(bundles), topics=("a", "b"))
+    bundles = BundleSet({"one": ["a"]})
+    router = node(table=TableAgreements(bundles), topics=("a", "b"))
     (first,) = router.add_peer(peer(1), protocol, True, 0.0)
     assert [(each.topicid, each.subscribe) for each in first.rpc.subscriptions] == [("a", True), ("b", True)]
     assert first.priority

@@ -14,11 +14,11 @@ from kiln.bridge.gossipsub.effects import Deliver, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import MessageTooLargeError, Router
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits
-from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Verdict
-from kiln.schemas.wire.topic_table import Bundles, hello_extensions
+from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
 from kit.scripted_peers import (
     OWN,
     T,
@@ -173,8 +173,8 @@ def test_whatever_the_router_sends_is_accepted_and_nothing_that_fits_is_missing(
 ) -> None:
     """Hello, JOIN, GRAFT, relayed messages, answers to IWANT, IHAVE, IWANT, IDONTWANT, PRUNE: each RPC that leaves."""
     names = [f"/ceramic/mainnet/sep/model/{number:0300d}" for number in range(topics)]
-    bundles = Bundles({"some": ["a", *names[: topics // 2]]})
-    router = Router(OWN, RouterOptions(), Random(1), check, TableSide(bundles, "eager"))
+    bundles = BundleSet({"some": ["a", *names[: topics // 2]]})
+    router = Router(OWN, RouterOptions(), Random(1), check, TableAgreements(bundles, "eager"))
     for name in (T, *names):
         router.join(name, 0.0)
     sent: list[Send] = []

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.bridge.gossipsub.rpc_parts import RpcLimits, split
-from kiln.bridge.gossipsub.table_agreements import TableSide
+from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 from kit.scripted_peers import T, message, node, peer
 
 
@@ -110,7 +110,9 @@ def test_five_thousand_small_messages_are_more_overhead_than_go_accepts() -> Non
 
 def test_a_hello_of_very_many_topics_is_parted() -> None:
     topics = [f"/ceramic/mainnet/sep/model/{number:0100d}" for number in range(20_000)]
-    sends = node(topics=topics, table=TableSide(Bundles({"one": ["a"]}))).add_peer(peer(1), "/meshsub/1.3.0", True, 0.0)
+    sends = node(topics=topics, table=TableAgreements(BundleSet({"one": ["a"]}))).add_peer(
+        peer(1), "/meshsub/1.3.0", True, 0.0
+    )
     assert len(sends) > 1
     assert all(is_accepted(send.rpc, RpcLimits()) for send in sends)
     assert [each.topicid for send in sends for each in send.rpc.subscriptions] == topics

@@ -10,14 +10,14 @@ from kiln.bridge.gossipsub.effects import PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.signatures import verifier
-from kiln.bridge.gossipsub.table_agreements import SendMode, TableSide
+from kiln.bridge.gossipsub.table_agreements import SendMode, TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Verdict, peer_of, sign
-from kiln.schemas.wire.topic_table import Bundles, hello_extensions
+from kiln.schemas.wire.topic_table import BundleSet, hello_extensions
 
 A, B, C = "/ceramic/a", "/ceramic/b", "/ceramic/c"
-ONE = Bundles({"one": [A, B]})  # a is 1, b is 2
-OTHER_ORDER = Bundles({"zero": ["/ceramic/0"], "one": [A, B]})
+ONE = BundleSet({"one": [A, B]})  # a is 1, b is 2
+OTHER_ORDER = BundleSet({"zero": ["/ceramic/0"], "one": [A, B]})
 V13, V12 = "/meshsub/1.3.0", "/meshsub/1.2.0"
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 OWN = b"\x00\x24own"
@@ -27,22 +27,22 @@ def peer(number: int) -> PeerID:
     return b"\x00\x24peer%03d" % number
 
 
-def node(send: SendMode = "eager", bundles: Bundles = ONE, topics: tuple[str, ...] = (A, B, C)) -> Router:
-    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"), TableSide(bundles, send))
+def node(send: SendMode = "eager", bundles: BundleSet = ONE, topics: tuple[str, ...] = (A, B, C)) -> Router:
+    router = Router(OWN, RouterOptions(), Random(1), verifier("strict"), TableAgreements(bundles, send))
     for topic in topics:
         router.join(topic, 0.0)
     return router
 
 
-def hello(bundles: Bundles = ONE, topics: tuple[str, ...] = (A, B, C)) -> RPC:
+def hello(bundles: BundleSet = ONE, topics: tuple[str, ...] = (A, B, C)) -> RPC:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=topic) for topic in topics])
     rpc.control.extensions.CopyFrom(hello_extensions(bundles))
     return rpc
 
 
-def greet(router: Router, number: int, protocol: str = V13, bundles: Bundles | None = ONE) -> None:
+def greet(router: Router, number: int, protocol: str = V13, bundles: BundleSet | None = ONE) -> None:
     router.add_peer(peer(number), protocol, True, 0.0)
-    rpc = hello(bundles or Bundles())
+    rpc = hello(bundles or BundleSet())
     if bundles is None:
         rpc.ClearField("control")
     router.receive(peer(number), rpc, 0.0)

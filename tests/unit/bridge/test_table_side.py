@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.gossipsub.table_agreements import Item, SendMode, TableSide
+from kiln.bridge.gossipsub.table_agreements import Item, SendMode, TableAgreements
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -22,11 +22,11 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import BundleError, Bundles, hello_bytes, parse_hello
+from kiln.schemas.wire.topic_table import BundleError, BundleSet, hello_bytes, parse_hello
 
 CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
 ELSEWHERE = "/ceramic/elsewhere"
-BUNDLES = Bundles({"clay": [SEP, CLAY], "main": [MAIN]})
+BUNDLES = BundleSet({"clay": [SEP, CLAY], "main": [MAIN]})
 CLAY_HASH, MAIN_HASH = BUNDLES
 ANNA, BERT, CARL = b"anna", b"bert", b"carl"
 LARGEST = 2**32 - 1
@@ -39,9 +39,9 @@ def hello(*hashes: bytes) -> ControlExtensions:
 
 def side(
     send: SendMode = "cautious", greeted: Iterable[bytes] = (ANNA,), hashes: Iterable[bytes] = BUNDLES
-) -> TableSide:
+) -> TableAgreements:
     """With peers that sent a hello of these hashes."""
-    made = TableSide(BUNDLES, send)
+    made = TableAgreements(BUNDLES, send)
     for peer in greeted:
         made.add(peer)
         made.hello(peer, hello(*hashes))
@@ -60,7 +60,7 @@ def full_rpc() -> RPC:
     return rpc
 
 
-def topics_in(table_side: TableSide, peer: bytes, rpc: RPC) -> list[str | None]:
+def topics_in(table_side: TableAgreements, peer: bytes, rpc: RPC) -> list[str | None]:
     control = rpc.control
     kinds: list[Iterable[Item]] = [rpc.subscriptions, rpc.publish, control.ihave, control.graft, control.prune]
     return [table_side.topic_of(peer, item) for kind in kinds for item in kind]
@@ -80,14 +80,14 @@ KINDS = pytest.mark.parametrize("made", EVERY_KIND, ids=["message", "subscriptio
 
 
 def test_the_first_rpc_carries_our_bundles_in_order_of_preference() -> None:
-    extensions = TableSide(BUNDLES).add(ANNA, "/meshsub/1.3.0")
+    extensions = TableAgreements(BUNDLES).add(ANNA, "/meshsub/1.3.0")
     assert extensions is not None
     assert list(extensions.topicTableExtension.topicBundleHashes) == [CLAY_HASH, MAIN_HASH]
 
 
 @pytest.mark.parametrize("protocol", ["/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0"])
 def test_older_protocols_have_no_extensions(protocol: str) -> None:
-    made = TableSide(BUNDLES, "eager")
+    made = TableAgreements(BUNDLES, "eager")
     assert made.add(ANNA, protocol) is None
     made.hello(ANNA, hello(CLAY_HASH))
     assert made.counters == {"hello_unexpected": 1}
@@ -97,7 +97,7 @@ def test_older_protocols_have_no_extensions(protocol: str) -> None:
 
 
 def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
-    made = TableSide(Bundles(), "eager")
+    made = TableAgreements(BundleSet(), "eager")
     assert made.add(ANNA) is None
     made.hello(ANNA, hello(CLAY_HASH))
     assert made.topic_of(ANNA, Message(topicIndex=1)) is None
@@ -107,7 +107,7 @@ def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
 
 def test_more_bundles_than_a_hello_may_have() -> None:
     with pytest.raises(BundleError, match="257 bundle hashes"):
-        TableSide(Bundles({str(number): [str(number)] for number in range(257)}))
+        TableAgreements(BundleSet({str(number): [str(number)] for number in range(257)}))
 
 
 HOSTILE = {
@@ -123,7 +123,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("extensions", "reason"), HOSTILE.values(), ids=list(HOSTILE))
 def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: ControlExtensions, reason: str) -> None:
-    made = TableSide(BUNDLES, "eager")
+    made = TableAgreements(BUNDLES, "eager")
     for peer in (ANNA, BERT):
         made.add(peer)
     made.hello(BERT, hello(*BUNDLES))
@@ -157,7 +157,7 @@ def test_a_second_hello_changes_nothing() -> None:
 
 
 def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
-    made = TableSide(BUNDLES)
+    made = TableAgreements(BUNDLES)
     with_hello, plain = RPC(), full_rpc()
     with_hello.control.extensions.CopyFrom(hello(CLAY_HASH))
     for peer in (ANNA, BERT):
@@ -172,7 +172,7 @@ def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
 
 
 def test_other_extensions_are_no_topic_table() -> None:
-    made = TableSide(BUNDLES)
+    made = TableAgreements(BUNDLES)
     made.add(ANNA)
     made.hello(ANNA, ControlExtensions())
     assert made.counters == {}
@@ -193,7 +193,7 @@ def test_a_peer_that_comes_again_begins_anew() -> None:
 
 def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
     table = ExtTopicTable.FromString(hello_bytes([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
-    made = TableSide(BUNDLES)
+    made = TableAgreements(BUNDLES)
     made.add(ANNA)
     made.hello(ANNA, ControlExtensions(topicTableExtension=table))
     assert made.hellos(ANNA) == (hello_bytes([CLAY_HASH]), hello_bytes(BUNDLES))
@@ -230,7 +230,7 @@ def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> 
 @KINDS
 @pytest.mark.parametrize("index", [0, 1, LARGEST])
 def test_an_index_without_a_table(made: Callable[[int], Item], index: int) -> None:
-    table_side = TableSide(BUNDLES)
+    table_side = TableAgreements(BUNDLES)
     table_side.add(ANNA)
     assert table_side.topic_of(ANNA, made(index)) is None
     assert table_side.topic_of(b"nobody", made(index)) is None
@@ -364,16 +364,16 @@ def test_an_index_of_another_connection_never_goes_out(mode: SendMode, peer: byt
 
 POOL = {"clay": [SEP, CLAY], "main": [MAIN], "both": [CLAY, MAIN, "another"], "own": ["unshared", ELSEWHERE]}
 pools = st.lists(st.sampled_from(list(POOL)), unique=True).map(
-    lambda names: Bundles({name: POOL[name] for name in names})
+    lambda names: BundleSet({name: POOL[name] for name in names})
 )
 some_topics = st.lists(st.sampled_from([CLAY, MAIN, SEP, ELSEWHERE, "another", "nowhere", ""]), max_size=4)
 
 
 @given(pools, pools, some_topics, some_topics)
 def test_what_one_writes_the_other_reads(
-    ours: Bundles, theirs: Bundles, published: list[str], control: list[str]
+    ours: BundleSet, theirs: BundleSet, published: list[str], control: list[str]
 ) -> None:
-    here, there = TableSide(ours, "eager"), TableSide(theirs, "eager")
+    here, there = TableAgreements(ours, "eager"), TableAgreements(theirs, "eager")
     to_there, to_here = here.add(BERT), there.add(ANNA)
     if to_there is not None:
         there.hello(ANNA, to_there)
@@ -419,8 +419,8 @@ def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> 
 
 
 def test_an_index_above_127_takes_another_byte() -> None:
-    many = Bundles({"many": [f"/topic/{number:04}" for number in range(300)]})
-    made = TableSide(many, "eager")
+    many = BundleSet({"many": [f"/topic/{number:04}" for number in range(300)]})
+    made = TableAgreements(many, "eager")
     made.add(ANNA)
     made.hello(ANNA, hello(*many))
     for index in (127, 128):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.capture.tap import Connection, Direction
+from kiln.bridge.capture.tap import ConnectionTap, Direction
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -16,8 +16,8 @@ ID = bytes(range(16))
 LOCAL, REMOTE = b"\x00\x24local", b"\x00\x24remote"
 
 
-def connection(protocol: str = "/meshsub/1.3.0") -> Connection:
-    return Connection("local-test", ID, LOCAL, REMOTE, protocol, b"\x04\x7f\x00\x00\x01\x06\x00\x50")
+def connection(protocol: str = "/meshsub/1.3.0") -> ConnectionTap:
+    return ConnectionTap("local-test", ID, LOCAL, REMOTE, protocol, b"\x04\x7f\x00\x00\x01\x06\x00\x50")
 
 
 def read(value: bytes) -> Frame:
@@ -137,7 +137,7 @@ def test_nothing_follows_the_closing_frames() -> None:
 
 def test_connection_id_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="15 bytes, not 16"):
-        Connection("local-test", ID[:-1], LOCAL, REMOTE, "/meshsub/1.3.0")
+        ConnectionTap("local-test", ID[:-1], LOCAL, REMOTE, "/meshsub/1.3.0")
 
 
 BEYOND: dict[str, bytes | str] = {
@@ -159,7 +159,7 @@ def test_no_connection_begins_whose_frames_nobody_would_read(name: str) -> None:
         "remote_address": b"",
     }
     with pytest.raises(ValueError, match=name):
-        Connection(connection=ID, **{**fields, name: BEYOND[name]})  # type: ignore[arg-type]  # each of its own type
+        ConnectionTap(connection=ID, **{**fields, name: BEYOND[name]})  # type: ignore[arg-type]  # each of its own type
 
 
 @given(st.binary(max_size=40), st.integers(-(2**63), 2**63 - 1), st.integers(0, 12_000), st.sampled_from(("IN", "OUT")))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.app.joining import Joining
+from kiln.bridge.app.joining import TopicSelector
 from kiln.bridge.cluster.group import LiveBridge, interests_digest
 from kiln.bridge.cluster.rendezvous import owner_of
 from kiln.bridge.cluster.topics import TopicShares
@@ -28,7 +28,7 @@ class Town:
     def __init__(self, interests: Mapping[bytes, tuple[str, ...]]) -> None:
         self.interests = dict(interests)
         self.shares = {bridge: TopicShares(peer_text(bridge)) for bridge in interests}
-        self.joining = {bridge: Joining(1_000, 1_000, self.shares[bridge]) for bridge in interests}
+        self.joining = {bridge: TopicSelector(1_000, 1_000, self.shares[bridge]) for bridge in interests}
         self.on: dict[bytes, set[str]] = {bridge: set() for bridge in interests}
         self.strangers: dict[bytes, set[str]] = {bridge: set() for bridge in interests}
         self.apart: set[frozenset[bytes]] = set()
@@ -113,7 +113,7 @@ def test_no_topic_goes_unheard_whoever_knows_whom(data: st.DataObject) -> None:
         town.run()
         heard = set[str]().union(*(town.heard(bridge) for bridge in town.on))
         for bridge in town.on:
-            alone = Joining(1_000, 1_000).choose(
+            alone = TopicSelector(1_000, 1_000).choose(
                 NETWORK, map(parse_interest, town.interests[bridge]), {b"s": town._view(town.strangers[bridge])}, ()
             )
             assert heard >= alone & town.strangers[bridge]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.gossipsub.wire import Cut, Splitter, WireError, encode
+from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
 
 LIMIT, HEAD = 300, 20
 
@@ -24,15 +24,15 @@ def chunks(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(places)]
 
 
-def expected(payload: bytes) -> bytes | Cut:
-    return payload if len(payload) <= LIMIT else Cut(payload[:HEAD], len(payload))
+def expected(payload: bytes) -> bytes | OversizedRpc:
+    return payload if len(payload) <= LIMIT else OversizedRpc(payload[:HEAD], len(payload))
 
 
 @given(payloads, st.lists(st.integers(0, 10_000), max_size=30), st.sampled_from([bytes, bytearray, memoryview]))
 def test_any_chunking_gives_the_same_payloads(
     sent: list[bytes], cuts: list[int], kind: type[bytes] | type[bytearray] | type[memoryview]
 ) -> None:
-    splitter = Splitter(LIMIT, HEAD)
+    splitter = RpcSplitter(LIMIT, HEAD)
     got = [item for chunk in chunks(b"".join(map(encode, sent)), cuts) for item in splitter.feed(kind(chunk))]
     assert got == [expected(payload) for payload in sent]
     assert splitter.pending == 0
@@ -40,7 +40,7 @@ def test_any_chunking_gives_the_same_payloads(
 
 @given(payloads)
 def test_byte_by_byte_too(sent: list[bytes]) -> None:
-    splitter = Splitter(LIMIT, HEAD)
+    splitter = RpcSplitter(LIMIT, HEAD)
     stream = b"".join(map(encode, sent))
     assert [item for byte in stream for item in splitter.feed(bytes((byte,)))] == [expected(each) for each in sent]
 
@@ -54,14 +54,14 @@ def test_the_prefix_is_an_unsigned_varint(size: int, prefix: str) -> None:
 
 def test_payloads_do_not_depend_on_the_buffer_they_came_in() -> None:
     buffer = bytearray(encode(b"first") + encode(b"second"))
-    got = list(Splitter().feed(buffer))
+    got = list(RpcSplitter().feed(buffer))
     buffer[:] = bytes(len(buffer))
     assert got == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("bad", ["ff" * 9 + "01", "80" * 10, "8000", "ffffffffffffffffff7f", "818000"])
 def test_a_length_that_is_no_varint_ends_the_stream_after_what_was_whole(bad: str) -> None:
-    splitter = Splitter()
+    splitter = RpcSplitter()
     items = splitter.feed(encode(b"good") + bytes.fromhex(bad))
     assert next(items) == b"good"
     with pytest.raises(WireError):
@@ -71,21 +71,21 @@ def test_a_length_that_is_no_varint_ends_the_stream_after_what_was_whole(bad: st
 
 
 def test_a_cut_comes_as_soon_as_its_head_is_there() -> None:
-    splitter = Splitter(LIMIT, HEAD)
+    splitter = RpcSplitter(LIMIT, HEAD)
     stream = encode(bytes(LIMIT + 1))
     assert list(splitter.feed(stream[: HEAD + 1])) == []
-    assert list(splitter.feed(stream[HEAD + 1 : HEAD + 2])) == [Cut(bytes(HEAD), LIMIT + 1)]
+    assert list(splitter.feed(stream[HEAD + 1 : HEAD + 2])) == [OversizedRpc(bytes(HEAD), LIMIT + 1)]
     assert splitter.pending == LIMIT + 1 - HEAD
 
 
 def test_the_limits_are_those_of_the_contract() -> None:
     whole, over = bytes(4 << 20), bytes((4 << 20) + 1)
-    assert list(Splitter().feed(encode(whole))) == [whole]
-    assert list(Splitter().feed(encode(over))) == [Cut(over[: 64 << 10], (4 << 20) + 1)]
+    assert list(RpcSplitter().feed(encode(whole))) == [whole]
+    assert list(RpcSplitter().feed(encode(over))) == [OversizedRpc(over[: 64 << 10], (4 << 20) + 1)]
 
 
 def test_a_gigabyte_announced_takes_no_more_room_than_its_head() -> None:
-    splitter = Splitter()
+    splitter = RpcSplitter()
     chunk = bytes(64 << 10)
     tracemalloc.start()
     try:
@@ -96,14 +96,14 @@ def test_a_gigabyte_announced_takes_no_more_room_than_its_head() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert items == [Cut(chunk, 1 << 30), b"after"]
+    assert items == [OversizedRpc(chunk, 1 << 30), b"after"]
     assert peak < 1 << 20
 
 
 def test_an_announced_length_alone_takes_no_room() -> None:
     tracemalloc.start()
     try:
-        splitter = Splitter()
+        splitter = RpcSplitter()
         list(splitter.feed(encode(bytes(4 << 20))[:100]))
         held, _ = tracemalloc.get_traced_memory()
     finally:
@@ -113,7 +113,7 @@ def test_an_announced_length_alone_takes_no_room() -> None:
 
 
 def test_a_stream_that_breaks_off_is_told_from_one_that_ends() -> None:
-    splitter = Splitter()
+    splitter = RpcSplitter()
     list(splitter.feed(encode(b"whole")))
     assert splitter.pending == 0
     for begun in (b"\x80", b"\x01"):  # a length of one byte, of two: both whole
@@ -123,4 +123,4 @@ def test_a_stream_that_breaks_off_is_told_from_one_that_ends() -> None:
 
 def test_a_head_longer_than_the_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="head"):
-        Splitter(10, 11)
+        RpcSplitter(10, 11)

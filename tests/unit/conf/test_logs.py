@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.logs import Format, Level, Limit, LogFile, Problems, is_news, say, set_up_logs
+from kiln.conf.process.logs import Format, Level, LogFile, ProblemLog, RateLimitFilter, is_news, say, set_up_logs
 
 LOG = logging.getLogger("kiln.bridge.libp2p")
 
@@ -84,7 +84,7 @@ def record(event: str, at: float) -> logging.LogRecord:
 
 
 def test_of_many_lines_of_a_kind_twenty_come_and_what_is_left_out_is_counted() -> None:
-    limit = Limit()
+    limit = RateLimitFilter()
     first = [record("peer came", number / 100) for number in range(1_000)]
     passed = [each for each in first if limit.filter(each)]
     assert len(passed) == 20
@@ -97,7 +97,7 @@ def test_of_many_lines_of_a_kind_twenty_come_and_what_is_left_out_is_counted() -
 
 def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     out = logged("text")
-    problems = Problems(logging.getLogger("kiln.bridge.app"))
+    problems = ProblemLog(logging.getLogger("kiln.bridge.app"))
     for seen in ([], ["Kafka is away"], ["Kafka is away"], []):
         problems.see(seen)
     assert [line.split(" event=")[1] for line in out.getvalue().splitlines()] == [

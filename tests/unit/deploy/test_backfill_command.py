@@ -9,8 +9,8 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.exits import USAGE
-from kiln.deploy.screens.backfill_run import Pace, as_object, told
-from kiln.pipelines.backfill.run import Outcome, Progress
+from kiln.deploy.screens.backfill_run import ProgressPrinter, as_object, told
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 
 RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
 
@@ -43,19 +43,19 @@ def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_pace_of_a_run_is_that_of_its_step() -> None:
     times = iter([100.0, 110.0, 120.0, 200.0])
-    pace = Pace(lambda: next(times))
+    pace = ProgressPrinter(lambda: next(times))
     day = 1_793_491_200_000_000  # 2026-11-01
-    assert pace.words(Progress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
-    half = pace.words(Progress("decoding", 2, 4, day, frames=5_000, rows=7_000))
+    assert pace.words(RunProgress("decoding", 0, 4, day)) == "decoding: 0 of 4, up to 2026-11-01 00:00:00"
+    half = pace.words(RunProgress("decoding", 2, 4, day, frames=5_000, rows=7_000))
     assert half == "decoding: 2 of 4, up to 2026-11-01 00:00:00, 7,000 rows, 500 frames/s, 0:00:10 left in this step"
-    assert pace.words(Progress("decoding", 4, 4, frames=10_000, rows=9_000)).endswith("9,000 rows, 500 frames/s")
-    assert pace.words(Progress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
+    assert pace.words(RunProgress("decoding", 4, 4, frames=10_000, rows=9_000)).endswith("9,000 rows, 500 frames/s")
+    assert pace.words(RunProgress("batching", 0, 1, frames=10_000, rows=9_000)) == "batching: 0 of 1, 9,000 rows"
 
 
 def test_the_end_of_a_run_in_words_and_as_json() -> None:
-    outcome = Outcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
+    outcome = RunOutcome("november", {"updates": 2_000, "batches": 7}, 2_007, 10)
     assert told(outcome) == "the run november is done: 7 batches, 2,000 updates"
-    assert told(Outcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
+    assert told(RunOutcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
     assert as_object(outcome) == said
     lacking = replace(outcome, published=3, gone=["kiln.frames, partition 0: all 9 records are gone"])

@@ -13,9 +13,9 @@ from rich.console import Console
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.clocks import of_clocks, trailing_clocks
 from kiln.deploy.ops.doctor import check_clocks
-from kiln.deploy.ops.status import BrokerStatus, Status
+from kiln.deploy.ops.status import BrokerStatus, KilnStatus
 from kiln.deploy.screens.status import render_status, status_json
-from kiln.pipelines.runtime.dedup_store import NAME, Remembered, RememberedFile
+from kiln.pipelines.runtime.dedup_store import NAME, DedupStore, DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
 
 NOW = 1_800_000_000_000_000
@@ -67,11 +67,11 @@ def test_status_tells_of_a_watermark_ahead_of_the_clock(by_file: bool, tmp_path:
     begin(settings, "sink", 1, put_right, 0 if by_file else ahead - remembered)
     if by_file:
         path = settings.state / "checkpoints" / "sink" / NAME
-        with RememberedFile(Remembered(str(path), remembered)) as file:
+        with DedupStore(DedupStoreConfig(str(path), remembered)) as file:
             file.mark(Epoch("sink", 0), ahead)
     found = trailing_clocks(settings, ())
     assert [(each.name, each.since) for each in found] == [("watermark", now.replace(microsecond=0))]
-    status = Status("state", BrokerStatus("a:1", False, "away", ()), (), (), clocks=found)
+    status = KilnStatus("state", BrokerStatus("a:1", False, "away", ()), (), (), clocks=found)
     (told,) = json.loads(status_json(status))["clocks"]
     assert told["problem"].startswith("the clock of this machine trails the watermark of sink by 172,")
     console = Console(file=StringIO(), width=400)

@@ -27,7 +27,7 @@ from kiln.conf.process.bridge_status import (
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
-from kiln.deploy.ops.summary import Summary
+from kiln.deploy.ops.summary import RunSummary
 from kiln.deploy.screens.console import PlainConsole, harmless
 from kiln.deploy.screens.screen import line
 from kiln.deploy.screens.summary import render_summary
@@ -225,7 +225,7 @@ def test_lines_and_the_summary_obey_no_peer(state: Path, monkeypatch: pytest.Mon
     out = io.StringIO()
     console = console_on(out, monkeypatch)
     LineView(console).show(snapshot())
-    summary = Summary(Lake(str(state / "lake")), timedelta(), None, [], 0, None, None, [(EVIL, EVIL, 3)], [EVIL])
+    summary = RunSummary(Lake(str(state / "lake")), timedelta(), None, [], 0, None, None, [(EVIL, EVIL, 3)], [EVIL])
     console.print(render_summary(summary))
     assert r"kiln\u001b]0;owned" in safe(out.getvalue())
 

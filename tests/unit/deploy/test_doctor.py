@@ -23,7 +23,7 @@ from kiln.conf.process.bridge_status import BridgeStatus, IpfsStatus, PublisherS
 from kiln.conf.process.location import location
 from kiln.conf.settings.model import Ipfs, Kafka, Publish, Settings
 from kiln.deploy.ops.doctor import (
-    Check,
+    DoctorCheck,
     check_bridge,
     check_broker,
     check_checkpoints,
@@ -233,7 +233,7 @@ def test_ago() -> None:
 # ---------------------------------------------------------------- checks
 
 
-def is_bad(check: Check, *words: str) -> bool:
+def is_bad(check: DoctorCheck, *words: str) -> bool:
     """A failed check has to say what to do."""
     return check.level == "fail" and bool(check.what_to_do) and all(word in str(check) for word in words)
 
@@ -254,7 +254,7 @@ def test_java() -> None:
 def test_packages() -> None:
     required = ["pyspark==4.2.0", "pandas<3", "Delta_Spark>=4", 'pytest; extra == "dev"']
     good = {"pyspark": "4.2.0", "pandas": "2.3.3", "delta-spark": "4.4.0"}
-    assert check_packages(required, good) == Check("packages", "ok", "3 as required")
+    assert check_packages(required, good) == DoctorCheck("packages", "ok", "3 as required")
     assert is_bad(check_packages(required, {**good, "pyspark": "4.1.0"}), "pyspark is 4.1.0, not ==4.2.0", "make setup")
     assert is_bad(check_packages(required, {"pyspark": "4.2.0", "pandas": "2.3.3"}), "Delta_Spark is missing")
 
@@ -301,7 +301,7 @@ def test_a_kubo_that_does_not_answer_and_one_that_does(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     away = ipfs_check(Settings(state=tmp_path, kafka=nowhere(), ipfs=Ipfs(api=url)))
     assert is_bad(away, url, "does not answer", "start Kubo", "KILN_IPFS__API")
-    assert check_ipfs(url, f"kubo 0.44.0 at {url}", "") == Check("ipfs", "ok", f"kubo 0.44.0 at {url}")
+    assert check_ipfs(url, f"kubo 0.44.0 at {url}", "") == DoctorCheck("ipfs", "ok", f"kubo 0.44.0 at {url}")
 
 
 def test_helia_needs_node_js(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def nowhere() -> Kafka:
     return Kafka(embedded_port=closed_port(), embedded_controller_port=closed_port())
 
 
-def ipfs_check(settings: Settings) -> Check:
+def ipfs_check(settings: Settings) -> DoctorCheck:
     return next(check for check in examine(settings) if check.name == "ipfs")
 
 
@@ -393,7 +393,9 @@ def test_what_the_bridge_says_is_wrong_is_told_while_it_runs(tmp_path: Path) -> 
 
 def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
     console = Console(file=StringIO(), width=100)
-    console.print(render_checks([Check("java", "fail", "none", "install it"), Check("disk", "ok", "50 GB")]))
+    console.print(
+        render_checks([DoctorCheck("java", "fail", "none", "install it"), DoctorCheck("disk", "ok", "50 GB")])
+    )
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "→ install it" in text

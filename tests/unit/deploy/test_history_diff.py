@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.deploy.screens.backfill import diff_json, in_words
-from kiln.pipelines.backfill.account import Run
+from kiln.pipelines.backfill.account import BackfillRun
 from kiln.pipelines.backfill.diff import TableDiff, compare, diff
 from kiln.pipelines.backfill.range_comparison import both_sides
 from kiln.pipelines.delta.lake import Lake
@@ -40,7 +40,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
 
 
-def compared(lake: Lake, run: Run) -> dict[str, TableDiff]:
+def compared(lake: Lake, run: BackfillRun) -> dict[str, TableDiff]:
     return {each.table: each for each in diff(lake, run, lambda words: None)}
 
 
@@ -234,7 +234,7 @@ def test_the_counts_are_those_of_multisets(
     table: str, live: list[Drawn], run_s: list[Drawn], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     lake = Lake(str(tmp_path_factory.mktemp("lake")))
-    run = Run("r", FROM, TO, {"source": "frames"})
+    run = BackfillRun("r", FROM, TO, {"source": "frames"})
     made = drawn_update if table == "updates" else drawn_message
     for each, drawn in ((lake, live), (lake.run("r"), run_s)):
         for rows in filter(None, (drawn[::2], drawn[1::2])):  # files of their own

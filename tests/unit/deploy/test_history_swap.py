@@ -17,11 +17,11 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.backfill.account import Run, find_run, tell, told
+from kiln.pipelines.backfill.account import BackfillRun, find_run, tell, told
 from kiln.pipelines.backfill.diff import diff
-from kiln.pipelines.backfill.swap import Exchange, Mark
+from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
 from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -38,10 +38,10 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
 
 
-def swapped(lake: Lake, exchange: Exchange | None = None, name: str = "r") -> dict[str, int] | None:
+def swapped(lake: Lake, exchange: FileSwap | None = None, name: str = "r") -> dict[str, int] | None:
     run = find_run(lake, name)
     assert run is not None
-    return swap(lake, run, exchange or Exchange(lake), lambda: TO + 10, lambda words: None)
+    return swap(lake, run, exchange or FileSwap(lake), lambda: TO + 10, lambda words: None)
 
 
 def equal(lake: Lake) -> bool:
@@ -75,7 +75,7 @@ def check_reader(lake: Lake) -> None:
     assert list(bad.rows()) == []
 
 
-def other_history(lake: Lake) -> Run:
+def other_history(lake: Lake) -> BackfillRun:
     """Live and a run that differ in every table: the run lacks some updates and has others, in other batches."""
     fill(lake, history(range(40)))
     fill(lake, history(OUTSIDE, at=TO - 500_000_000, name="out"))
@@ -167,7 +167,7 @@ def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, 
         swapped(lake)
     assert [each.event for each in told(lake)] == ["begun", "done"]
     assert len(column(lake, "messages", "message")) == 10
-    assert swap(lake, run, Exchange(lake), lambda: TO + 10, lambda words: None, replace=True)
+    assert swap(lake, run, FileSwap(lake), lambda: TO + 10, lambda words: None, replace=True)
     assert equal(lake)
     begin(lake, "more", source=source)
     fill(lake.run("more"), history(range(2, 30)))
@@ -183,7 +183,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     fill(lake, history(range(10)))
     run = begin(lake, source="files")
     append(lake.run("r"), "frames", frames[2:])
-    exchange = Exchange(lake)
+    exchange = FileSwap(lake)
     before = {table: lake.open(table).version() for table in lake.tables()}
     assert add_frames(lake, run, exchange, lambda words: None)
     assert not add_frames(lake, run, exchange, lambda words: None)
@@ -267,7 +267,7 @@ def test_a_swap_killed_at_any_commit_leaves_a_consistent_lake_and_goes_on(lake: 
 # ---------------------------------------------------------------- beside others
 
 
-class Meanwhile(Exchange):
+class Meanwhile(FileSwap):
     """Something happens right before each commit, when its files are written."""
 
     def __init__(self, lake: Lake, happens: dict[str, list[object]]) -> None:
@@ -276,7 +276,9 @@ class Meanwhile(Exchange):
         self.seen: list[str] = []
         self.lake = lake
 
-    def commit(self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Mark) -> None:
+    def commit(
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+    ) -> None:
         for each in self.happens.pop(table, []):
             assert callable(each)
             each()
@@ -334,7 +336,7 @@ def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:
                     files = TableFiles(lake, table)
                     rowed = made(1_000 + number, TO + number)
                     files.add(tuple(rowed[column.name] for column in TABLES[table].columns))
-                    assert commits.commit(table, files.close(), Write("live", number))
+                    assert commits.commit(table, files.close(), WriteId("live", number))
                 wrote.append(f"m{1_000 + number}")
                 number += 1
         except BaseException as error:  # whatever it is: raised again

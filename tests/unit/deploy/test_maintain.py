@@ -15,10 +15,10 @@ from kiln.conf.settings.model import Maintain, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.maintenance import rules_of
 from kiln.deploy.ops.recover import Recovery
-from kiln.deploy.run.maintenance import CareProcess
-from kiln.deploy.stack.periodic_process import NowAndThen
+from kiln.deploy.run.maintenance import MaintenanceProcess
+from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.pipelines.backfill.account import runs, tell
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -46,7 +46,7 @@ def fill(state: Path, times: int = 10, *, days_ago: int = 0) -> Lake:
     for number in range(times):
         out = TableFiles(lake, TABLE)
         out.add(tuple(at + number if column.type == "timestamp" else "x" for column in TABLES[TABLE].columns))
-        assert commits.commit(TABLE, out.close(), Write(f"{days_ago} days ago", number))
+        assert commits.commit(TABLE, out.close(), WriteId(f"{days_ago} days ago", number))
     return lake
 
 
@@ -133,7 +133,7 @@ def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_care(state: P
     assert files(lake) == 1
 
 
-def ended(child: NowAndThen) -> None:
+def ended(child: PeriodicProcess) -> None:
     def no_more() -> bool:
         child.check()
         return not child.running
@@ -144,7 +144,7 @@ def ended(child: NowAndThen) -> None:
 def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
     lake = fill(state)
     clock = [0.0]
-    care = CareProcess(Settings(state=state), lambda: clock[0])
+    care = MaintenanceProcess(Settings(state=state), lambda: clock[0])
     care.child.check()
     assert not care.child.running, "not before its time"
     clock[0] += 600
@@ -165,7 +165,7 @@ def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
 def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
     fill(state)
     clock = [0.0]
-    care = CareProcess(Settings(state=state, maintain=Maintain(every=timedelta())), lambda: clock[0])
+    care = MaintenanceProcess(Settings(state=state, maintain=Maintain(every=timedelta())), lambda: clock[0])
     clock[0] += 1e9
     care.child.check()
     assert not care.child.running

@@ -19,16 +19,16 @@ from test_screen import STATUS
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PeerStatus, PublisherStatus
 from kiln.conf.process.exporter import exposed
-from kiln.deploy.ops.monitor.facts import Facts
+from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.monitor.families import families
-from kiln.deploy.ops.monitor.history import History, plot
+from kiln.deploy.ops.monitor.history import RunHistory, plot
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.monitor.server import Monitor
 from kiln.deploy.ops.snapshot import BridgeInRun, QualityInRun, Snapshot
 from kiln.deploy.ops.status import lake_status
-from kiln.pipelines.decode.breaker_state import Trip
+from kiln.pipelines.decode.breaker_state import BreakerState
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.query_status import QueryLine, Waits
+from kiln.pipelines.runtime.query_status import QueryBacklog, QueryState
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS
 from kiln.schemas.faults import FAULTS
@@ -61,7 +61,7 @@ SNAPSHOT = Snapshot(
     tips=17,
     quarantine={("message", "invalid_json"): 5},
     queries=[
-        QueryLine(
+        QueryState(
             "archive",
             "running",
             3,
@@ -71,7 +71,7 @@ SNAPSHOT = Snapshot(
             records=77,
             phases={"addBatch": 400, "triggerExecution": 600},
         ),
-        QueryLine("batch", "restarting", error="it broke"),
+        QueryState("batch", "restarting", error="it broke"),
     ],
     bridge=BridgeInRun(full()),
     quality=QualityInRun(70.0, {("messages", "passed"): 9, ("messages", "warn"): 1}),
@@ -91,11 +91,11 @@ def monitor(lake: Lake) -> Iterator[Monitor]:
         yield monitor
 
 
-def facts_of(snapshot: Snapshot, lake: Lake) -> Facts:
-    return Facts(snapshot, 100.0, 101.0, "1.2.3", lake_status(lake))
+def facts_of(snapshot: Snapshot, lake: Lake) -> MonitorInputs:
+    return MonitorInputs(snapshot, 100.0, 101.0, "1.2.3", lake_status(lake))
 
 
-def exposed_of(facts: Facts) -> bytes:
+def exposed_of(facts: MonitorInputs) -> bytes:
     return exposed(families(facts))
 
 
@@ -215,7 +215,7 @@ def test_the_page_shows_what_strangers_say_and_obeys_nothing_of_it(lake: Lake) -
     peer = PeerStatus(evil, evil, evil, evil, False, 1.0, 1, 1, 0)
     status = msgspec.structs.replace(full(), peers=(peer,))
     page = render_page(
-        facts_of(replace(SNAPSHOT, bridge=BridgeInRun(status, {evil: 1}), errors=[evil]), lake), History().plots()
+        facts_of(replace(SNAPSHOT, bridge=BridgeInRun(status, {evil: 1}), errors=[evil]), lake), RunHistory().plots()
     )
     tags = _Tags()
     tags.feed(page)
@@ -226,8 +226,8 @@ def test_the_page_shows_what_strangers_say_and_obeys_nothing_of_it(lake: Lake) -
 
 
 def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_last_check_found(lake: Lake) -> None:
-    trip = Trip("archive", "9 of 12 authors stopped", datetime(2026, 11, 23, 5, tzinfo=UTC))
-    line = QueryLine("archive", "tripped", error=trip.in_words)
+    trip = BreakerState("archive", "9 of 12 authors stopped", datetime(2026, 11, 23, 5, tzinfo=UTC))
+    line = QueryState("archive", "tripped", error=trip.in_words)
     page = render_page(facts_of(replace(SNAPSHOT, queries=[line], errors=[f"archive: {trip.in_words}"]), lake), [])
     assert "the breaker tripped at 2026-11-23 05:00 UTC: 9 of 12 authors stopped" in page
     assert "start Kiln again" in page
@@ -237,7 +237,7 @@ def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_la
 
 
 def test_how_long_the_oldest_unread_record_has_been_there() -> None:
-    waits = Waits()
+    waits = QueryBacklog()
     assert waits.see(0.0, 100, 0) == 0
     assert waits.see(10.0, 150, 50) == 0  # came since the last look
     assert waits.see(14.0, 180, 60) == 4  # of those that were there at 10 s, 30 are left

@@ -25,11 +25,11 @@ from kiln.pipelines.quality import suite_run as checking
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
 from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
-from kiln.pipelines.quality.expectations import SPANNING, Judge, Seen
+from kiln.pipelines.quality.expectations import SPANNING, ExpectationOutcome, RowValidator
 from kiln.pipelines.quality.finders import FINDERS
 from kiln.pipelines.quality.page import with_lists
-from kiln.pipelines.quality.results import Result
-from kiln.pipelines.quality.suites import FOLDER, Check, read_suites
+from kiln.pipelines.quality.results import CheckResult
+from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 from kiln.schemas.delta.tables import TABLES
 from kit.awaiting import wait_until
 from kit.quality_lake import append, made_up_rows, write_rows
@@ -145,10 +145,10 @@ def test_a_wrong_command_line_is_named(arguments: list[str], words: str, capsys:
 def test_a_check_reads_new_rows_alone_and_speaks_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lake_of(tmp_path)
     settings = Settings(state=tmp_path / "state")
-    judge, seen = Judge(), Counter[str]()
+    judge, seen = RowValidator(), Counter[str]()
     rows_of = judge.rows
 
-    def counted(checks: Sequence[Check], rows: pd.DataFrame, key: Sequence[str]) -> list[Seen]:
+    def counted(checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]) -> list[ExpectationOutcome]:
         seen[checks[0].table] += len(rows)
         return rows_of(checks, rows, key)
 
@@ -198,7 +198,7 @@ def test_what_is_at_fault_is_the_same_by_value_as_by_row(tmp_path: Path, monkeyp
     now = row["observed_at"] + timedelta(hours=1)
 
     def found(state: str) -> set[tuple[str, int, str]]:
-        results = check_lake(Settings(state=tmp_path / state), lake, CHECKS, Judge(), now, tables=["copies"])
+        results = check_lake(Settings(state=tmp_path / state), lake, CHECKS, RowValidator(), now, tables=["copies"])
         named = [
             (each.check.name, each.count, sorted(zip(map(str, each.keys), each.words, strict=True)))
             for each in results
@@ -221,7 +221,7 @@ def test_since_looks_at_late_rows_alone_and_remembers_nothing(tmp_path: Path) ->
     lake = lake_of(tmp_path)
     row = DeltaTable(lake.table("copies")).to_pyarrow_table().to_pylist()[0]
     append(lake, "copies", [row | {"verdict": 9, "kafka_offset": 999_999}])
-    settings, judge = Settings(state=tmp_path / "state"), Judge()
+    settings, judge = Settings(state=tmp_path / "state"), RowValidator()
 
     def failed(since: timedelta) -> list[str]:
         results = check_lake(
@@ -273,7 +273,7 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
 
 
 def test_data_docs_name_what_failed_and_fetch_nothing(tmp_path: Path) -> None:
-    results = [Result(check, check.level == "warn", "<i>", 3, [{"message": "m"}], ["it <b>"]) for check in CHECKS]
+    results = [CheckResult(check, check.level == "warn", "<i>", 3, [{"message": "m"}], ["it <b>"]) for check in CHECKS]
     pages = {page.stem: page.read_text() for page in write_docs(results, tmp_path).parent.glob("*.html")}
     assert pages.keys() == {"index", *(check.table for check in CHECKS)}
     for page in pages.values():

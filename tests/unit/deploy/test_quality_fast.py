@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kiln.pipelines.quality.expectations import Judge
+from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.model import _all_heard, _remember_updates
-from kiln.pipelines.quality.suites import Check
-from kiln.pipelines.quality.table_checks import Facts, Look
+from kiln.pipelines.quality.suites import SuiteCheck
+from kiln.pipelines.quality.table_checks import CheckContext, CheckInputs
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import USUAL_TEXT, block_cid, cid_bytes, cid_text
 
@@ -34,18 +34,18 @@ texts = st.lists(usual | near | st.text(max_size=70), min_size=1, max_size=20, u
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
+def judge() -> RowValidator:
+    return RowValidator()
 
 
-def check(name: str, **arguments: object) -> Check:
-    return Check("updates", name, arguments, "error", "", "", "")
+def check(name: str, **arguments: object) -> SuiteCheck:
+    return SuiteCheck("updates", name, arguments, "error", "", "", "")
 
 
 @settings(max_examples=40)
 @given(texts)
 @example([f"{CID}\n", f"\n{CID}", CID.upper(), CID, CID[:-1], f"{CID}a", ""])
-def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: Judge, values: list[str]) -> None:
+def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: RowValidator, values: list[str]) -> None:
     table = pa.table({"tip": pa.array(values), "at": range(len(values))})
     asked = [check("expect_column_values_to_be_cids", column="tip")]
     quick, each = (
@@ -56,7 +56,9 @@ def test_cids_in_arrows_memory_are_judged_as_one_by_one(judge: Judge, values: li
 
 
 @given(st.binary(max_size=40), st.booleans())
-def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(judge: Judge, block: bytes, right: bool) -> None:
+def test_a_block_is_judged_by_its_hash_however_its_cid_is_written(
+    judge: RowValidator, block: bytes, right: bool
+) -> None:
     cid = cid_text(block_cid(block if right else block + b"x"))
     written = [cid, f"f{cid_bytes(cid).hex()}", cid.upper(), cid[:-1]]
     frame = pd.DataFrame({"cid": written, "block": [block] * 4, "at": range(4)})
@@ -73,7 +75,7 @@ def test_a_tip_was_heard_however_its_cid_is_written() -> None:
         "CREATE TABLE new_updates AS SELECT 'n' AS network, 'LIVE' AS origin, 'model' AS separator_key, "
         f"'m' AS separator_value, '{STREAM}' AS stream, unnest(['{CID.upper()}', '{other}', 'no CID']) AS tip"
     )
-    look = Look(db, "m", check("expect_batches_to_follow_from_updates"), Facts(datetime.now(UTC)), {})
+    look = CheckInputs(db, "m", check("expect_batches_to_follow_from_updates"), CheckContext(datetime.now(UTC)), {})
     have = look.keep("have", "h UBIGINT, read_at TIMESTAMPTZ")
     _remember_updates(look, have)
     owner = '["n","LIVE","model","m"]'

@@ -18,18 +18,18 @@ from deltalake import DeltaTable
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality.expectations import Judge
-from kiln.pipelines.quality.results import Result
-from kiln.pipelines.quality.suite_run import Checking
-from kiln.pipelines.quality.suites import FOLDER, Check, read_suites
-from kiln.pipelines.quality.table_checks import Facts
+from kiln.pipelines.quality.expectations import RowValidator
+from kiln.pipelines.quality.results import CheckResult
+from kiln.pipelines.quality.suite_run import SuiteRun
+from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
+from kiln.pipelines.quality.table_checks import CheckContext
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import Bundles
+from kiln.schemas.wire.topic_table import BundleSet
 from kit.log_model import Owner
 from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, rows_of, write_rows
 
@@ -41,22 +41,24 @@ LATER = timedelta(hours=1)
 class Town:
     """A lake, and checks of it one after another with one memory."""
 
-    def __init__(self, folder: Path, rows: dict[str, list[Row]], checks: Sequence[Check], judge: Judge) -> None:
+    def __init__(
+        self, folder: Path, rows: dict[str, list[Row]], checks: Sequence[SuiteCheck], judge: RowValidator
+    ) -> None:
         self.lake = Lake(str(folder / "lake"))
         self.rows = rows
         self._checks, self._judge = checks, judge
         self.memory = folder / "state.duckdb"
 
-    def check(self, now: datetime | None = None, *, running: bool = False) -> list[Result]:
-        checking = Checking(
-            self.lake, Facts(now or datetime.now(UTC) + LATER, running=running), self._judge, self.memory
+    def check(self, now: datetime | None = None, *, running: bool = False) -> list[CheckResult]:
+        checking = SuiteRun(
+            self.lake, CheckContext(now or datetime.now(UTC) + LATER, running=running), self._judge, self.memory
         )
         try:
             return checking.results(self._checks)
         finally:
             checking.close()
 
-    def failed(self, *, running: bool = False, now: datetime | None = None) -> list[Result]:
+    def failed(self, *, running: bool = False, now: datetime | None = None) -> list[CheckResult]:
         return [each for each in self.check(now, running=running) if not each.success]
 
     def delete(self, table: str, where: str) -> None:
@@ -242,17 +244,17 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
+def judge() -> RowValidator:
+    return RowValidator()
 
 
 @pytest.fixture(scope="module")
-def checks() -> list[Check]:
+def checks() -> list[SuiteCheck]:
     return read_suites([FOLDER])
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[Check], judge: Judge) -> Town:
+def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[SuiteCheck], judge: RowValidator) -> Town:
     """A lake that was checked once, and found clean."""
     folder = tmp_path_factory.mktemp("clean")
     rows = made_up_rows(400)
@@ -265,7 +267,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, checks: list[Check], judge: 
 
 
 @pytest.fixture
-def town(clean: Town, tmp_path: Path, checks: list[Check], judge: Judge) -> Town:
+def town(clean: Town, tmp_path: Path, checks: list[SuiteCheck], judge: RowValidator) -> Town:
     shutil.copytree(Path(clean.lake.path).parent, tmp_path / "town")
     return Town(tmp_path / "town", clean.rows, checks, judge)
 
@@ -369,7 +371,7 @@ def test_state_of_another_format_is_forgotten(town: Town) -> None:
 @pytest.mark.parametrize("age", [timedelta(), timedelta(days=1_200)])
 @pytest.mark.parametrize("name", ["go4nosign", "go4tt"])
 def test_captures_of_other_peoples_software_give_no_failure(
-    name: str, age: timedelta, shared: Path, tmp_path: Path, checks: list[Check], judge: Judge
+    name: str, age: timedelta, shared: Path, tmp_path: Path, checks: list[SuiteCheck], judge: RowValidator
 ) -> None:
     """Replayed while a bridge runs, captures that were made long ago are neither late nor a clock's fault."""
     frames: list[Frame] = []
@@ -382,7 +384,7 @@ def test_captures_of_other_peoples_software_give_no_failure(
         if not isinstance(rpc := read_rpc(frame.payload), Rejected)
         for option in rpc.subscriptions
     }
-    how = Decoding(bundles=Bundles({"all": sorted(topics)}))
+    how = DecodeConfig(bundles=BundleSet({"all": sorted(topics)}))
     rows = rows_of((frame.SerializeToString() for frame in frames), how, micros(age) + 20_000)
     write_rows(Lake(str(tmp_path / "lake")), rows)
     town = Town(tmp_path, rows, checks, judge)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.quarantine import dropping
-from kiln.deploy.ops.quarantine.picking import Picked, QuarantineError, Selection
+from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import ask
 from kiln.deploy.screens.quarantine import readable
 from kiln.pipelines.archive.transform import FRAMES, frame_row
-from kiln.pipelines.decode.decoder import Decoding, Faulty, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
@@ -81,8 +81,8 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     for part in (frames[:1], [*frames[1:], cut]):
         rows: list[dict[str, object]] = []
         for each in part:
-            for item in decode(each.SerializeToString(), 0, each.sequence, 0, Decoding()):
-                assert isinstance(item, Faulty)
+            for item in decode(each.SerializeToString(), 0, each.sequence, 0, DecodeConfig()):
+                assert isinstance(item, RejectedMessage)
                 names = ("kafka_partition", "kafka_offset", "message_index")
                 what = ("stage", "reason", "detail", "data", "observed_at")
                 said_of: dict[str, object] = {name: getattr(item, name) for name in what}
@@ -205,7 +205,7 @@ def test_what_is_dropped_is_gone_and_recorded(lake: Lake, capsys: pytest.Capture
 
 
 def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Selection(stage="message")
+    wanted = QuarantineFilter(stage="message")
 
     def killed(*_: object, **__: object) -> bool:
         raise KeyboardInterrupt
@@ -224,9 +224,9 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
 
 def test_rows_that_come_back_are_dropped_and_recorded_anew(lake: Lake) -> None:
     rows = DeltaTable(lake.table("quarantine")).to_pyarrow_table().to_pylist()
-    dropping.drop(lake, Selection(), "why", "1", soon(-1))
+    dropping.drop(lake, QuarantineFilter(), "why", "1", soon(-1))
     append(lake, "quarantine", rows)
-    done = dropping.drop(lake, Selection(), "why", "2", soon(1))
+    done = dropping.drop(lake, QuarantineFilter(), "why", "2", soon(1))
     assert (done.rows, done.known) == (len(rows), 0)
     assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 2 * len(rows)
 
@@ -256,7 +256,7 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
         return replace_files(lake, table, opened, old, new, what, rows_go=rows_go)
 
     monkeypatch.setattr(dropping, "replace_files", with_others)
-    dropped = dropping.drop(lake, Selection(stage="message"), "why", "1", soon())
+    dropped = dropping.drop(lake, QuarantineFilter(stage="message"), "why", "1", soon())
     assert dropped.rows == 4
     assert len(DeltaTable(lake.table("dropped")).to_pyarrow_table()) == 4
     kept = [row[:2] for row in left(lake)]
@@ -268,5 +268,5 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
 
 def test_without_a_table_there_is_nothing(tmp_path: Path) -> None:
     with pytest.raises(QuarantineError, match="no table quarantine"):
-        Picked(Lake(str(tmp_path)), Selection())
+        QuarantineRows(Lake(str(tmp_path)), QuarantineFilter())
     assert issubclass(QuarantineError, KilnError)

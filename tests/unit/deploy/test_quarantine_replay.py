@@ -15,12 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.ops.quarantine.frames import At, frame_of, reread, with_messages
-from kiln.deploy.ops.quarantine.replay import Found, QuarantineReplay, QuarantineReplayError, in_words
+from kiln.deploy.ops.quarantine.frames import FramePosition, frame_of, reread, with_messages
+from kiln.deploy.ops.quarantine.replay import QuarantineReplay, QuarantineReplayError, ReplayCandidates, in_words
 from kiln.deploy.ops.quarantine.unfetched import unfetched
 from kiln.deploy.query.ask import ask
 from kiln.pipelines.archive.transform import FRAMES, MESSAGES, frame_row, message_row
-from kiln.pipelines.decode.decoder import Decoding, Faulty, decode, identities
+from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode, identities
 from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -31,14 +31,14 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import Verdict, peer_of, sign
 from kiln.schemas.wire.pubsub import write_keepalive
-from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, Bundles, hello_bytes
+from kiln.schemas.wire.topic_table import UNKNOWN_BUNDLE, BundleSet, hello_bytes
 
 CAPTURE = Path(__file__).resolve().parents[4] / "shared" / "captures" / "go4tt.rpc.gz"
 CLAY = "/ceramic/testnet-clay"
-BUNDLES = Bundles({"clay": [CLAY, "/ceramic/zzz"]})  # clay is 1
+BUNDLES = BundleSet({"clay": [CLAY, "/ceramic/zzz"]})  # clay is 1
 HELLO = hello_bytes(BUNDLES)
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
-BEFORE, AFTER = Decoding(), Decoding(bundles=BUNDLES)
+BEFORE, AFTER = DecodeConfig(), DecodeConfig(bundles=BUNDLES)
 QUARANTINE = tuple(TABLES["quarantine"].columns)
 
 
@@ -80,7 +80,7 @@ class World:
         self._held: set[tuple[bytes, int, int]] = set()
         self._known: set[bytes] = set()
 
-    def take(self, frames: Iterable[Frame], how: Decoding) -> None:
+    def take(self, frames: Iterable[Frame], how: DecodeConfig) -> None:
         stored, good, bad = (RowBuffer(arrow_schema(columns)) for columns in (FRAMES, MESSAGES, QUARANTINE))
         for each in frames:
             self._offset += 1
@@ -89,7 +89,7 @@ class World:
                 self._held.add(key)
                 stored.add(frame_row(0, self._offset, self._offset, each))
             for item in decode(each.SerializeToString(), 0, self._offset, 0, how):
-                if isinstance(item, Faulty):
+                if isinstance(item, RejectedMessage):
                     where = (*item.place, None)
                     bad.add((*where, item.stage, item.reason, item.detail, item.data, item.observed_at))
                     continue
@@ -124,7 +124,9 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def requeue(world: World, how: Decoding = AFTER, reason: str = UNKNOWN_BUNDLE) -> tuple[Found, list[Frame]]:
+def requeue(
+    world: World, how: DecodeConfig = AFTER, reason: str = UNKNOWN_BUNDLE
+) -> tuple[ReplayCandidates, list[Frame]]:
     queue = QuarantineReplay(Lake(str(world.lake)), reason, how)
     found = queue.find()
     return found, list(queue.frames())
@@ -137,7 +139,7 @@ def test_messages_come_back_as_if_the_bundle_had_been_there_from_the_start(world
     world.take(frames, BEFORE)
     assert world.messages() == []
     found, again = requeue(world)
-    assert found == Found(back=6, present=5)
+    assert found == ReplayCandidates(back=6, present=5)
     assert {each.origin for each in again} == {Frame.REPLAY}
     for each, original in zip(again, [*frames[:5], frames[-1]], strict=True):
         each.origin = Frame.LIVE
@@ -159,7 +161,7 @@ def test_a_second_time_nothing_is_left_to_bring_back(world: World) -> None:
     before = world.messages()
     world.forget()
     found, again = requeue(world)
-    assert (found, again) == (Found(present=3), [])
+    assert (found, again) == (ReplayCandidates(present=3), [])
     assert world.messages() == before
 
 
@@ -169,7 +171,7 @@ def test_what_was_good_in_the_same_frame_is_not_sent_again(world: World) -> None
     assert len(world.messages()) == 2
     found, (again,) = requeue(world)
     # an index out of range had the same reason while nobody knew how long the table is: now it gets another one
-    assert found == Found(back=2)
+    assert found == ReplayCandidates(back=2)
     rpc = read_rpc(again.payload)
     assert not isinstance(rpc, Rejected)
     assert list(rpc.publish) == [message(2), message(4, index=9)]
@@ -181,7 +183,7 @@ def test_what_was_good_in_the_same_frame_is_not_sent_again(world: World) -> None
 def test_what_still_cannot_be_read_stays(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     found, again = requeue(world, BEFORE)
-    assert (found, again) == (Found(refused=1), [])
+    assert (found, again) == (ReplayCandidates(refused=1), [])
 
 
 def test_a_forged_message_does_not_come_back(world: World) -> None:
@@ -189,7 +191,7 @@ def test_a_forged_message_does_not_come_back(world: World) -> None:
     forged.data = write_keepalive(1, "forged", "2")
     world.take([frame(1, forged)], BEFORE)
     found, again = requeue(world)
-    assert found == Found(back=1)  # to where it belongs
+    assert found == ReplayCandidates(back=1)  # to where it belongs
     world.take(again, AFTER)
     assert world.messages() == []
     assert ("bad_signature",) in world.rows("SELECT reason FROM quarantine")
@@ -209,7 +211,7 @@ def test_an_unsigned_message_that_was_said_twice_comes_back_twice(world: World) 
         each.origin = Frame.REPLAY
     world.take(frames, BEFORE)
     found, again = requeue(world)
-    assert found == Found(back=2, present=1)
+    assert found == ReplayCandidates(back=2, present=1)
     world.take(again, AFTER)
     assert len(world.messages()) == 2
 
@@ -218,7 +220,7 @@ def test_a_frame_that_is_not_held_is_counted(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     world.take([frame(1, message(1))], BEFORE)  # written twice, held once
     found, again = requeue(world)
-    assert (found, len(again)) == (Found(back=1, missing=1), 1)
+    assert (found, len(again)) == (ReplayCandidates(back=1, missing=1), 1)
 
 
 def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
@@ -256,7 +258,7 @@ def test_rows_of_an_earlier_kiln_come_back_by_either_spelling(world: World, reas
     world.take([frame(2, message(2))], BEFORE)
     assert world.rows("SELECT reason FROM quarantine ORDER BY ALL") == [(EARLIER,), (UNKNOWN_BUNDLE,)]
     found, again = requeue(world, reason=reason)
-    assert found == Found(back=2)
+    assert found == ReplayCandidates(back=2)
     world.take(again, AFTER)
     assert len(world.messages()) == 2
 
@@ -264,7 +266,7 @@ def test_rows_of_an_earlier_kiln_come_back_by_either_spelling(world: World, reas
 def test_what_is_refused_as_before_is_known_by_either_spelling(world: World) -> None:
     world.take([frame(1, message(1))], BEFORE)
     spell_as_an_earlier_kiln(world)
-    assert requeue(world, BEFORE, EARLIER)[0] == Found(refused=1)
+    assert requeue(world, BEFORE, EARLIER)[0] == ReplayCandidates(refused=1)
 
 
 def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
     del row[12]  # origin
     at, again = frame_of((*row[:14], 3, 4))
     original.origin = Frame.REPLAY
-    assert (at, again) == (At(3, 4), original)
+    assert (at, again) == (FramePosition(3, 4), original)
 
 
 def test_a_whole_frame_that_can_be_read_now_brings_all_its_messages() -> None:
@@ -309,7 +311,7 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
             for option in rpc.subscriptions
         }
     )
-    how = Decoding(bundles=Bundles({"all": topics}))
+    how = DecodeConfig(bundles=BundleSet({"all": topics}))
     world.take(captured, BEFORE)
     assert world.messages() == []
     assert world.rows("SELECT reason, count(*) FROM quarantine GROUP BY ALL") == [(UNKNOWN_BUNDLE, 853)]
@@ -325,9 +327,9 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
 
 
 def test_what_was_found_is_said() -> None:
-    assert in_words(Found()) == "nothing to bring back"
-    assert "1,000 messages" in in_words(Found(back=1000))
-    assert "3 would be refused" in in_words(Found(refused=3))
+    assert in_words(ReplayCandidates()) == "nothing to bring back"
+    assert "1,000 messages" in in_words(ReplayCandidates(back=1000))
+    assert "3 would be refused" in in_words(ReplayCandidates(refused=3))
 
 
 # ---------------------------------------------------------------- the command

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
-from kiln.bridge.capture.tap import Connection
+from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
-from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, Progress, replay
+from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
 from kiln.schemas.captures.kiln_capture import connection_id, frames_of, survey
 from kiln.schemas.kafka.frames import read_frame
@@ -112,7 +112,7 @@ def test_a_live_frame_and_a_replayed_one_have_the_same_hellos(first: bytes, seco
     """First RPCs of a connection, live through the bridge's tap and out of a capture file."""
     if not first or not second:
         return  # an RPC of nothing is no frame
-    tap = Connection("local-test", bytes(16), A, B, "/meshsub/1.3.0")
+    tap = ConnectionTap("local-test", bytes(16), A, B, "/meshsub/1.3.0")
     tap.frame("IN", first, 1)
     live = read_frame(tap.frame("OUT", second, 2))
     records = [
@@ -334,12 +334,12 @@ def test_a_pace_must_be_above_zero(tmp_path: Path, pace: float) -> None:
 
 def test_progress_ends_with_everything(tmp_path: Path) -> None:
     rpcs = (hello(TOPIC), b"", publish())
-    seen: list[Progress] = []
+    seen: list[ReplayProgress] = []
     path = made(tmp_path, heard(*rpcs))
     summary = replay(path, lambda _: None, now=unused, sleep=sleepless, progress=seen.append)
     size = sum(map(len, rpcs))
     assert [step.records for step in seen] == [1, 2, 3]
-    assert seen[-1] == Progress(3, size, 3, size)
+    assert seen[-1] == ReplayProgress(3, size, 3, size)
     assert (summary.records, summary.frames, summary.connections) == (3, 4, 1)
     assert (summary.network, summary.first_at, summary.last_at) == ("testnet-clay", 1000, 3000)
 

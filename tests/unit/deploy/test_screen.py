@@ -32,7 +32,7 @@ from kiln.deploy.screens.screen import line, render
 from kiln.deploy.screens.summary import look_with, render_summary
 from kiln.deploy.screens.views import LineView, LiveView, open_view
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.query_status import QueryLine, QueryPhase
+from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.queries import QUERIES
 
@@ -56,7 +56,7 @@ FULL = Snapshot(
     late_p50=0.38,
     late_p99=0.81,
     quarantine={("message", f"reason_{n}"): 90 - n for n in range(9)},
-    queries=[QueryLine(name, phase, 31, 212, 0.84, 610, 5_200) for name, phase in zip(NAMES, PHASES, strict=True)],
+    queries=[QueryState(name, phase, 31, 212, 0.84, 610, 5_200) for name, phase in zip(NAMES, PHASES, strict=True)],
     errors=["batch: the broker went away. " * 12, "sink: disk is full"],
 )
 
@@ -209,7 +209,7 @@ def test_more_room_shows_more_batches() -> None:
 
 
 def test_nothing_known_yet_is_shown_as_such() -> None:
-    empty = Snapshot("mainnet", "no traffic", timedelta(), queries=[QueryLine("batch", "starting")])
+    empty = Snapshot("mainnet", "no traffic", timedelta(), queries=[QueryState("batch", "starting")])
     text = "\n".join(picture(empty, 80, 24))
     assert "none yet" in text
     assert "starting" in text
@@ -231,7 +231,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
         "error: sink: disk is full",
     ):
         assert expected in text
-    assert "behind: none" in line(replace(FULL, queries=[QueryLine("batch", "idle", lag=0)]))
+    assert "behind: none" in line(replace(FULL, queries=[QueryState("batch", "idle", lag=0)]))
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:

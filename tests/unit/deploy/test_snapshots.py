@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.snapshot import BridgeInRun
 from kiln.deploy.ops.snapshots import Snapshots
-from kiln.deploy.ops.watch import Watch
+from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.progress import QueryProgress
 from kiln.pipelines.runtime.query_status import query_line
@@ -23,7 +23,7 @@ ENDS = {"kiln.frames": {0: 10, 1: 5}}
 def made() -> tuple[Snapshots, Supervisor]:
     snapshots = Snapshots(
         NAMES,
-        Watch({}, "kiln.", 1.0),
+        TopicWatch({}, "kiln.", 1.0),
         lambda name: f"kiln.{name}",
         network="mine",
         mode="live",

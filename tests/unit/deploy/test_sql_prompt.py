@@ -11,7 +11,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from kiln.deploy.cli.sql_prompt import Names, converse, is_whole
+from kiln.deploy.cli.sql_prompt import SqlNames, converse, is_whole
 from kiln.deploy.query.ask import SqlError, ask, view_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
@@ -74,7 +74,7 @@ def test_history_is_kept_for_its_user_alone(tmp_path: Path) -> None:
 
 
 def completed(text: str, cursor: int | None = None) -> list[str]:
-    names = Names({"tips": ("stream", "tip"), "batches": ("cid", "streams"), **view_columns()})
+    names = SqlNames({"tips": ("stream", "tip"), "batches": ("cid", "streams"), **view_columns()})
     document = Document(text, len(text) if cursor is None else cursor)
     return [each.text for each in names.get_completions(document, CompleteEvent())]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from test_monitor import SNAPSHOT
 
-from kiln.deploy.ops.monitor.facts import Facts
-from kiln.deploy.ops.monitor.history import History
+from kiln.deploy.ops.monitor.facts import MonitorInputs
+from kiln.deploy.ops.monitor.history import RunHistory
 from kiln.deploy.ops.monitor.page import render_page
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.ops.status import lake_status
@@ -41,12 +41,12 @@ _FRAME = """<!doctype html><title>not measured</title><iframe width={width} heig
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     lake = Lake(str(tmp_path_factory.mktemp("lake")))
     lake.create(["messages", "batches"])
-    history = History()
+    history = RunHistory()
     for number in range(50):
         history.see(replace(SNAPSHOT, batches=number, frames_rate=float(number % 7)), number * 5.0)
     now = time.time()
     seen = replace(SNAPSHOT, errors=["x" * 300], quality=QualityInRun(now - 70, {("messages", "passed"): 9}))
-    return render_page(Facts(seen, now, now, "1.2.3", lake_status(lake)), history.plots())
+    return render_page(MonitorInputs(seen, now, now, "1.2.3", lake_status(lake)), history.plots())
 
 
 @pytest.mark.parametrize(("width", "columns"), [(1200, range(5, 9)), (375, range(1, 4))])

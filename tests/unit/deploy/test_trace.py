@@ -13,7 +13,7 @@ from kiln.deploy.cli.app import run_command
 from kiln.deploy.query.ask import ask
 from kiln.deploy.query.trace import plan
 from kiln.deploy.query.trace.follow import Trace, TraceError, follow
-from kiln.deploy.query.trace.ids import Cid, IdError, Message, Place, Stream, read_id
+from kiln.deploy.query.trace.ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, read_id
 from kiln.deploy.screens.trace import print_trace, write_trace
 from kiln.pipelines.delta.lake import Lake
 from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
@@ -160,13 +160,13 @@ def test_copies_are_those_of_the_newest_messages(lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (cid("x"), Cid(cid("x"))),
-        (stream("x"), Stream(stream("x"))),
-        (f" /ceramic/{stream('x')}\n", Stream(stream("x"))),
-        (message(1), Message(message(1))),
-        (f"sha256/{'0f' * 32}", Message(f"sha256/{'0f' * 32}")),
-        ("0/12/3", Place(0, 12, 3)),
-        ("2/12", Place(2, 12, None)),
+        (cid("x"), CidRef(cid("x"))),
+        (stream("x"), StreamRef(stream("x"))),
+        (f" /ceramic/{stream('x')}\n", StreamRef(stream("x"))),
+        (message(1), MessageRef(message(1))),
+        (f"sha256/{'0f' * 32}", MessageRef(f"sha256/{'0f' * 32}")),
+        ("0/12/3", FrameRef(0, 12, 3)),
+        ("2/12", FrameRef(2, 12, None)),
     ],
 )
 def test_an_id_is_known_by_its_form(text: str, kind: object) -> None:

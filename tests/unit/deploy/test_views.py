@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.query.ask import SqlError, ask
-from kiln.deploy.query.estimate import HeardUpdate, estimate, parse_windows, read_heard
+from kiln.deploy.query.estimate import ReceivedUpdate, estimate, parse_windows, read_heard
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -383,11 +383,11 @@ def said_at(heard: float, separator: Separator | None, of: int, number: int, aga
     return Logged(round(heard * SECOND), round(heard * SECOND), separator, of, number, again)
 
 
-def as_heard(records: Iterable[Logged]) -> list[HeardUpdate]:
+def as_heard(records: Iterable[Logged]) -> list[ReceivedUpdate]:
     """As `read_heard` gives them."""
     ordered = sorted(records, key=lambda each: (each.separator or ("~", ""), each.heard, each.again))
     return [
-        HeardUpdate(
+        ReceivedUpdate(
             "clay",
             "LIVE",
             each.separator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiln.deploy.ops.watch import OpenWindows, Seen
+from kiln.deploy.ops.watch import OpenWindows, TopicCounts
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, encode
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import block_cid
@@ -21,7 +21,7 @@ def batch(heard_at: int, origin: Origin = "LIVE") -> bytes:
 
 
 def test_a_batch_is_late_by_how_much_later_than_t_after_hearing_the_broker_has_it() -> None:
-    seen = Seen()
+    seen = TopicCounts()
     for stamp in (6_400, 6_100, 7_000):
         seen.take(batch(5_000_000), stamp)
     assert sorted(seen.late) == pytest.approx([0.1, 0.4, 1.0])
@@ -30,7 +30,7 @@ def test_a_batch_is_late_by_how_much_later_than_t_after_hearing_the_broker_has_i
 
 
 def test_a_capture_heard_years_ago_makes_no_batch_late() -> None:
-    seen = Seen()
+    seen = TopicCounts()
     seen.take(batch(5_000_000, "REPLAY"), 10**12)
     assert (seen.batches, seen.percentile(0.5), seen.newest[0].late) == (1, None, None)
     seen.take(batch(5_000_000), 6_200)

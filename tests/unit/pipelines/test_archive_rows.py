@@ -28,8 +28,8 @@ from kiln.pipelines.archive.transform import (
     MESSAGES,
     PASSED,
     WROTE,
-    Passed,
-    Wrote,
+    ArchiveOutput,
+    DecodeResult,
     copy_row,
     fault_rows,
     frame_row,
@@ -38,13 +38,21 @@ from kiln.pipelines.archive.transform import (
     with_rows,
     written_rows,
 )
-from kiln.pipelines.decode.breaker import Tally
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode, identities, own_identity
+from kiln.pipelines.decode.breaker import AuthorTally
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    RejectedMessage,
+    decode,
+    identities,
+    own_identity,
+)
 from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.frame_ranges import side
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import Remembered, new_copies
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
 from kiln.pipelines.runtime.row_packing import pack, packed, unpack, unpacked
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import MAX_MESSAGES, read_frame
@@ -54,7 +62,7 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import peer_of, peer_text, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_query, write_response, write_update
-from kiln.schemas.wire.topic_table import Bundles, hello_bytes
+from kiln.schemas.wire.topic_table import BundleSet, hello_bytes
 
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
 MODEL = "k2t6wz4z9kggqqnbn3vqggh2z4fe9jctr9vvbc1em2yho0qnzzrtzz1n2hr4lq"
@@ -63,7 +71,7 @@ CLAY = "/ceramic/testnet-clay"
 
 ANNA, BERT = Ed25519PrivateKey.from_private_bytes(b"a" * 32), Ed25519PrivateKey.from_private_bytes(b"b" * 32)
 
-NO_BUNDLES = Bundles()
+NO_BUNDLES = BundleSet()
 NOW = 1_800_000_000_000_000
 TASK = b"the task's digest"
 
@@ -206,7 +214,7 @@ class Made(NamedTuple):
     """What `packed` makes of records."""
 
     rows: list[PackedRow]
-    passed: Passed
+    passed: DecodeResult
     frames: list[dict[str, object]]
     copies: list[dict[str, object]]
 
@@ -227,14 +235,14 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, names=list(types))
 
 
-def first_packed(batches: Iterator[pa.RecordBatch], how: Decoding, lake: Lake) -> Iterator[pa.RecordBatch]:
+def first_packed(batches: Iterator[pa.RecordBatch], how: DecodeConfig, lake: Lake) -> Iterator[pa.RecordBatch]:
     return packed(with_rows(items_of(batches, how, lake, TASK)), IDENTITIES, NOW)
 
 
-def make(lake: Lake, *records: tuple[int, int, Record], how: Decoding | None = None) -> Made:
+def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None = None) -> Made:
     rows: list[PackedRow] = []
-    told: list[Passed] = []
-    for batch in first_packed(batches_of(*records), how or Decoding("either"), lake):
+    told: list[DecodeResult] = []
+    for batch in first_packed(batches_of(*records), how or DecodeConfig("either"), lake):
         assert batch.schema.names == ["kind", "early", "late", "data", "seen_at"]
         assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
         for each in batch.to_pylist():
@@ -243,7 +251,7 @@ def make(lake: Lake, *records: tuple[int, int, Record], how: Decoding | None = N
                 assert each["early"] == each["late"] == TASK
                 (data,) = row
                 assert isinstance(data, bytes)
-                told.append(msgspec.msgpack.decode(data, type=Passed))
+                told.append(msgspec.msgpack.decode(data, type=DecodeResult))
             else:
                 assert not told, "what a task tells of itself comes last"
                 rows.append(PackedRow(each["kind"], each["early"], each["late"], row))
@@ -262,10 +270,10 @@ def rpc(*messages: Message) -> bytes:
     return RPC(publish=messages).SerializeToString()
 
 
-def copies(lake: Lake, made: Frame, bundles: Bundles = NO_BUNDLES) -> list[dict[str, object]]:
+def copies(lake: Lake, made: Frame, bundles: BundleSet = NO_BUNDLES) -> list[dict[str, object]]:
     """Rows of `copies`, out of the file that a task wrote; what the decoder makes of the frame is the same."""
-    how = Decoding(bundles=bundles)
-    items = [item for item in Decoder(how).decode_frame(made, 3, 77) if item.copy is not None]
+    how = DecodeConfig(bundles=bundles)
+    items = [item for item in FrameDecoder(how).decode_frame(made, 3, 77) if item.copy is not None]
     found = make(lake, (3, 77, made), how=how).copies
     assert found == [named(COPIES, copy_row(item, made)) for item in items]
     return found
@@ -313,7 +321,7 @@ def test_the_network_is_the_topics_else_the_frames(lake: Lake) -> None:
 
 
 def test_the_network_of_an_indexed_topic_is_that_of_its_name(lake: Lake) -> None:
-    bundles = Bundles({"clay": [CLAY]})
+    bundles = BundleSet({"clay": [CLAY]})
     message = signed(CLAY)
     message.ClearField("topic")
     message.topicIndex = 1
@@ -341,7 +349,7 @@ def test_what_has_no_copies(lake: Lake, fields: dict[str, object]) -> None:
 
 
 def test_what_is_no_copy_has_no_row() -> None:
-    (fault,) = decode(b"\xff", 3, 77, 0, Decoding())
+    (fault,) = decode(b"\xff", 3, 77, 0, DecodeConfig())
     with pytest.raises(ValueError, match="no copy of a message"):
         copy_row(fault, frame())
 
@@ -366,13 +374,13 @@ def test_the_rows_of_a_frame_are_in_the_file(lake: Lake) -> None:
 
 
 def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake) -> None:
-    how = Decoding("either")
+    how = DecodeConfig("either")
     sent = heard(ANSWER, ASKED, GARBAGE)
     made = make(lake, *in_turn(sent))
     items = list(decode(sent.SerializeToString(), 3, 77, 0, how))
     assert [row.kind for row in made.rows] == ["messages", "messages", FAULT]
     for row, item in zip(made.rows, items, strict=True):
-        if isinstance(item, Decoded):
+        if isinstance(item, DecodedMessage):
             assert (row.early, row.late) == identities(item, "", how.unsigned_horizon)
             assert row.row == unpack(pack(message_row(item)))
         else:
@@ -398,10 +406,10 @@ def test_copies_of_a_message_are_all_kept_and_pass_the_task_once(lake: Lake) -> 
 
 def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
     """A copy passed, and the micro-batch is done anew with an earlier copy beside it, as after `kiln recover`."""
-    remembered = Remembered(str(tmp_path / "remembered"), 1_000)
+    remembered = DedupStoreConfig(str(tmp_path / "remembered"), 1_000)
     later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
     for records in ([later], [earlier, later], [earlier]):
-        items = items_of(batches_of(*records), Decoding("either"), lake, TASK, every_copy=True)
+        items = items_of(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
         passed = [item.place for item in new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"]
         assert passed == (["5/90/0"] if later in records else [])
 
@@ -409,7 +417,7 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
 def test_a_copy_that_waits_to_be_asked_for_counts_the_frame_that_it_keeps_in_memory(lake: Lake) -> None:
     """Else a thousand small messages, each beside megabytes that nobody reads, could fill the memory."""
     large = heard(UPDATE, Message(data=b"x" * 1_000_000, topic=CLAY))
-    items = list(items_of(batches_of(*in_turn(large, heard(ANSWER))), Decoding("none"), lake, TASK))
+    items = list(items_of(batches_of(*in_turn(large, heard(ANSWER))), DecodeConfig("none"), lake, TASK))
     first, other = (item.size for item in items if item.kind == "messages")
     assert first > 1_000_000
     assert other < 10_000
@@ -441,7 +449,7 @@ def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:
 
 
 def test_a_task_without_records_says_and_writes_nothing(lake: Lake) -> None:
-    assert list(items_of(batches_of(), Decoding(), lake, TASK)) == []
+    assert list(items_of(batches_of(), DecodeConfig(), lake, TASK)) == []
 
 
 def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
@@ -454,7 +462,7 @@ def test_frames_of_many_messages_make_batches_of_bounded_length(lake: Lake) -> N
         (0, number, heard(*(Message(data=write_keepalive(number * 4_000 + n, "1"), topic=CLAY) for n in range(4_000))))
         for number in range(3)
     )
-    lengths = [batch.num_rows for batch in first_packed(batches_of(*sent), Decoding("none"), lake)]
+    lengths = [batch.num_rows for batch in first_packed(batches_of(*sent), DecodeConfig("none"), lake)]
     assert max(lengths) == 5_000
     assert sum(lengths) == 12_001
 
@@ -479,7 +487,7 @@ def test_a_million_empty_messages_are_five_thousand_rows_and_one_for_the_rest(la
 class Second(NamedTuple):
     """What `written` makes of rows."""
 
-    told: Wrote
+    told: ArchiveOutput
     others: list[tuple[str, bytes | None, bytes]]
     messages: list[dict[str, object]]
 
@@ -490,12 +498,12 @@ def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
     found = [tuple(row.values()) for batch in written_rows(unpacked(batches), lake) for row in batch.to_pylist()]
     kind, _, value = found.pop()
     assert kind == WROTE
-    told = msgspec.msgpack.decode(value, type=Wrote)
+    told = msgspec.msgpack.decode(value, type=ArchiveOutput)
     return Second(told, found, in_files(lake, told.messages))
 
 
 def first_stage(lake: Lake, *values: Record) -> list[tuple[str, bytes]]:
-    made = first_packed(batches_of(*in_turn(*values)), Decoding("either"), lake)
+    made = first_packed(batches_of(*in_turn(*values)), DecodeConfig("either"), lake)
     return [(row["kind"], row["data"]) for batch in made for row in batch.to_pylist()]
 
 
@@ -509,7 +517,9 @@ def as_read(row: tuple[object, ...]) -> dict[str, object]:
 def test_messages_are_in_the_file_as_they_were_decoded(lake: Lake) -> None:
     sent = heard(UPDATE, ANSWER, ASKED, Message(data=write_keepalive(5, "2.35.0", "0.9"), topic=CLAY))
     items = [
-        item for item in decode(sent.SerializeToString(), 3, 77, 0, Decoding("either")) if isinstance(item, Decoded)
+        item
+        for item in decode(sent.SerializeToString(), 3, 77, 0, DecodeConfig("either"))
+        if isinstance(item, DecodedMessage)
     ]
     found = write(lake, *first_stage(lake, sent))
     assert TABLES["messages"].columns == MESSAGES
@@ -529,7 +539,7 @@ def test_faults_go_on_to_quarantine_and_what_a_task_told_goes_on(lake: Lake) -> 
     assert other_key is not None
     assert (parse_quarantine_key(key)[:3], decode_quarantine(value).data) == ((3, 77, 0), b"garbage")
     assert (parse_quarantine_key(other_key)[:3], decode_quarantine(other).data) == ((3, 78, None), b"no frame")
-    assert msgspec.msgpack.decode(told, type=Passed).spans == {3: (77, 78)}
+    assert msgspec.msgpack.decode(told, type=DecodeResult).spans == {3: (77, 78)}
     assert (found.told.faults, found.told.counts) == (2, {"invalid_json": 1, "frame_malformed": 1, "QUERY": 1})
 
 
@@ -539,13 +549,13 @@ def test_what_decoded_and_what_did_not_is_counted_for_each_signer(lake: Lake) ->
     unsigned = [ASKED, Message(data=b"garbage", topic=CLAY)]
     found = write(lake, *first_stage(lake, heard(*messages, *garbage, *unsigned)))
     assert sorted(found.told.tallies) == sorted(
-        [Tally(peer_text(peer_of(ANNA)), 3, 1), Tally(peer_text(peer_of(BERT)), 0, 2)]
+        [AuthorTally(peer_text(peer_of(ANNA)), 3, 1), AuthorTally(peer_text(peer_of(BERT)), 0, 2)]
     )
 
 
 def test_a_task_without_rows_says_that_it_wrote_nothing(lake: Lake) -> None:
     found = write(lake)
-    assert (found.others, found.told) == ([], Wrote([], {}, 0, []))
+    assert (found.others, found.told) == ([], ArchiveOutput([], {}, 0, []))
 
 
 numbers = count(1)
@@ -586,14 +596,14 @@ contents = st.tuples(
 @given(st.lists(contents | st.binary(max_size=30), max_size=5), st.integers(0, 2**63 - 1))
 def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, datas: list[bytes], at: int) -> None:
     sent = heard(*(Message(data=data, topic=CLAY) for data in datas), observed_at=at, sequence=next(numbers))
-    items = list(decode(sent.SerializeToString(), 3, 77, 0, Decoding("either")))
+    items = list(decode(sent.SerializeToString(), 3, 77, 0, DecodeConfig("either")))
     found = write(lake, *first_stage(lake, sent))
     (told,) = (value for kind, _, value in found.others if kind == PASSED)
-    first: dict[tuple[bytes, bytes], Decoded] = {}
+    first: dict[tuple[bytes, bytes], DecodedMessage] = {}
     for item in items:
-        if isinstance(item, Decoded):
+        if isinstance(item, DecodedMessage):
             first.setdefault(identities(item, "", 120_000_000), item)
     expected = [as_read(message_row(item)) for item in first.values()]
     assert found.messages == expected
-    assert found.told.faults == sum(isinstance(item, Faulty) for item in items)
-    assert sum(file.rows for file in msgspec.msgpack.decode(told, type=Passed).copies) == len(datas)
+    assert found.told.faults == sum(isinstance(item, RejectedMessage) for item in items)
+    assert sum(file.rows for file in msgspec.msgpack.decode(told, type=DecodeResult).copies) == len(datas)

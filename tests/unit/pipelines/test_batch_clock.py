@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext, TaskContext
 
-from kiln.pipelines.runtime.micro_batch_clock import BatchClock, seen_at
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock, seen_at
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -40,26 +40,26 @@ LONG = iter(range(0, 2**62, 2**40)).__next__
 """So much has passed that the clock decides."""
 
 
-def told(clock: BatchClock, properties: Properties) -> int:
+def told(clock: MicroBatchClock, properties: Properties) -> int:
     clock.tell(cast(SparkContext, properties))
     return seen_at()
 
 
 def test_the_time_is_the_caller_s_and_never_goes_back(properties: Properties) -> None:
     times = iter([50, 70, 60, 10, 71])
-    clock = BatchClock(lambda: next(times), LONG, 0)
+    clock = MicroBatchClock(lambda: next(times), LONG, 0)
     assert [told(clock, properties) for _ in range(5)] == [50, 70, 70, 70, 71]
 
 
 def test_it_begins_where_no_row_is_late(properties: Properties) -> None:
     times = iter([50, 120, 150])
-    clock = BatchClock(lambda: next(times), LONG, 130)
+    clock = MicroBatchClock(lambda: next(times), LONG, 130)
     assert [told(clock, properties) for _ in range(3)] == [130, 130, 150]
 
 
 def test_it_goes_on_by_no_more_than_what_has_passed(properties: Properties) -> None:
     times, uptimes = iter([50, 60, 2_000_070, 2_000_080, 90, 100]), iter([0, 10, 20, 30, 40, 50])
-    clock = BatchClock(lambda: next(times), lambda: next(uptimes), 0)
+    clock = MicroBatchClock(lambda: next(times), lambda: next(uptimes), 0)
     assert [told(clock, properties) for _ in range(6)] == [50, 60, 70, 80, 90, 100]
 
 
@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_changes_no_order(steps: list[tuple[int, int]], leas
         uptime += next(passed)[1]
         return uptime
 
-    clock = BatchClock(lambda: next(now)[0], up, least)
+    clock = MicroBatchClock(lambda: next(now)[0], up, least)
     before = None
     for wall, since in steps:
         clock.tell(cast(SparkContext, properties))

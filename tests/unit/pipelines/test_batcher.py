@@ -25,10 +25,10 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from kiln.pipelines.batch.batching import Batching, Output, batch_outputs, batch_stretches
-from kiln.pipelines.batch.offset_range import ALL, Selection, WindowKey, read_stretch
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_outputs, batch_stretches
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_stretch
 from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
-from kiln.pipelines.batch.processor import Batcher
+from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     TICK,
@@ -83,7 +83,7 @@ def log_of(*records: tuple[int, bytes | None]) -> list[LogRecord]:
 
 def run(
     records: Iterable[LogRecord], windows: PartitionWindows | None = None, limit: int = MAX_BLOCK
-) -> tuple[list[BatchRecord], list[Output]]:
+) -> tuple[list[BatchRecord], list[BatchOutput]]:
     """The batches, and what went elsewhere."""
     outputs = list(batch_partition(PartitionWindows(T) if windows is None else windows, iter(records), limit))
     return (
@@ -170,15 +170,15 @@ def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the
         for read in [decode_update(update(STREAMS[0], TIPS[offset]))]
     ]
 
-    def batched(which: Selection) -> list[int]:
+    def batched(which: UpdateFilter) -> list[int]:
         stretch = read_stretch(records, which)
         assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
         return [offset for offset, owner in enumerate(stretch.owners) if owner >= 0]
 
-    assert batched(Selection()) == [0, 1, 2, 3]
-    assert batched(Selection(frozenset({"anna"}))) == [0, 1]
-    assert batched(Selection(only_verified=True)) == [0, 2]
-    assert batched(Selection(frozenset({"bert"}), only_verified=True)) == [2]
+    assert batched(UpdateFilter()) == [0, 1, 2, 3]
+    assert batched(UpdateFilter(frozenset({"anna"}))) == [0, 1]
+    assert batched(UpdateFilter(only_verified=True)) == [0, 2]
+    assert batched(UpdateFilter(frozenset({"bert"}), only_verified=True)) == [2]
 
 
 @settings(max_examples=25)
@@ -206,7 +206,7 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
             stamp += pause
             records.append((len(records), stamp, values[number]))
         records.append((24, stamp + T, TICK))
-        for output in batch_stretches(windows, 0, [read_stretch(records, Selection(authors))], MAX_BLOCK):
+        for output in batch_stretches(windows, 0, [read_stretch(records, UpdateFilter(authors))], MAX_BLOCK):
             for stream, tips in tips_of(decode_batch(output.value)).items():
                 found += [(stream, tip) for tip in tips]
         return found
@@ -524,7 +524,7 @@ def test_neither_stretches_nor_micro_batches_matter(taken: FreeLog, cuts: set[in
     plain = PartitionWindows(T)
     expected = list(plainly(plain, records, MAX_BLOCK))
     windows = PartitionWindows(T)
-    found: list[Output] = []
+    found: list[BatchOutput] = []
     for start, end in pairwise([0, *sorted(cut for cut in cuts | dumps if cut < len(records)), len(records)]):
         if start in dumps:
             windows = PartitionWindows(T, windows.dump())
@@ -574,15 +574,15 @@ def rows(*parts: Sequence[LogRecord]) -> pd.DataFrame:
     return frame
 
 
-def outputs_of(frame: pd.DataFrame) -> list[Output]:
+def outputs_of(frame: pd.DataFrame) -> list[BatchOutput]:
     if frame.empty:
         return []
     assert list(frame.columns) == ["topic", "key", "value"]
-    return [Output(*row) for row in frame.itertuples(index=False, name=None)]
+    return [BatchOutput(*row) for row in frame.itertuples(index=False, name=None)]
 
 
 def new_tester(state: bytes | None = None) -> TwsTester:
-    made = TwsTester(Batcher(Batching(T)), timeMode="None", outputMode="Append")
+    made = TwsTester(BatchProcessor(BatchConfig(T)), timeMode="None", outputMode="Append")
     if state is not None:
         made.updateValueState("windows", 0, (state,))
     return made
@@ -619,7 +619,7 @@ def test_the_processor_gives_what_the_log_gives_at_once(
 def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
     logs = [log_from(taken, partition) for partition, taken in enumerate(parts)]
     made = new_tester()
-    found: list[list[Output]] = [[] for _ in logs]
+    found: list[list[BatchOutput]] = [[] for _ in logs]
     for half in (0, 1):
         for partition, log in enumerate(logs):
             if records := log[half * len(log) // 2 : (half + 1) * len(log) // 2]:
@@ -651,7 +651,7 @@ def test_ticks_flush_a_silent_separator_and_leave_no_window_in_state() -> None:
     made = new_tester()
     assert outputs_of(made.testInPandas(0, rows(log_of((0, update()))))) == []
     assert len(PartitionWindows(T, state_of(made))) == 1
-    found: list[Output] = []
+    found: list[BatchOutput] = []
     for n in range(1, 12):  # a tick every 100 ms, each in a micro-batch of its own
         found += outputs_of(made.testInPandas(0, rows([LogRecord(0, n, n * T // 10, TICK)])))
         assert bool(found) == (n >= 10)
@@ -678,7 +678,7 @@ def test_more_windows_than_the_head_of_the_state_holds() -> None:
 def test_a_new_length_holds_for_windows_opened_from_then_on() -> None:
     made = new_tester()
     made.testInPandas(0, rows([LogRecord(0, 0, 0, update(message="m1"))]))
-    longer = TwsTester(Batcher(Batching(3 * T)))
+    longer = TwsTester(BatchProcessor(BatchConfig(3 * T)))
     longer.updateValueState("windows", 0, (state_of(made),))
     log = [LogRecord(0, 1, T, update(message="m2")), LogRecord(0, 2, 4 * T, TICK)]
     batches = [decode_batch(output.value) for output in outputs_of(longer.testInPandas(0, rows(log)))]
@@ -686,7 +686,7 @@ def test_a_new_length_holds_for_windows_opened_from_then_on() -> None:
 
 
 def test_the_limit_of_the_settings_holds() -> None:
-    made = TwsTester(Batcher(Batching(T, block_limit=120)))
+    made = TwsTester(BatchProcessor(BatchConfig(T, block_limit=120)))
     log = log_of(*((0, update(stream, message=stream)) for stream in STREAMS), (T, TICK))
     batches = [decode_batch(output.value) for output in outputs_of(made.testInPandas(0, rows(log)))]
     assert [list(tips_of(batch)) for batch in batches] == [[stream] for stream in sorted(STREAMS)]

@@ -15,7 +15,7 @@ from kiln.pipelines.app.launch import decoding
 from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.wire.topic_table import BundleError, Bundles, bundle_hash
+from kiln.schemas.wire.topic_table import BundleError, BundleSet, bundle_hash
 
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)
 LATER = datetime(2025, 1, 2, tzinfo=UTC)
@@ -34,11 +34,11 @@ def rows(lake: Lake) -> list[dict[str, object]]:
 
 
 def test_there_are_none_without_a_table(tmp_path: Path) -> None:
-    assert read_bundles(Lake(str(tmp_path))) == Bundles()
+    assert read_bundles(Lake(str(tmp_path))) == BundleSet()
 
 
 def test_a_row_says_what_the_table_says_it_does(lake: Lake) -> None:
-    remember_bundles(lake, Bundles(MAIN), FIRST)
+    remember_bundles(lake, BundleSet(MAIN), FIRST)
     assert rows(lake) == [
         {
             "hash": bundle_hash(MAIN["main"]).hex(),
@@ -55,32 +55,32 @@ def test_a_row_says_what_the_table_says_it_does(lake: Lake) -> None:
 
 
 def test_what_left_the_settings_is_still_known_and_comes_last(lake: Lake) -> None:
-    assert remember_bundles(lake, Bundles(CLAY), FIRST) == Bundles(CLAY)
-    assert remember_bundles(lake, Bundles(MAIN), LATER) == Bundles(MAIN | CLAY)
-    assert read_bundles(lake) == Bundles(CLAY | MAIN)
-    assert remember_bundles(lake, Bundles(), LATER) == Bundles(CLAY | MAIN)
+    assert remember_bundles(lake, BundleSet(CLAY), FIRST) == BundleSet(CLAY)
+    assert remember_bundles(lake, BundleSet(MAIN), LATER) == BundleSet(MAIN | CLAY)
+    assert read_bundles(lake) == BundleSet(CLAY | MAIN)
+    assert remember_bundles(lake, BundleSet(), LATER) == BundleSet(CLAY | MAIN)
 
 
 def test_known_ones_are_not_written_again(lake: Lake) -> None:
-    remember_bundles(lake, Bundles(CLAY | MAIN), FIRST)
+    remember_bundles(lake, BundleSet(CLAY | MAIN), FIRST)
     version, before = DeltaTable(lake.table("bundles")).version(), rows(lake)
-    remember_bundles(lake, Bundles({"another name": MAIN["main"]} | CLAY), LATER)
+    remember_bundles(lake, BundleSet({"another name": MAIN["main"]} | CLAY), LATER)
     assert (DeltaTable(lake.table("bundles")).version(), rows(lake)) == (version, before)
 
 
 def test_a_name_used_again_for_other_topics_takes_nothing_away(lake: Lake) -> None:
-    remember_bundles(lake, Bundles({"one": ["a"]}), FIRST)
-    both = remember_bundles(lake, Bundles({"one": ["b"]}), LATER)
+    remember_bundles(lake, BundleSet({"one": ["a"]}), FIRST)
+    both = remember_bundles(lake, BundleSet({"one": ["b"]}), LATER)
     assert set(both.values()) == {("a",), ("b",)}
     assert set(read_bundles(lake).values()) == {("a",), ("b",)}
 
 
 def test_other_topics_under_a_known_hash_are_refused(lake: Lake) -> None:
     # the draft joins topics with nothing between them
-    remember_bundles(lake, Bundles({"one": ["ab", "c"]}), FIRST)
+    remember_bundles(lake, BundleSet({"one": ["ab", "c"]}), FIRST)
     version = DeltaTable(lake.table("bundles")).version()
     with pytest.raises(BundleError, match=r"'two'.*'one'"):
-        remember_bundles(lake, Bundles({"two": ["a", "bc"], "new": ["d"]}), LATER)
+        remember_bundles(lake, BundleSet({"two": ["a", "bc"], "new": ["d"]}), LATER)
     assert DeltaTable(lake.table("bundles")).version() == version
 
 
@@ -88,10 +88,10 @@ def test_queries_decode_by_the_settings_and_by_what_was_once_in_them(tmp_path: P
     def settings(bundles: dict[str, list[str]]) -> Settings:
         return Settings(state=tmp_path, topic_table=TopicTable(bundles=bundles))
 
-    assert decoding(settings(CLAY)).bundles == Bundles(CLAY)
-    assert decoding(settings({})).bundles == Bundles()  # nothing was written: that is for `messages` to do
-    assert decoding(settings(CLAY), remember=True).bundles == Bundles(CLAY)
-    assert decoding(settings(MAIN)).bundles == Bundles(MAIN | CLAY)
+    assert decoding(settings(CLAY)).bundles == BundleSet(CLAY)
+    assert decoding(settings({})).bundles == BundleSet()  # nothing was written: that is for `messages` to do
+    assert decoding(settings(CLAY), remember=True).bundles == BundleSet(CLAY)
+    assert decoding(settings(MAIN)).bundles == BundleSet(MAIN | CLAY)
 
 
 def test_it_needs_no_spark() -> None:

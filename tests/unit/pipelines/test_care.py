@@ -25,22 +25,22 @@ from hypothesis import strategies as st
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.delta.commits import SecondWriterError, Write
+from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, log_entry, skipped_by
 from kiln.pipelines.delta.log_faults import last_before, look_at, newest_write, take_back
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import Entry, Named, Rules, Stray, TableFile
+from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.state import read_log, read_state
-from kiln.pipelines.maintenance.steps import Cared, CareError, care_for, foresee, replace_files
+from kiln.pipelines.maintenance.steps import MaintenanceError, MaintenanceResult, care_for, foresee, replace_files
 from kiln.schemas.delta.layout import LAYOUTS
 from kiln.schemas.delta.tables import TABLES
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
 MIB = 1 << 20
-RULES = Rules(target=128 * MIB, keep=12 * HOUR)
+RULES = MaintenancePolicy(target=128 * MIB, keep=12 * HOUR)
 TABLE = "updates"
 NAMES = [column.name for column in TABLES[TABLE].columns]
 
@@ -68,7 +68,7 @@ class Appender:
             out = TableFiles(self.lake, TABLE)
             for number in range(10):
                 out.add(self.row(number))
-            assert self._commits.commit(TABLE, out.close(), Write(self.query, self.batch))
+            assert self._commits.commit(TABLE, out.close(), WriteId(self.query, self.batch))
             self.batch += 1
 
     def row(self, number: int) -> tuple[object, ...]:
@@ -111,7 +111,7 @@ def folder(lake: Lake) -> Path:
     return Path(lake.table(TABLE))
 
 
-def cared(lake: Lake, rules: Rules = RULES, at: int | None = None) -> Cared:
+def cared(lake: Lake, rules: MaintenancePolicy = RULES, at: int | None = None) -> MaintenanceResult:
     return care_for(lake, TABLE, rules, now() if at is None else at, lambda _: None)
 
 
@@ -191,9 +191,9 @@ def test_nobody_who_appends_in_a_loop_loses_a_row_or_fails(lake: Lake) -> None:
     threads = [threading.Thread(target=run, args=(query,)) for query in ("a", "b")]
     for thread in threads:
         thread.start()
-    done: list[Cared] = []
+    done: list[MaintenanceResult] = []
     while not failed and (len(done) < 12 or sum(each.garbage[0] for each in done) == 0):
-        done.append(cared(lake, Rules(128 * MIB, keep=0), at=now()))
+        done.append(cared(lake, MaintenancePolicy(128 * MIB, keep=0), at=now()))
     over.set()
     for thread in threads:
         thread.join()
@@ -205,7 +205,7 @@ def test_nobody_who_appends_in_a_loop_loses_a_row_or_fails(lake: Lake) -> None:
     )
     assert sorted(str(row[NAMES.index("message")]) for row in rows(lake)) == expected
     for query, batches in counts.items():  # known still, and so not written twice
-        assert not DeltaRsCommits(lake).commit(TABLE, [], Write(query, batches - 1))
+        assert not DeltaRsCommits(lake).commit(TABLE, [], WriteId(query, batches - 1))
 
 
 def test_the_log_is_short_and_every_version_that_it_tells_of_can_be_read(long: Lake) -> None:
@@ -224,7 +224,7 @@ def test_the_log_is_short_and_every_version_that_it_tells_of_can_be_read(long: L
     assert rows_of_duckdb(long) == seen
     driver.append()
     assert len(rows(long)) == 10 * LONG + 20, "a driver that knew the long log goes on"
-    assert not DeltaRsCommits(long).commit(TABLE, [], Write("q", LONG + 1)), "what it wrote stays known"
+    assert not DeltaRsCommits(long).commit(TABLE, [], WriteId("q", LONG + 1)), "what it wrote stays known"
 
 
 def test_a_driver_that_stood_still_while_the_log_went_on_goes_on_too(long: Lake) -> None:
@@ -269,7 +269,7 @@ def test_a_file_that_a_task_has_written_is_not_touched_before_its_query_is_past_
     (waiting,) = out.close()
     cared(lake, at=now() + 30 * DAY)
     assert (folder(lake) / waiting.name).exists()
-    assert DeltaRsCommits(lake).commit(TABLE, [waiting], Write("q", 1))
+    assert DeltaRsCommits(lake).commit(TABLE, [waiting], WriteId("q", 1))
     assert len(rows(lake)) == 11
 
 
@@ -303,9 +303,9 @@ def test_rows_go_by_age_as_whole_files_and_a_file_is_written_anew_only_where_it_
     for appender in (old, young):
         both.add(appender.row(0))
     straddling = both.close()
-    DeltaRsCommits(lake).commit(TABLE, straddling, Write("both", 0))
+    DeltaRsCommits(lake).commit(TABLE, straddling, WriteId("both", 0))
     within = {file.path for file in read_state(lake, TABLE).files}
-    rules = Rules(128 * MIB, 12 * HOUR, retention=30 * DAY)
+    rules = MaintenancePolicy(128 * MIB, 12 * HOUR, retention=30 * DAY)
     assert foresee(lake, TABLE, rules, now()).files == (7, 4)
     done = cared(lake, rules)
     assert done.expired_rows == 31
@@ -319,7 +319,7 @@ def test_rows_that_go_by_age_do_not_make_an_append_fail(lake: Lake) -> None:
     driver.append()
     old.append(3)
     driver.append()  # and so knows the old files
-    assert cared(lake, Rules(128 * MIB, 12 * HOUR, retention=30 * DAY)).expired_rows == 30
+    assert cared(lake, MaintenancePolicy(128 * MIB, 12 * HOUR, retention=30 * DAY)).expired_rows == 30
     driver.append()
     assert len(rows(lake)) == 30
 
@@ -353,7 +353,7 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
     Appender(lake).append(10)
     gone = folder(lake) / read_state(lake, TABLE).files[3].path
     gone.unlink()
-    with pytest.raises(CareError, match=f"updates names a file that is not there: .*{gone.name}"):
+    with pytest.raises(MaintenanceError, match=f"updates names a file that is not there: .*{gone.name}"):
         cared(lake)
     assert number_of_files(lake) == 10
     assert len(list(folder(lake).glob("*.parquet"))) == 9, "what was begun is taken away"
@@ -430,9 +430,9 @@ def test_a_torn_checkpoint_of_a_short_log_is_found(long: Lake) -> None:
 
 def test_nothing_looks_torn_after_care(long: Lake) -> None:
     lake = long
-    cared(lake, Rules(128 * MIB, keep=0), at=now() + DAY)
+    cared(lake, MaintenancePolicy(128 * MIB, keep=0), at=now() + DAY)
     Appender(lake, batch=LONG).append(60)
-    cared(lake, Rules(128 * MIB, keep=0), at=now() + 2 * DAY)
+    cared(lake, MaintenancePolicy(128 * MIB, keep=0), at=now() + 2 * DAY)
     assert versions(lake)[0] > 0
     log = look_at(lake, TABLE)
     assert (log.torn, log.within, log.checkpoints) == ([], [], [])
@@ -452,7 +452,7 @@ def test_each_file_is_taken_once_and_comes_together_with_files_of_its_time(
     given_files: list[tuple[int, int]], retention: int | None
 ) -> None:
     files = [file(size, at) for size, at in given_files]
-    steps = plan.compact(files, Rules(128 * MIB, HOUR, retention=retention), 40 * DAY)
+    steps = plan.compact(files, MaintenancePolicy(128 * MIB, HOUR, retention=retention), 40 * DAY)
     taken = [each for step in steps for each in step.files]
     assert len(taken) <= len(files)
     for step in steps:
@@ -466,7 +466,7 @@ def test_a_row_is_written_a_few_times_however_often_a_table_is_cared_for() -> No
     """A micro-batch of 200 kB each, care after each sixty, a month long: 4 GB."""
     files: list[TableFile] = []
     written = brought = most = 0
-    rules = Rules(128 * MIB, HOUR)
+    rules = MaintenancePolicy(128 * MIB, HOUR)
     for minute in range(0, 60 * 24 * 30, 10):
         at = minute * 60_000_000
         files += [file(200_000, at + number) for number in range(6)]
@@ -483,12 +483,12 @@ def test_a_row_is_written_a_few_times_however_often_a_table_is_cared_for() -> No
     assert most < brought / (64 * MIB) + 40
 
 
-def entries(count: int, first: int = 0, every: int = 1_000_000) -> list[Entry]:
-    return [Entry(first + number, number * every) for number in range(count)]
+def entries(count: int, first: int = 0, every: int = 1_000_000) -> list[LogEntry]:
+    return [LogEntry(first + number, number * every) for number in range(count)]
 
 
 def test_the_log_begins_at_a_checkpoint_that_all_that_must_stay_follows() -> None:
-    rules = Rules(128 * MIB, keep=HOUR)
+    rules = MaintenancePolicy(128 * MIB, keep=HOUR)
     log = entries(10_000)  # one a second
     at = log[-1].at
     checkpoints = set(range(49, 10_000, 50))
@@ -502,7 +502,7 @@ def test_the_log_begins_at_a_checkpoint_that_all_that_must_stay_follows() -> Non
 
 
 def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -> None:
-    rules = Rules(128 * MIB, keep=12 * HOUR)
+    rules = MaintenancePolicy(128 * MIB, keep=12 * HOUR)
     log = entries(20_000)
     begins = plan.first_kept(log, set(range(49, 20_000, 50)), rules, log[-1].at)
     assert begins == 14_999
@@ -513,8 +513,8 @@ def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -
 @given(st.data())
 def test_no_file_goes_that_the_log_tells_of_or_that_is_young(data: st.DataObject) -> None:
     names = [f"f{number}" for number in range(8)]
-    strays = [Stray(name, 1, data.draw(st.integers(0, 10 * DAY))) for name in names]
-    named = Named(
+    strays = [UntrackedFile(name, 1, data.draw(st.integers(0, 10 * DAY))) for name in names]
+    named = RemovedFiles(
         frozenset(data.draw(st.sets(st.sampled_from(names)))), frozenset(data.draw(st.sets(st.sampled_from(names))))
     )
     newest = data.draw(st.none() | st.integers(0, 10 * DAY))

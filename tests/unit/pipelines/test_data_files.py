@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kiln.pipelines.delta import files as module
 from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles, discard, rewritten
 from kiln.pipelines.delta.lake import Lake, skipped_by
@@ -175,7 +175,7 @@ def test_maps_and_bytes_are_read_back(lake: Lake) -> None:
     out = TableFiles(lake, "messages")
     out.add(tuple(some[column.type] for column in columns))
     (file,) = out.close()
-    DeltaRsCommits(lake).commit("messages", [file], Write("query", 0))
+    DeltaRsCommits(lake).commit("messages", [file], WriteId("query", 0))
     (found,) = DeltaTable(lake.table("messages")).to_pyarrow_table().to_pylist()
     assert (found["tips"], found["data"]) == ([("a", "b"), ("c", "d")], b"\xff\0")
 
@@ -190,7 +190,7 @@ def test_readers_that_skip_files_find_every_row(
     """deltalake skips by the statistics in the log; a filter finds the rows that it finds without a log."""
     lake = Lake(str(tmp_path_factory.mktemp("lake")))
     lake.create((TABLE,))
-    DeltaRsCommits(lake).commit(TABLE, [file for part in parts for file in write(lake, *part)], Write("query", 0))
+    DeltaRsCommits(lake).commit(TABLE, [file for part in parts for file in write(lake, *part)], WriteId("query", 0))
     everything = [each for part in parts for each in part]
     table = DeltaTable(lake.table(TABLE))
     found = table.to_pyarrow_table().cast(SCHEMA)
@@ -210,7 +210,7 @@ def test_a_filter_skips_the_files_that_cannot_have_the_row(lake: Lake) -> None:
     files = [
         file for part in range(5) for file in write(lake, row(network=f"n{part}", observed_at=part * 1_000_000 + 7))
     ]
-    DeltaRsCommits(lake).commit(TABLE, files, Write("query", 0))
+    DeltaRsCommits(lake).commit(TABLE, files, WriteId("query", 0))
     gone = Path(lake.table(TABLE)) / files[4].name
     gone.unlink()  # a reader that opened it would fail
     table = DeltaTable(lake.table(TABLE))

@@ -20,11 +20,20 @@ from nacl.signing import SigningKey
 
 from kiln.deploy.demo.traffic.replay import replay
 from kiln.pipelines.archive.transform import fault_rows
-from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, Place, author, decode, identities, own_identity
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    MessageRef,
+    RejectedMessage,
+    author,
+    decode,
+    identities,
+    own_identity,
+)
 from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from kiln.schemas.dht.items import item_fields, put_fields
 from kiln.schemas.dht.items import sign as sign_item
-from kiln.schemas.dht.krpc import Query, Response, write_message
+from kiln.schemas.dht.krpc import KrpcQuery, KrpcResponse, write_message
 from kiln.schemas.kafka.frames import MAX_RPC
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, encode
 from kiln.schemas.kafka.topics import MAX_RECORD
@@ -38,7 +47,7 @@ from kiln.schemas.wire.topic_table import (
     NO_TABLE,
     TOPIC_MISSING,
     UNKNOWN_BUNDLE,
-    Bundles,
+    BundleSet,
     hello_bytes,
 )
 from kiln.schemas.wire.topics import Separator, topic_name
@@ -93,25 +102,25 @@ def frame(*messages: Message, payload: bytes | None = None, origin: str = "LIVE"
     return made
 
 
-def read(made: Frame | bytes | None, how: Decoding | None = None) -> list[Decoded | Faulty]:
+def read(made: Frame | bytes | None, how: DecodeConfig | None = None) -> list[DecodedMessage | RejectedMessage]:
     value = made.SerializeToString() if isinstance(made, Frame) else made
-    return list(decode(value, 3, 77, 1_800_000_000_000_000, how or Decoding(default_policy="either")))
+    return list(decode(value, 3, 77, 1_800_000_000_000_000, how or DecodeConfig(default_policy="either")))
 
 
-def only(made: Frame | bytes | None, how: Decoding | None = None) -> Decoded | Faulty:
+def only(made: Frame | bytes | None, how: DecodeConfig | None = None) -> DecodedMessage | RejectedMessage:
     (item,) = read(made, how)
     return item
 
 
-def good(made: Frame, how: Decoding | None = None) -> Decoded:
+def good(made: Frame, how: DecodeConfig | None = None) -> DecodedMessage:
     item = only(made, how)
-    assert isinstance(item, Decoded), item
+    assert isinstance(item, DecodedMessage), item
     return item
 
 
-def fault(made: Frame | bytes | None, how: Decoding | None = None) -> Faulty:
+def fault(made: Frame | bytes | None, how: DecodeConfig | None = None) -> RejectedMessage:
     item = only(made, how)
-    assert isinstance(item, Faulty), item
+    assert isinstance(item, RejectedMessage), item
     return item
 
 
@@ -120,7 +129,7 @@ def fault(made: Frame | bytes | None, how: Decoding | None = None) -> Faulty:
 
 def test_a_message_and_what_is_known_of_it() -> None:
     item = good(frame(signed()))
-    assert item.place == Place(3, 77, 0)
+    assert item.place == MessageRef(3, 77, 0)
     assert item.message == f"{peer_text(peer_of(ANNA))}/0001"
     assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
     assert item.verdict is Verdict.GOOD
@@ -141,7 +150,7 @@ def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
     messages[2] = unsigned(b"garbage")
     items = read(frame(*messages))
     assert [item.place.position for item in items] == [0, 1, 2, 3, 4]
-    assert [item.content.ts if isinstance(item, Decoded) else item.reason for item in items] == [
+    assert [item.content.ts if isinstance(item, DecodedMessage) else item.reason for item in items] == [
         0,
         1,
         "invalid_json",
@@ -208,9 +217,11 @@ def datagram(*, sequence: int = 7, answer: bool = False, salt: bytes | None = No
     value = write_announcement(Announcement(BY_MODEL, BATCH, 1_700_000_000_000, (BEFORE,)))
     item = sign_item(PUBLISHER, topic_salt("mainnet", BY_MODEL) if salt is None else salt, sequence, value)
     if answer:
-        message: Query | Response = Response(b"aa", bytes(20), {**item_fields(item), b"token": b"t"}, item.target)
+        message: KrpcQuery | KrpcResponse = KrpcResponse(
+            b"aa", bytes(20), {**item_fields(item), b"token": b"t"}, item.target
+        )
     else:
-        message = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+        message = KrpcQuery(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
     return frame(payload=write_message(message), protocol="bep50", remote_peer=b"n" * 20, local_peer=b"m" * 20)
 
 
@@ -241,7 +252,7 @@ def test_an_item_is_one_message_however_it_came_and_a_newer_one_another() -> Non
 )
 def test_a_datagram_that_announces_nothing_is_put_into_quarantine(made: Frame, reason: str) -> None:
     fault = only(made)
-    assert isinstance(fault, Faulty)
+    assert isinstance(fault, RejectedMessage)
     assert (fault.stage, fault.reason, fault.data) == ("bep50", reason, made.payload)
 
 
@@ -271,7 +282,7 @@ def test_what_we_sent_into_the_dht_and_the_closing_frame_hold_nothing() -> None:
 )
 def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
     item = fault(value)
-    assert (item.place, item.stage, item.reason) == (Place(3, 77, None), "frame", reason)
+    assert (item.place, item.stage, item.reason) == (MessageRef(3, 77, None), "frame", reason)
     assert item.data == (value or b"")
     assert item.observed_at == 1_800_000_000_000_000  # there is no other time
     assert item.detail
@@ -280,14 +291,24 @@ def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
 def test_an_rpc_that_was_cut_short() -> None:
     payload = RPC(publish=[signed()]).SerializeToString()[:-3]
     item = fault(frame(payload=payload))
-    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_malformed", payload)
+    assert (item.place, item.stage, item.reason, item.data) == (
+        MessageRef(3, 77, None),
+        "rpc",
+        "rpc_malformed",
+        payload,
+    )
     assert item.observed_at == 1_700_000_000_123_456
 
 
 def test_an_rpc_that_was_too_long_to_keep() -> None:
     payload = RPC(publish=[signed()]).SerializeToString()
     item = fault(frame(payload=payload, declared_length=5_000_000))
-    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, None), "rpc", "rpc_oversized", payload)
+    assert (item.place, item.stage, item.reason, item.data) == (
+        MessageRef(3, 77, None),
+        "rpc",
+        "rpc_oversized",
+        payload,
+    )
 
 
 BAD_HELLOS = {
@@ -306,18 +327,18 @@ def test_a_bad_hello_is_a_fault_and_named_messages_still_come(reason: str, side:
     made = frame(signed())
     setattr(made, side, BAD_HELLOS[reason])
     first, second = read(made)
-    assert isinstance(first, Faulty)
-    assert (first.place, first.stage, first.reason) == (Place(3, 77, None), "hello", reason)
+    assert isinstance(first, RejectedMessage)
+    assert (first.place, first.stage, first.reason) == (MessageRef(3, 77, None), "hello", reason)
     assert first.data == BAD_HELLOS[reason]
     assert first.detail.startswith(f"{side}: ")
-    assert isinstance(second, Decoded)
+    assert isinstance(second, DecodedMessage)
 
 
 def test_two_bad_hellos_are_two_faults() -> None:
     bad = BAD_HELLOS["hello_repeats"]
     items = read(frame(hello_in=bad, hello_out=bad))
-    assert [item.stage for item in items if isinstance(item, Faulty)] == ["hello", "hello"]
-    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == 2
+    assert [item.stage for item in items if isinstance(item, RejectedMessage)] == ["hello", "hello"]
+    assert len({own_identity(item) for item in items if isinstance(item, RejectedMessage)}) == 2
 
 
 # ---------------------------------------------------------------- topics
@@ -341,22 +362,22 @@ def hello(*hashes: bytes) -> bytes:
 def test_an_index_without_a_name(hello_in: bytes, hello_out: bytes, reason: str) -> None:
     message = Message(data=UPDATE, topicIndex=5)
     item = fault(frame(message, hello_in=hello_in, hello_out=hello_out))
-    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", reason, UPDATE)
+    assert (item.place, item.stage, item.reason, item.data) == (MessageRef(3, 77, 0), "topic", reason, UPDATE)
     assert "topic index 5" in item.detail
 
 
 def test_an_index_with_a_bad_hello() -> None:
     first, second = read(frame(Message(data=UPDATE, topicIndex=0), hello_in=BAD_HELLOS["hello_repeats"]))
-    assert isinstance(first, Faulty)
-    assert isinstance(second, Faulty)
+    assert isinstance(first, RejectedMessage)
+    assert isinstance(second, RejectedMessage)
     assert (first.reason, second.reason) == ("hello_repeats", NO_TABLE)
 
 
 SEP = f"{CLAY}/sep/model/{MODEL}"
-BUNDLES = Bundles({"clay": [CLAY, SEP], "main": ["/ceramic/mainnet"]})
+BUNDLES = BundleSet({"clay": [CLAY, SEP], "main": ["/ceramic/mainnet"]})
 # the lists have no common prefix, so the table has the bundles in the order of their hashes
 TOPICS = [topic for known in sorted(BUNDLES) for topic in BUNDLES[known]]
-RESOLVING = Decoding("strict", bundles=BUNDLES)
+RESOLVING = DecodeConfig("strict", bundles=BUNDLES)
 
 
 def tabled(*messages: Message, **fields: object) -> Frame:
@@ -398,7 +419,12 @@ def test_the_bridges_verdict_on_an_indexed_message_holds() -> None:
 @pytest.mark.parametrize("index", [0, 4, 2**32 - 1])
 def test_an_index_out_of_range(index: int) -> None:
     item = fault(tabled(indexed(CLAY, index)), RESOLVING)
-    assert (item.place, item.stage, item.reason, item.data) == (Place(3, 77, 0), "topic", INDEX_OUT_OF_RANGE, UPDATE)
+    assert (item.place, item.stage, item.reason, item.data) == (
+        MessageRef(3, 77, 0),
+        "topic",
+        INDEX_OUT_OF_RANGE,
+        UPDATE,
+    )
     assert f"topic index {index}" in item.detail
 
 
@@ -415,11 +441,16 @@ def test_a_name_on_the_wire_wins_over_any_index_signed_with_it_or_added_later(in
 
 def test_what_was_unknown_is_decoded_once_the_bundle_is_known() -> None:
     made = tabled(indexed(SEP), indexed("/ceramic/mainnet"))
-    assert [item.reason for item in read(made, Decoding("strict")) if isinstance(item, Faulty)] == [UNKNOWN_BUNDLE] * 2
-    one = Decoding("strict", bundles=Bundles({"clay": [CLAY, SEP]}))
+    assert [item.reason for item in read(made, DecodeConfig("strict")) if isinstance(item, RejectedMessage)] == [
+        UNKNOWN_BUNDLE
+    ] * 2
+    one = DecodeConfig("strict", bundles=BundleSet({"clay": [CLAY, SEP]}))
     known_first = TOPICS[0] != "/ceramic/mainnet"
-    assert isinstance(read(made, one)[0], Decoded) is known_first
-    assert [item.topic for item in read(made, RESOLVING) if isinstance(item, Decoded)] == [SEP, "/ceramic/mainnet"]
+    assert isinstance(read(made, one)[0], DecodedMessage) is known_first
+    assert [item.topic for item in read(made, RESOLVING) if isinstance(item, DecodedMessage)] == [
+        SEP,
+        "/ceramic/mainnet",
+    ]
 
 
 def test_decoding_goes_to_another_process_as_it_is() -> None:
@@ -442,20 +473,20 @@ def test_a_capture_of_the_reference_resolves_wholly() -> None:
 
     replay(CAPTURE, keep, now=lambda: 0.0, sleep=lambda _: None)
 
-    def items(how: Decoding) -> list[Decoded | Faulty]:
+    def items(how: DecodeConfig) -> list[DecodedMessage | RejectedMessage]:
         return [item for value in values for item in decode(value, 0, 0, 0, how)]
 
-    with_bundle = items(Decoding("strict", bundles=Bundles({"go4tt": topics})))
+    with_bundle = items(DecodeConfig("strict", bundles=BundleSet({"go4tt": topics})))
     assert len(with_bundle) == 853
-    decoded = [item for item in with_bundle if isinstance(item, Decoded)]
-    refused = [item for item in with_bundle if isinstance(item, Faulty)]
+    decoded = [item for item in with_bundle if isinstance(item, DecodedMessage)]
+    refused = [item for item in with_bundle if isinstance(item, RejectedMessage)]
     assert {(item.topic_source, item.verdict) for item in decoded} == {("index", Verdict.GOOD)}
     assert all(item.topic == published[hashlib.sha256(item.envelope.data).hexdigest()] for item in decoded)
     assert len({item.message for item in decoded}) == 153
     # one of the 154 messages is not JSON; it is signed well, over the name that its index stands for
     assert {(item.reason, item.author != "") for item in refused} == {("invalid_json", True)}
     assert len({item.data for item in refused}) == 1
-    without = [item for item in items(Decoding("strict")) if isinstance(item, Faulty)]
+    without = [item for item in items(DecodeConfig("strict")) if isinstance(item, RejectedMessage)]
     assert Counter(item.reason for item in without) == {UNKNOWN_BUNDLE: 853}
 
 
@@ -504,8 +535,8 @@ def test_only_who_signed_well_is_the_author_of_a_fault(message: Message) -> None
     ],
 )
 def test_the_verdict_of_the_bridge_holds_where_there_is_one(verdict: int, found: Verdict | str) -> None:
-    item = only(frame(signed(), verdicts=bytes((verdict,))), Decoding("strict"))
-    assert (item.verdict if isinstance(item, Decoded) else item.reason) == found
+    item = only(frame(signed(), verdicts=bytes((verdict,))), DecodeConfig("strict"))
+    assert (item.verdict if isinstance(item, DecodedMessage) else item.reason) == found
 
 
 def test_a_forged_message_that_the_bridge_called_good_is_not_judged_again() -> None:
@@ -513,8 +544,8 @@ def test_a_forged_message_that_the_bridge_called_good_is_not_judged_again() -> N
 
 
 def test_each_message_has_its_own_verdict_and_what_has_none_is_judged_here() -> None:
-    items = read(frame(signed(), signed(), signed(), forged(), verdicts=b"\1\2\0"), Decoding("strict"))
-    assert [item.reason if isinstance(item, Faulty) else "" for item in items] == [
+    items = read(frame(signed(), signed(), signed(), forged(), verdicts=b"\1\2\0"), DecodeConfig("strict"))
+    assert [item.reason if isinstance(item, RejectedMessage) else "" for item in items] == [
         "",
         "bad_signature",
         "",
@@ -538,25 +569,25 @@ def test_each_message_has_its_own_verdict_and_what_has_none_is_judged_here() -> 
     ids=[f"{policy}-{kind}" for policy in ("strict", "none", "either") for kind in ("signed", "unsigned", "forged")],
 )
 def test_policies(policy: Policy, message: Message, reason: str) -> None:
-    item = only(frame(message), Decoding(policy))
+    item = only(frame(message), DecodeConfig(policy))
     if reason:
-        assert isinstance(item, Faulty)
+        assert isinstance(item, RejectedMessage)
         assert (item.stage, item.reason, item.data) == ("signature", reason, message.data)
         assert item.author == ""
     else:
-        assert isinstance(item, Decoded)
+        assert isinstance(item, DecodedMessage)
 
 
 @pytest.mark.parametrize("policy", ["strict", "none"])
 @pytest.mark.parametrize("message", [signed(), unsigned()], ids=["signed", "unsigned"])
 def test_a_replay_is_judged_either_way(policy: Policy, message: Message) -> None:
-    how = Decoding(policy, {"testnet-clay": policy})
+    how = DecodeConfig(policy, {"testnet-clay": policy})
     assert good(frame(message, origin="REPLAY"), how).origin == "REPLAY"
-    assert fault(frame(forged(), origin="REPLAY"), Decoding("strict")).reason == "bad_signature"
+    assert fault(frame(forged(), origin="REPLAY"), DecodeConfig("strict")).reason == "bad_signature"
 
 
 def test_the_policy_is_that_of_the_messages_network() -> None:
-    how = Decoding("strict", {"testnet-clay": "none"})
+    how = DecodeConfig("strict", {"testnet-clay": "none"})
     assert good(frame(unsigned(topic=CLAY), network="mainnet"), how)
     assert fault(frame(unsigned(topic="/ceramic/mainnet"), network="testnet-clay"), how).reason == "missing_signature"
 
@@ -570,14 +601,14 @@ def test_a_signature_is_over_the_topic_too() -> None:
 # ---------------------------------------------------------------- copies
 
 
-def digests(item: Decoded | Faulty, horizon: int = 120_000_000) -> set[bytes]:
-    return {own_identity(item)} if isinstance(item, Faulty) else set(identities(item, "", horizon))
+def digests(item: DecodedMessage | RejectedMessage, horizon: int = 120_000_000) -> set[bytes]:
+    return {own_identity(item)} if isinstance(item, RejectedMessage) else set(identities(item, "", horizon))
 
 
 def test_a_forged_first_copy_does_not_mask_the_true_one() -> None:
     bad, true = read(frame(forged(), signed()))
-    assert isinstance(bad, Faulty)
-    assert isinstance(true, Decoded)
+    assert isinstance(bad, RejectedMessage)
+    assert isinstance(true, DecodedMessage)
     assert not digests(bad) & digests(true)
 
 
@@ -597,13 +628,13 @@ def test_copies_through_other_peers_are_known_as_such() -> None:
 
 
 def test_faults_are_kept_each_time_they_come() -> None:
-    how = Decoding(default_policy="either")
+    how = DecodeConfig(default_policy="either")
     values = [frame(unsigned(b"garbage"), unsigned(b"garbage"), sequence=number) for number in (1, 2, 3, 4)]
     items = [item for value in values for item in decode(value.SerializeToString(), 0, value.sequence, 0, how)]
-    assert len({own_identity(item) for item in items if isinstance(item, Faulty)}) == len(items) == 8
+    assert len({own_identity(item) for item in items if isinstance(item, RejectedMessage)}) == len(items) == 8
 
 
-def at(observed_at: int, message: Message) -> Decoded:
+def at(observed_at: int, message: Message) -> DecodedMessage:
     return good(frame(message, observed_at=observed_at * 1000))
 
 
@@ -670,10 +701,10 @@ def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() ->
 
 def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:
     value = frame(payload=b"\xff")
-    how = Decoding()
+    how = DecodeConfig()
     (first,), (again,) = (decode(value.SerializeToString(), 3, offset, 0, how) for offset in (77, 78))
-    assert isinstance(first, Faulty)
-    assert isinstance(again, Faulty)
+    assert isinstance(first, RejectedMessage)
+    assert isinstance(again, RejectedMessage)
     assert own_identity(first) == own_identity(again)
     assert own_identity(first) != own_identity(fault(frame(payload=b"\xff", sequence=2)))
 
@@ -681,10 +712,10 @@ def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:
 # ---------------------------------------------------------------- any bytes
 
 
-def check(items: Sequence[Decoded | Faulty]) -> None:
+def check(items: Sequence[DecodedMessage | RejectedMessage]) -> None:
     """Each fault can be written to Kafka, says why, and has bytes."""
     for item in items:
-        if isinstance(item, Faulty):
+        if isinstance(item, RejectedMessage):
             assert item.stage in {"frame", "hello", "rpc", "topic", "signature", "message"}
             record = QuarantineRecord(item.stage, item.reason, item.detail, item.data, item.observed_at)
             QUARANTINE.validate(json.loads(encode(record)))
@@ -699,7 +730,7 @@ def check(items: Sequence[Decoded | Faulty]) -> None:
 def test_no_record_value_stops_it(value: bytes | None) -> None:
     items = read(value)
     check(items)
-    assert len(items) <= 1 or isinstance(items[0], Decoded | Faulty)
+    assert len(items) <= 1 or isinstance(items[0], DecodedMessage | RejectedMessage)
 
 
 @given(st.data())
@@ -762,7 +793,7 @@ def test_no_message_hello_or_verdict_stops_it(
                 setattr(message, "from" if name == "author" else name, value)
         messages.append(message)
     made = frame(*messages, hello_in=hello_in, hello_out=hello_out, verdicts=verdicts, remote_peer=remote_peer)
-    items = read(made, Decoding(policy))
+    items = read(made, DecodeConfig(policy))
     check(items)
     # a message is good or faulty, and none is lost
     assert [item.place.position for item in items if item.place.position is not None] == list(range(len(messages)))

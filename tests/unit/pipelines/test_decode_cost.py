@@ -8,7 +8,7 @@ from collections import Counter
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict, sign
@@ -53,31 +53,31 @@ def frame(messages: list[Message], verdicts: bytes = b"") -> bytes:
 def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_one_row() -> None:
     record = frame([*forged(), good(1)])
     began = time.thread_time()
-    items = list(decode(record, 0, 7, 0, Decoding()))
+    items = list(decode(record, 0, 7, 0, DecodeConfig()))
     assert time.thread_time() - began < 0.6  # all of them would cost a second
-    reasons = Counter(item.reason for item in items if isinstance(item, Faulty))
+    reasons = Counter(item.reason for item in items if isinstance(item, RejectedMessage))
     assert reasons.keys() == {"bad_signature", "rpc_too_costly"}
     checked = reasons["bad_signature"]
     assert 100 < checked < 300
     rest = items[-1]
-    assert isinstance(rest, Faulty)
+    assert isinstance(rest, RejectedMessage)
     assert rest.place.position is None
     assert rest.detail.startswith(f"{FORGED + 1 - checked} of {FORGED + 1} messages")
 
 
 def test_what_the_bridge_has_checked_is_read_however_expensive_the_rest_is() -> None:
     record = frame([*forged(), good(1)], bytes(FORGED) + bytes([Verdict.GOOD]))
-    items = list(decode(record, 0, 7, 0, Decoding()))
-    assert [item.place.position for item in items if isinstance(item, Decoded)] == [FORGED]
+    items = list(decode(record, 0, 7, 0, DecodeConfig()))
+    assert [item.place.position for item in items if isinstance(item, DecodedMessage)] == [FORGED]
 
 
 def test_a_decoder_that_knows_the_messages_stops_at_the_same_one() -> None:
     messages = forged()
-    decoder = Decoder(Decoding())
+    decoder = FrameDecoder(DecodeConfig())
     for message in messages:
         assert len(list(decoder.decode(frame([message]), 0, 6, 0))) == 1
     record = frame(messages)
-    assert list(decoder.decode(record, 0, 7, 0)) == list(decode(record, 0, 7, 0, Decoding()))
+    assert list(decoder.decode(record, 0, 7, 0)) == list(decode(record, 0, 7, 0, DecodeConfig()))
 
 
 def test_a_mebibyte_of_ordinary_messages_is_decoded_whole() -> None:
@@ -88,5 +88,5 @@ def test_a_mebibyte_of_ordinary_messages_is_decoded_whole() -> None:
         messages.append(message)
     record = frame(messages)
     assert len(record) > 1 << 20
-    items = list(decode(record, 0, 0, 0, Decoding()))
-    assert Counter(type(item) for item in items) == {Decoded: 3000}
+    items = list(decode(record, 0, 0, 0, DecodeConfig()))
+    assert Counter(type(item) for item in items) == {DecodedMessage: 3000}

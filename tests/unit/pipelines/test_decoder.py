@@ -1,4 +1,4 @@
-"""kiln.pipelines.decode.decoder.Decoder: what it knows of messages that came before changes nothing in what it
+"""kiln.pipelines.decode.decoder.FrameDecoder: what it knows of messages that came before changes nothing in what it
 finds."""
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding, Faulty, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kiln.schemas.wire.identity import peer_of, sign
 from kiln.schemas.wire.pubsub import write_keepalive, write_update
 from kiln.schemas.wire.streamid import StreamID
-from kiln.schemas.wire.topic_table import Bundles, hello_bytes
+from kiln.schemas.wire.topic_table import BundleSet, hello_bytes
 
 ANNA = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
 TOPICS = ("/ceramic/testnet-clay", "/ceramic/mainnet", "elsewhere")
-BUNDLES = Bundles({"clay": ["/ceramic/testnet-clay"], "main": ["/ceramic/mainnet"]})
+BUNDLES = BundleSet({"clay": ["/ceramic/testnet-clay"], "main": ["/ceramic/mainnet"]})
 STREAM = StreamID(3, block_cid(b"genesis")).text
 DATA = (write_update(STREAM, cid_text(block_cid(b"tip"))), write_keepalive(1), b"garbage", b"\xff", bytes(3000))
 
@@ -63,20 +63,24 @@ frames = st.builds(
     observed_at=st.integers(0, 3).map(lambda n: n * 1_000_000),
     sequence=st.integers(1, 9),
 )
-ways = st.sampled_from([Decoding(default_policy=policy, bundles=BUNDLES) for policy in ("strict", "none", "either")])
+ways = st.sampled_from(
+    [DecodeConfig(default_policy=policy, bundles=BUNDLES) for policy in ("strict", "none", "either")]
+)
 
 
-def _plain(items: Sequence[Decoded | Faulty]) -> list[object]:
+def _plain(items: Sequence[DecodedMessage | RejectedMessage]) -> list[object]:
     """Without the one field that has no equality worth the name."""
     return [
-        (item._replace(envelope=Message()), item.envelope.SerializeToString()) if isinstance(item, Decoded) else item
+        (item._replace(envelope=Message()), item.envelope.SerializeToString())
+        if isinstance(item, DecodedMessage)
+        else item
         for item in items
     ]
 
 
 @given(st.lists(frames, max_size=12), ways)
-def test_a_decoder_finds_what_one_that_has_seen_nothing_finds(made: list[Frame], how: Decoding) -> None:
-    decoder = Decoder(how)
+def test_a_decoder_finds_what_one_that_has_seen_nothing_finds(made: list[Frame], how: DecodeConfig) -> None:
+    decoder = FrameDecoder(how)
     for offset, frame in enumerate(made):
         value = frame.SerializeToString()
         found = list(decoder.decode(value, 1, offset, 5))

@@ -5,35 +5,42 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.first import Announced, CopiesOfMessage, Place, new_updates, same_signed, same_unsigned
+from kiln.pipelines.backfill.first import (
+    FirstCopySelector,
+    FramePosition,
+    UpdateCandidate,
+    new_updates,
+    same_signed,
+    same_unsigned,
+)
 
 DAY = 86_400_000_000
-A, B, C = (Place(0, offset, 0) for offset in (1, 2, 3))
+A, B, C = (FramePosition(0, offset, 0) for offset in (1, 2, 3))
 
 
-def kept(choice: CopiesOfMessage[Place], *copies: tuple[int, Place]) -> list[Place]:
+def kept(choice: FirstCopySelector[FramePosition], *copies: tuple[int, FramePosition]) -> list[FramePosition]:
     found = [place for at, place in copies if choice.keep(at, place, place)]
     return [*found, *choice.rest()]
 
 
 def test_the_first_copy_is_kept_where_live_has_none() -> None:
-    assert kept(CopiesOfMessage(same_signed(DAY)), (5, B), (6, A), (7, C)) == [B]
+    assert kept(FirstCopySelector(same_signed(DAY)), (5, B), (6, A), (7, C)) == [B]
 
 
 def test_the_copy_that_live_keeps_is_kept() -> None:
-    choice: CopiesOfMessage[Place] = CopiesOfMessage(same_signed(DAY))
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
     choice.chosen_by_live(6, A)
     assert kept(choice, (5, B), (6, A), (7, C)) == [A]
 
 
 def test_no_message_is_lost_where_live_s_copy_is_no_good_copy_today() -> None:
-    choice: CopiesOfMessage[Place] = CopiesOfMessage(same_signed(DAY))
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
     choice.chosen_by_live(6, A)
     assert kept(choice, (5, B), (7, C)) == [B]
 
 
 def test_what_is_kept_in_another_chunk_is_not_kept_here_but_a_message_of_another_day_is() -> None:
-    choice: CopiesOfMessage[Place] = CopiesOfMessage(same_signed(DAY))
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
     choice.known_elsewhere(0)
     assert kept(choice, (5, A), (DAY - 1, B), (DAY, C)) == [C]
 
@@ -43,20 +50,20 @@ def test_an_unsigned_message_may_come_again_after_its_horizon() -> None:
     assert same(10, 90)
     assert same(90, 110), "the second way of cutting"
     assert not same(10, 190)
-    assert kept(CopiesOfMessage(same), (10, A), (60, B), (210, C)) == [A, C]
+    assert kept(FirstCopySelector(same), (10, A), (60, B), (210, C)) == [A, C]
 
 
 @given(st.lists(st.integers(0, 500), min_size=1), st.integers(1, 200))
 def test_copies_that_are_kept_are_apart_and_the_others_are_near_one(times: list[int], remembered: int) -> None:
-    choice: CopiesOfMessage[int] = CopiesOfMessage(same_signed(remembered))
+    choice: FirstCopySelector[int] = FirstCopySelector(same_signed(remembered))
     ordered = sorted(times)
-    found = [at for number, at in enumerate(ordered) if choice.keep(at, Place(0, number, 0), at)]
+    found = [at for number, at in enumerate(ordered) if choice.keep(at, FramePosition(0, number, 0), at)]
     assert all(abs(one - other) >= remembered for one in found for other in found if one is not other)
     assert all(any(abs(at - one) < remembered for one in found) for at in ordered)
 
 
-def told(*heard: tuple[int, str, bool]) -> list[tuple[Announced, int]]:
-    return [(Announced(at, claim, stamped), at) for at, claim, stamped in heard]
+def told(*heard: tuple[int, str, bool]) -> list[tuple[UpdateCandidate, int]]:
+    return [(UpdateCandidate(at, claim, stamped), at) for at, claim, stamped in heard]
 
 
 def test_an_update_is_new_once_in_a_day_for_each_claim() -> None:

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.delta.frame_ranges import HeldFrames, Ranges, Sieve, contains, insert, merge, overlap, side
-from kiln.pipelines.delta.held_frames import HeldRanges
+from kiln.pipelines.delta.frame_ranges import (
+    FrameRangeFilter,
+    HeldFrames,
+    Ranges,
+    contains,
+    insert,
+    merge,
+    overlap,
+    side,
+)
+from kiln.pipelines.delta.held_frames import StoredFrameRanges
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
@@ -55,7 +64,7 @@ def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
 
 
 def test_a_connection_without_loss_is_one_range() -> None:
-    sieve = Sieve({})
+    sieve = FrameRangeFilter({})
     assert all(sieve.passes(A, 0, sequence) for sequence in range(1, 1_001))
     assert sieve.taken == {side(A, 0): [(1, 1_000)]}
 
@@ -67,7 +76,7 @@ def test_a_connection_without_loss_is_one_range() -> None:
 def test_a_frame_passes_if_not_held_and_once(
     frames: list[tuple[bytes, int, int]], before: dict[tuple[bytes, int], set[int]]
 ) -> None:
-    sieve = Sieve({side(*key): ranges_of(held) for key, held in before.items()})
+    sieve = FrameRangeFilter({side(*key): ranges_of(held) for key, held in before.items()})
     seen = {(*key, number) for key, held in before.items() for number in held}
     taken: set[tuple[bytes, int, int]] = set()
     for frame in frames:
@@ -80,10 +89,10 @@ def test_a_frame_passes_if_not_held_and_once(
 
 
 def test_the_largest_sequence_passes_once() -> None:
-    sieve = Sieve({})
+    sieve = FrameRangeFilter({})
     assert sieve.passes(A, 0, 2**63 - 1)
     assert not sieve.passes(A, 0, 2**63 - 1)
-    assert not Sieve(sieve.taken).passes(A, 0, 2**63 - 1)
+    assert not FrameRangeFilter(sieve.taken).passes(A, 0, 2**63 - 1)
 
 
 held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st.sets(numbers).map(ranges_of))
@@ -131,7 +140,7 @@ def test_two_overlap_from_their_first_frame_to_their_last(taken: tuple[int, int]
 @given(st.lists(held, max_size=8), held)
 def test_ranges_on_disk_are_those_in_memory(parts: list[HeldFrames], asked: HeldFrames) -> None:
     """Of what touches or adjoins the frames that are asked for; nothing is forgotten, and nothing made up."""
-    on_disk, all_of_it = HeldRanges(), HeldFrames()
+    on_disk, all_of_it = StoredFrameRanges(), HeldFrames()
     for part in parts:
         on_disk.add(part)
         merge(all_of_it, part)
@@ -151,7 +160,7 @@ def test_ranges_on_disk_are_those_in_memory(parts: list[HeldFrames], asked: Held
 
 def test_the_largest_sequence_is_held_on_disk() -> None:
     largest: HeldFrames = {side(A, 0): [(2**63 - 1, 2**63 - 1)]}
-    on_disk = HeldRanges()
+    on_disk = StoredFrameRanges()
     on_disk.add(largest)
     on_disk.add(largest)
     assert on_disk.near(largest) == largest

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from kiln.pipelines.app.backfill_run import parse_source, parse_time
 from kiln.pipelines.archive.transform import frame_of, frame_row
 from kiln.pipelines.backfill.account import RunNameError, check_name, find_run, runs, tell
-from kiln.pipelines.backfill.chunks import Span, cut, pieces, reach
-from kiln.pipelines.backfill.run import Inputs, Means, RunError, run
-from kiln.pipelines.backfill.terms import Terms, differences
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.backfill.chunks import TimeRange, cut, pieces, reach
+from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, run
+from kiln.pipelines.backfill.terms import RunTerms, differences
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
@@ -26,12 +26,12 @@ from kiln.schemas.kafka.frames import BEP50
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text, raw_peer
 
-TERMS = Terms("a-run", Span(10, 20), Decoding())
+TERMS = RunTerms("a-run", TimeRange(10, 20), DecodeConfig())
 
 
 @given(st.integers(0, 100), st.integers(1, 100), st.lists(st.integers(-10, 210)))
 def test_chunks_are_the_whole_once(low: int, length: int, inner: list[int]) -> None:
-    chunks = cut(Span(low, low + length), inner)
+    chunks = cut(TimeRange(low, low + length), inner)
     assert [at for chunk in chunks for at in range(*chunk)] == list(range(low, low + length))
     assert all(chunk.low < chunk.high for chunk in chunks)
 
@@ -43,20 +43,20 @@ def test_pieces_and_reach() -> None:
 
 def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> None:
     terms = replace(TERMS, window=5, grace=2, remembered=1_000)
-    assert terms.reads == Span(10 - 600_000_007, 20 + 600_000_007)
-    assert replace(terms, source="kafka").reads == Span(10 - 600_001_007, 20 + 600_000_007)
+    assert terms.reads == TimeRange(10 - 600_000_007, 20 + 600_000_007)
+    assert replace(terms, source="kafka").reads == TimeRange(10 - 600_001_007, 20 + 600_000_007)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"window": 5}, "its T in µs is 1000000, not 5"),
-        ({"span": Span(10, 21)}, "its range is another"),
+        ({"span": TimeRange(10, 21)}, "its range is another"),
         ({"source": "kafka"}, "its source is frames, not kafka"),
         ({"network": "n"}, "its network is none, not n"),
         ({"as_of": 7}, "its --as-of in µs is none, not 7"),
         ({"fetch": True}, "its setting ipfs is False, not True"),
-        ({"decoding": Decoding(default_policy="none")}, "its setting policy.default is strict, not none"),
+        ({"decoding": DecodeConfig(default_policy="none")}, "its setting policy.default is strict, not none"),
     ],
 )
 def test_other_terms_are_told(change: dict[str, object], words: str) -> None:
@@ -91,10 +91,10 @@ def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
 def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_path: Path) -> None:
     """Its offsets mean nothing in a topic of the same name that was created since."""
     lake = Lake(str(tmp_path / "lake"))
-    terms, inputs = replace(TERMS, source="kafka"), Inputs({}, kafka={"0": (0, 5)}, topic_id="one")
+    terms, inputs = replace(TERMS, source="kafka"), RunInputs({}, kafka={"0": (0, 5)}, topic_id="one")
     ids = iter(["another", "another", "one", ""])
     no_spark = cast(SparkSession, None)
-    means = Means(no_spark, lake, DeltaRsCommits, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
+    means = RunResources(no_spark, lake, DeltaRsCommits, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
     for _ in range(2):  # the id is kept with the run
         with pytest.raises(RunError, match=r"^kiln.frames is not the topic .* is another, .*kiln backfill drop a-run"):
             run(terms, means, lambda: inputs)

@@ -12,28 +12,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.pipelines.backfill.chunks import Span
-from kiln.pipelines.backfill.frames import HELD, Wanted, _from_files, _from_kafka, _written, parts_of
-from kiln.pipelines.backfill.grouped import Mixed, MixedRows
-from kiln.pipelines.backfill.messages import Where
+from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.frames import HELD, FrameFilter, _from_files, _from_kafka, _written, parts_of
+from kiln.pipelines.backfill.grouped import MergedRow, MergedRowBuffer
+from kiln.pipelines.backfill.messages import RunTarget
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 
 SECOND = 1_000_000
-WHOLE = Wanted(Span(0, 100 * SECOND))
+WHOLE = FrameFilter(TimeRange(0, 100 * SECOND))
 RECORDS = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("stamp", pa.int64()), ("value", pa.binary())])
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Where:
+def where(tmp_path: Path) -> RunTarget:
     """A run of the 10th to the 20th second."""
     run = Lake(str(tmp_path / "run"))
     beyond = Lake(f"{run.path}/beyond")
     run.create(("frames", "quarantine"))
     beyond.create(("frames",))
-    return Where(run, beyond, Span(10 * SECOND, 20 * SECOND))
+    return RunTarget(run, beyond, TimeRange(10 * SECOND, 20 * SECOND))
 
 
 def frame(sequence: int, at: int, network: str = "n") -> bytes:
@@ -49,12 +49,12 @@ def records(*values: bytes) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], schema=RECORDS)
 
 
-def settle(batches: Iterator[pa.RecordBatch], where: Where, held: tuple[int, ...] = ()) -> None:
+def settle(batches: Iterator[pa.RecordBatch], where: RunTarget, held: tuple[int, ...] = ()) -> None:
     """As the shuffle would bring the rows to one task."""
-    rows = [Mixed._make(row.values()) for batch in batches for row in batch.to_pylist()]
+    rows = [MergedRow._make(row.values()) for batch in batches for row in batch.to_pylist()]
     side = next(row.name for row in rows if row.name)
-    out = MixedRows()
-    ordered = sorted([*rows, *(Mixed("", side, HELD, sequence) for sequence in held)])
+    out = MergedRowBuffer()
+    ordered = sorted([*rows, *(MergedRow("", side, HELD, sequence) for sequence in held)])
     made = [batch for row in ordered for batch in out.add(row)]
     list(_written(where)(iter([*made, *out.rest()])))
 
@@ -64,7 +64,7 @@ def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:
     return sorted(tuple(row[name] for name in columns) for row in found)
 
 
-def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(where: Where) -> None:
+def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(where: RunTarget) -> None:
     values = (frame(1, 9), frame(2, 12), frame(3, 13), frame(2, 12), frame(4, 20), frame(5, 200), b"no frame")
     settle(_from_kafka(WHOLE, where)(records(*values)), where)
     place = ("sequence", "kafka_partition", "kafka_offset")
@@ -74,19 +74,19 @@ def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(wher
     assert written(where.run, "quarantine", *fault) == [(1, 6, "frame", "frame_malformed", b"no frame")]
 
 
-def test_what_an_earlier_chunk_had_is_not_written_again(where: Where) -> None:
+def test_what_an_earlier_chunk_had_is_not_written_again(where: RunTarget) -> None:
     settle(_from_kafka(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8))
     assert written(where.run, "frames", "sequence") == [(9,)]
 
 
-def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: Where) -> None:
-    wanted = Wanted(WHOLE.span, "n")
+def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: RunTarget) -> None:
+    wanted = FrameFilter(WHOLE.span, "n")
     settle(_from_kafka(wanted, where)(records(frame(1, 12), frame(2, 12, "other"))), where)
     assert written(where.run, "frames", "sequence", "network") == [(1, "n")]
 
 
 def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_goes_to_quarantine(
-    where: Where, tmp_path: Path
+    where: RunTarget, tmp_path: Path
 ) -> None:
     file = tmp_path / "some.rpc"
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()
@@ -106,7 +106,7 @@ def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_go
 
 
 def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_rest_is_read(
-    where: Where, tmp_path: Path
+    where: RunTarget, tmp_path: Path
 ) -> None:
     file = tmp_path / "giant.rpc"
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid="/ceramic/n")]).SerializeToString()

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.archive.transform import FAULT, MESSAGES, PASSED, items_of, with_rows
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.captures.items import Item, Unread
+from kiln.schemas.captures.items import Item, UnreadableItem
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_bytes
@@ -49,7 +49,7 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    for item in with_rows(items_of(records(), Decoding("strict"), lake, b"task")):
+    for item in with_rows(items_of(records(), DecodeConfig("strict"), lake, b"task")):
         if item.kind == FAULT:
             faults[str(item.row[0])] += 1
         elif item.kind != PASSED:
@@ -65,7 +65,7 @@ def copies(lake: Lake) -> list[dict[str, object]]:
 def test_the_lines_of_a_js_ceramic_log_are_messages_that_can_be_filtered(lake: Lake) -> None:
     found = items("ceramic-log", (FILES / "js_ceramic.log").read_bytes())
     messages, faults = rows_of(lake, found)
-    unread = [item for item in found if isinstance(item, Unread)]
+    unread = [item for item in found if isinstance(item, UnreadableItem)]
     assert len(messages) + sum(faults.values()) + len(unread) == 9
     assert faults == {}
     assert {row["verdict"] for row in messages} == {row["verdict"] for row in copies(lake)} == {5}
@@ -85,7 +85,7 @@ def test_the_copies_of_a_trace_are_copies_and_say_what_is_missing(lake: Lake) ->
     heard = copies(lake)
     assert messages == []
     assert faults == {METADATA_ONLY: len(heard)}
-    unread = [item for item in found if isinstance(item, Unread)]
+    unread = [item for item in found if isinstance(item, UnreadableItem)]
     assert len(heard) + len(unread) == len(found)
     assert len({row["message"] for row in heard}) == 10
     assert {len(list(peers)) for peers in _by_message(heard).values()} == {3}

@@ -6,7 +6,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from kiln.conf.process.exporter import Exporter
-from kiln.pipelines.app.submit import Job
+from kiln.pipelines.app.submit import SubmittedQuery
 from kiln.pipelines.runtime.progress import QueryProgress
 from kiln.pipelines.runtime.query_status import QueryWatch
 from kiln.schemas.exposition import FAMILIES
@@ -16,7 +16,7 @@ ENDS = {"kiln.frames": {0: 70, 1: 35}, "kiln.updates": {0: 9}}
 
 
 def test_a_driver_serves_how_its_query_stands() -> None:
-    job, watch = Job("archive", "local-test"), QueryWatch("archive", ["kiln.frames"])
+    job, watch = SubmittedQuery("archive", "local-test"), QueryWatch("archive", ["kiln.frames"])
     with Exporter(("127.0.0.1", 0), job) as exporter:
         url = f"http://{exporter.address}"
         assert httpx.get(f"{url}/ready").json()["reasons"] == ["starting"]

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame
 
 from kiln.bridge.capture.segments import Segments
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, log_entry
-from kiln.pipelines.runtime.durable_checkpoint import KeptCheckpoint
+from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.query_plan import each_batch
 from kiln.schemas.delta.tables import TABLES
 
@@ -65,7 +65,7 @@ def test_all_that_spark_has_written_is_kept_and_nothing_twice(tmp_path: Path, di
     folder = tmp_path / "checkpoints" / "archive"
     write(folder / "metadata")
     write(folder / "offsets" / "0")
-    kept = KeptCheckpoint(folder)
+    kept = DurableCheckpoint(folder)
     kept.keep()
     assert disk.lost(tmp_path) == []
     for batch in range(3):
@@ -96,7 +96,7 @@ def test_a_micro_batch_s_offsets_are_kept_before_it_acts_and_its_state_before_it
         write(folder / "state" / "0" / "0" / f"{batch + 1}.changelog")
         found.append(query)
 
-    call = cast(Callable[[object, int], None], each_batch(cast(DataFrame, rows), act, KeptCheckpoint(folder)))
+    call = cast(Callable[[object, int], None], each_batch(cast(DataFrame, rows), act, DurableCheckpoint(folder)))
     for batch in range(2):
         write(folder / "offsets" / str(batch))
         call(rows, batch)
@@ -113,7 +113,7 @@ def test_a_commit_is_on_the_disk_with_all_that_it_names(tmp_path: Path, disk: Di
     for batch in range(2):
         files = TableFiles(lake, "tips")
         files.add(tuple("x" if column.type == "string" else batch for column in TABLES["tips"].columns))
-        assert commits.commit("tips", files.close(), Write("query", batch))
+        assert commits.commit("tips", files.close(), WriteId("query", batch))
         assert disk.lost(Path(lake.path)) == []
     assert Path(log_entry(lake.folder("tips"), 2).uri) in disk.order
 

@@ -9,10 +9,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kiln.pipelines.archive.frame_dedup import NewFrames
-from kiln.pipelines.archive.transform import PASSED, Passed, items_of
-from kiln.pipelines.decode.decoder import Decoding
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.archive.frame_dedup import FrameDedup
+from kiln.pipelines.archive.transform import PASSED, DecodeResult, items_of
+from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import discard
 from kiln.pipelines.delta.lake import Lake
@@ -40,18 +40,18 @@ class Driver:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._new = NewFrames(lake)
+        self._new = FrameDedup(lake)
         self._commits = DeltaRsCommits(lake)
 
     def micro_batch(self, batch: int, *tasks: Task, tables: Sequence[str] = TABLES) -> None:
         """As `kiln.pipelines.archive.query` does. `tables`: those to which it commits before it crashes."""
         passed = [self._passed(task) for task in tasks]
-        write = Write("query", batch)
+        write = WriteId("query", batch)
         for table, files in zip(TABLES, self._new.of(reversed(passed), write), strict=True):
             if files and (table not in tables or not self._commits.commit(table, files, write)):
                 discard(self._lake, files)
 
-    def _passed(self, task: Task) -> Passed:
+    def _passed(self, task: Task) -> DecodeResult:
         partition, first, values = task
         columns = {
             "partition": pa.array([partition] * len(values), pa.int32()),
@@ -60,10 +60,10 @@ class Driver:
             "value": pa.array(values, pa.binary()),
         }
         digest = b"%d/%d" % (partition, first)
-        made = items_of(iter([pa.RecordBatch.from_pydict(columns)]), Decoding("none"), self._lake, digest)
+        made = items_of(iter([pa.RecordBatch.from_pydict(columns)]), DecodeConfig("none"), self._lake, digest)
         ((told,),) = (item.row for item in made if item.kind == PASSED)
         assert isinstance(told, bytes)
-        return msgspec.msgpack.decode(told, type=Passed)
+        return msgspec.msgpack.decode(told, type=DecodeResult)
 
 
 @pytest.fixture

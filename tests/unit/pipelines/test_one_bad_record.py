@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.backfill import messages as history_messages
 from kiln.pipelines.batch import offset_range as stretch
-from kiln.pipelines.batch.batching import Batching, Output, batch_stretches
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_stretches
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode import decoder as decode
-from kiln.pipelines.decode.breaker import Tally
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.breaker import AuthorTally
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import Loose, loose
+from kiln.pipelines.runtime.row_packing import UniqueRow, loose
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.schemas.delta.tables import TABLES
@@ -119,15 +119,15 @@ def column(lake: Lake, files: list[DataFile], table: str, name: str) -> list[obj
 def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[bytes, bytes]]]:
     """The files of the query `archive`, and key and value of its records for quarantine."""
     batches = batches_of(*(record.SerializeToString() for record in records))
-    items = archive.items_of(batches, Decoding("either"), lake, b"task", every_copy=True)
+    items = archive.items_of(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
     rows = [row for batch in archive.written_rows(loose(archive.with_rows(items)), lake) for row in batch.to_pylist()]
     files: list[DataFile] = []
     for row in rows:
         if row["kind"] == archive.PASSED:
-            passed = msgspec.msgpack.decode(row["value"], type=archive.Passed)
+            passed = msgspec.msgpack.decode(row["value"], type=archive.DecodeResult)
             files += passed.frames + passed.copies
         elif row["kind"] == archive.WROTE:
-            files += msgspec.msgpack.decode(row["value"], type=archive.Wrote).messages
+            files += msgspec.msgpack.decode(row["value"], type=archive.ArchiveOutput).messages
     return files, [(row["key"], row["value"]) for row in rows if row["kind"] == archive.FAULT]
 
 
@@ -188,10 +188,14 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     (frame,) = frames(b"")
     frame.payload = RPC(publish=[message]).SerializeToString()
     monkeypatch.setattr(decode, "read_message", failing(read_message, STREAMS[BAD], TypeError()))
-    items = archive.items_of(batches_of(frame.SerializeToString()), Decoding("either"), lake, b"task", every_copy=True)
+    items = archive.items_of(
+        batches_of(frame.SerializeToString()), DecodeConfig("either"), lake, b"task", every_copy=True
+    )
     rows = [row for batch in archive.written_rows(loose(archive.with_rows(items)), lake) for row in batch.to_pylist()]
     (wrote,) = (row["value"] for row in rows if row["kind"] == archive.WROTE)
-    assert msgspec.msgpack.decode(wrote, type=archive.Wrote).tallies == [Tally(peer_text(peer_of(key)), 0, 1)]
+    assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
+        AuthorTally(peer_text(peer_of(key)), 0, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +240,7 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
 def test_updates_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "separate", failing(updates.separate, STREAMS[BAD], OverflowError("too large")))
     batches = batches_of(*(frame.SerializeToString() for frame in UPDATES))
-    rows = list(updates.rows_of(batches, Decoding("either"), updates.Separating(), Epoch("query", 3)))
+    rows = list(updates.rows_of(batches, DecodeConfig("either"), updates.SeparatorConfig(), Epoch("query", 3)))
     assert [row.topic for row in rows] == ["updates", "quarantine", "updates"]
     fault = decode_quarantine(rows[1].value)
     assert (rows[1].key, fault.stage, fault.reason) == (b"3/78/0", "updates", "processing_failed")
@@ -262,12 +266,12 @@ def update(number: int) -> bytes:
     )
 
 
-def batched(*records: bytes) -> list[Output]:
+def batched(*records: bytes) -> list[BatchOutput]:
     read = stretch.read_stretch([(77 + at, 1_700_000_000_000_000 + at, value) for at, value in enumerate(records)])
     closing = stretch.read_stretch([(99, 1_800_000_000_000_000, b"")])
     kept = stretch.in_order(map(stretch.keep, (read, closing)))
     windows = PartitionWindows(1_000_000)
-    return list(batch_stretches(windows, 3, kept, Batching().block_limit))
+    return list(batch_stretches(windows, 3, kept, BatchConfig().block_limit))
 
 
 def test_batch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +298,7 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sink._READERS, "updates", failing(sink._update, STREAMS[BAD], OverflowError("x")))
     batches = batches_of(*map(update, range(3)), topic="updates", key=b"key")
     order = ["topic", "partition", "offset", "stamp", "key", "value"]
-    rows = [Loose(item.kind, item.row, item.size) for item in sink.items_of(each.select(order) for each in batches)]
+    rows = [UniqueRow(item.kind, item.row, item.size) for item in sink.items_of(each.select(order) for each in batches)]
     files = written_by_sink(rows, lake)
     assert column(lake, files, "updates", "tip") == [TIPS[0], TIPS[2]]
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
@@ -303,15 +307,15 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(detail).startswith("record 3/78 of updates: OverflowError")
 
 
-def written_by_sink(rows: list[Loose], lake: Lake) -> list[DataFile]:
+def written_by_sink(rows: list[UniqueRow], lake: Lake) -> list[DataFile]:
     told = [row for batch in sink.written_rows(rows, lake, {}) for row in batch.to_pylist()]
     (wrote,) = (row["data"] for row in told if row["kind"] == sink.WROTE)
-    return msgspec.msgpack.decode(wrote, type=sink.Wrote).files
+    return msgspec.msgpack.decode(wrote, type=sink.SinkOutput).files
 
 
 def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None:
     receipts = [("cid", "gossipsub", "topic", None, peers, 1_000_000, None) for peers in (1, 2**70, 3)]
-    files = written_by_sink([Loose("publications", row, 0) for row in receipts], lake)
+    files = written_by_sink([UniqueRow("publications", row, 0) for row in receipts], lake)
     assert column(lake, files, "publications", "peers") == [1, 3]
     (detail,) = column(lake, files, "quarantine", "detail")
     assert "publications" in str(detail)
@@ -321,9 +325,9 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
 def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_messages, "message_row", failing(archive.message_row, TIPS[BAD], ValueError("no")))
     rows = [archive.frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
-    decoder = decode.Decoder(Decoding("either"))
+    decoder = decode.FrameDecoder(DecodeConfig("either"))
     found = [item for row in rows for item, _ in history_messages._read_frame(decoder, row)]  # type: ignore[arg-type]  # a row in the order of FRAMES
-    (fault,) = (item for item in found if isinstance(item, decode.Faulty))
+    (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))
     assert (fault.place[:2], fault.reason, fault.data) == ((3, 78), "processing_failed", UPDATES[BAD].payload)
     assert len(found) == 3
 

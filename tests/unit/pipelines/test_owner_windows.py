@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.owner_windows import Live, OwnerWindows
+from kiln.pipelines.backfill.owner_windows import LiveBatch, SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.log_model import Update, windows_of
@@ -19,7 +19,7 @@ Log = list[tuple[int, int]]
 """heard, clock; in the order of the log"""
 
 
-def opened(log: Log, windows: OwnerWindows, first: int = 0) -> list[tuple[int, frozenset[str]]]:
+def opened(log: Log, windows: SeparatorWindows, first: int = 0) -> list[tuple[int, frozenset[str]]]:
     """When each window opened, and its tips."""
     closed = [
         each
@@ -54,7 +54,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 @given(logs())
 def test_the_windows_are_those_of_the_model(log: Log) -> None:
-    assert opened(log, OwnerWindows(KEY, T, 0, 0)) == model(log)
+    assert opened(log, SeparatorWindows(KEY, T, 0, 0)) == model(log)
 
 
 @given(logs(), st.integers(0, 29))
@@ -63,9 +63,9 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
     assume(len({min(heard, clock) for heard, clock in log}) == len(log))  # as good as always, in µs
     whole = model(log)
     start %= len(log)
-    windows = OwnerWindows(KEY, T, 0, 2**60)
+    windows = SeparatorWindows(KEY, T, 0, 2**60)
     for at, _ in whole:
-        windows.batch(at, at + T, Live("cid", at))
+        windows.batch(at, at + T, LiveBatch("cid", at))
     found = opened(log[start:], windows, start)
     tips = {cid_text(TIPS[number]): number for number in range(len(log))}
     first_of = {min(tips[tip] for tip in window[1]): window for window in whole}
@@ -76,11 +76,11 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
 
 def test_a_window_of_another_length_is_no_place_to_begin() -> None:
     log = [(0, 0), (6, 6), (9, 9), (12, 12), (16, 16)]
-    windows = OwnerWindows(KEY, T, 0, 2**60)
-    windows.batch(6, 6 + 2 * T, Live("cid", 6))
+    windows = SeparatorWindows(KEY, T, 0, 2**60)
+    windows.batch(6, 6 + 2 * T, LiveBatch("cid", 6))
     assert [at for at, _ in opened(log, windows)] == [0, 12]
-    windows = OwnerWindows(KEY, T, 0, 2**60)
-    windows.batch(6, 6 + T, Live("cid", 6))
+    windows = SeparatorWindows(KEY, T, 0, 2**60)
+    windows.batch(6, 6 + T, LiveBatch("cid", 6))
     assert [at for at, _ in opened(log, windows)] == [0, 6, 16]
     assert windows.emitted_at(6, "cid") == 6
     assert windows.emitted_at(6, "another") is None

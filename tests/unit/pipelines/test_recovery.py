@@ -16,14 +16,14 @@ import pytest
 from kiln.conf.process.location import location
 from kiln.deploy.screens.recovery import recovery_json, render_recovery
 from kiln.pipelines.backfill.account import runs, tell
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, log_entry
-from kiln.pipelines.recovery import Damage, DamageError, Place, examine, go_back, mend, read_anew, set_aside
+from kiln.pipelines.recovery import Damage, DamageError, DamageLocation, examine, go_back, mend, read_anew, set_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
-from kiln.pipelines.runtime.dedup_store import NAME, Remembered, RememberedFile
+from kiln.pipelines.runtime.dedup_store import NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.topics import TopicState, note_topics, read_noted
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
@@ -37,7 +37,7 @@ class State:
     """The state folder of one query, whose micro-batch n reads ten records and appends a row to `tips`."""
 
     def __init__(self, folder: Path, name: str = "sink") -> None:
-        self.place = Place(folder, location(folder / "checkpoints"), Lake(str(folder / "lake")))
+        self.place = DamageLocation(folder, location(folder / "checkpoints"), Lake(str(folder / "lake")))
         self.name = name
         self.lake = self.place.lake
         self.path = folder / "checkpoints" / name
@@ -74,7 +74,7 @@ class State:
         files.add(tuple(f"row {batch}" if column.type == "string" else batch for column in TABLES[TABLE].columns))
         made = files.close()
         self._now(Path(self.lake.table(TABLE)) / made[0].name)
-        assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, Write(QUERY, batch))
+        assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, WriteId(QUERY, batch))
         entry = Path(log_entry(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
         entry.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{self._clock}000', entry.read_text()))
         self._now(entry)
@@ -252,7 +252,7 @@ def test_going_back_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch
 def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1)
-    DeltaRsCommits(state.lake).commit(TABLE, [], Write("somebody", 7))
+    DeltaRsCommits(state.lake).commit(TABLE, [], WriteId("somebody", 7))
     state.begin(2)
     state.commit(2)
     for folder in ("offsets", "commits"):
@@ -412,15 +412,15 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
     state.run(0, 1, 2)
     state.begin(3)
     kept, lost = MemoryCopy("0/5/0", (b"kept",)), MemoryCopy("0/35/0", (b"lost",))
-    remembered = Remembered(str(state.path / NAME), 1_000)
-    with RememberedFile(remembered) as file:
+    remembered = DedupStoreConfig(str(state.path / NAME), 1_000)
+    with DedupStore(remembered) as file:
         assert file.new([kept, lost], 1) == [kept, lost]
         assert file.new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
         file.mark(Epoch(QUERY, 2), 1)
     note_topics(location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, [query], None, {query: created_again()})
     read_anew(state.place, damage)
-    with RememberedFile(remembered) as file:
+    with DedupStore(remembered) as file:
         assert file.new([kept, lost], 2) == [lost]
 
 

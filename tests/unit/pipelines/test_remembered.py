@@ -26,10 +26,10 @@ from kiln.conf.process.location import location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import (
     NAME,
-    Held,
-    Remembered,
-    RememberedError,
-    RememberedFile,
+    DedupStore,
+    DedupStoreConfig,
+    DedupStoreError,
+    DedupStoreState,
     held,
     marked,
     new_copies,
@@ -56,23 +56,23 @@ def digests(copies: Sequence[Copy]) -> list[bytes]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[RememberedFile]:
-    with RememberedFile(Remembered(str(tmp_path / "file"), SPAN)) as opened:
+def file(tmp_path: Path) -> Iterator[DedupStore]:
+    with DedupStore(DedupStoreConfig(str(tmp_path / "file"), SPAN)) as opened:
         yield opened
 
 
-def test_one_copy_of_each_digest_passes(file: RememberedFile) -> None:
+def test_one_copy_of_each_digest_passes(file: DedupStore) -> None:
     assert file.new([copy(0, 1), copy(1, 2), copy(2, 1)], 0) == [copy(0, 1), copy(1, 2)]
     assert file.new([copy(3, 2), copy(4, 3), copy(5, 1)], 1) == [copy(4, 3)]
 
 
-def test_the_copy_that_passed_passes_again_and_no_other(file: RememberedFile) -> None:
+def test_the_copy_that_passed_passes_again_and_no_other(file: DedupStore) -> None:
     """As when a crash repeats a micro-batch."""
     file.new([copy(0, 1), copy(1, 2)], 0)
     assert file.new([copy(2, 2), copy(1, 2), copy(0, 1)], 5) == [copy(1, 2), copy(0, 1)]
 
 
-def test_a_copy_that_the_second_digest_stops_is_known_by_its_first(file: RememberedFile) -> None:
+def test_a_copy_that_the_second_digest_stops_is_known_by_its_first(file: DedupStore) -> None:
     """As with one operator after the other (decision 10)."""
     assert file.new([copy(0, 1, 10), copy(1, 2, 10), copy(2, 2, 11), copy(3, 3, 12)], 0) == [
         copy(0, 1, 10),
@@ -92,12 +92,12 @@ def test_two_digests_are_as_two_operators(pairs: list[tuple[int, int]]) -> None:
             if late not in second:
                 second.add(late)
                 expected.append(copy(at, early, late))
-    with TemporaryDirectory() as folder, RememberedFile(Remembered(f"{folder}/file", SPAN)) as file:
+    with TemporaryDirectory() as folder, DedupStore(DedupStoreConfig(f"{folder}/file", SPAN)) as file:
         assert file.new([copy(at, *pair) for at, pair in enumerate(pairs)], 0) == expected
 
 
 @pytest.mark.parametrize(("later", "known"), [(SPAN - 1, True), (SPAN, False), (-50 * SPAN, True)])
-def test_a_digest_is_known_for_the_span_and_no_longer(file: RememberedFile, later: int, known: bool) -> None:
+def test_a_digest_is_known_for_the_span_and_no_longer(file: DedupStore, later: int, known: bool) -> None:
     file.new([copy(0, 1)], 100 * SPAN)
     assert file.new([copy(1, 1)], 100 * SPAN + later) == ([] if known else [copy(1, 1)])
 
@@ -131,12 +131,12 @@ def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data
     """Of the attempts that ended; and the killed ones let through no copy that these do not."""
     log = [copy(at, digest) for at, digest in enumerate(data.draw(st.lists(st.integers(0, 5), min_size=2)))]
     with TemporaryDirectory() as folder:
-        remembered = Remembered(f"{folder}/file", SPAN)
+        remembered = DedupStoreConfig(f"{folder}/file", SPAN)
         killed: set[Copy] = set()
         passed: list[Copy] = []
         for attempts in data.draw(readings(len(log))):
             for read in attempts:
-                with RememberedFile(remembered) as file:  # another process each time
+                with DedupStore(remembered) as file:  # another process each time
                     found = file.new(log[read.first : read.end], data.draw(st.integers(0, SPAN - 1)))
                 if read.done:
                     passed += found
@@ -158,10 +158,10 @@ def count(folder: Path) -> int:
 
 def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
     """The file holds what it must, and an eighth more, however much has gone through it."""
-    remembered = Remembered(str(tmp_path / NAME), 1_000)
+    remembered = DedupStoreConfig(str(tmp_path / NAME), 1_000)
     a_time = 100
     counts: list[int] = []
-    with RememberedFile(remembered) as file:
+    with DedupStore(remembered) as file:
         for time in range(100):
             now = time * a_time
             file.new([copy(number, number) for number in range(time * 200, time * 200 + 200)], now)
@@ -172,18 +172,18 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
 
 
 def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path) -> None:
-    with RememberedFile(Remembered(str(tmp_path / NAME), SPAN)) as file:
+    with DedupStore(DedupStoreConfig(str(tmp_path / NAME), SPAN)) as file:
         for _ in range(2):
             file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
         assert count(tmp_path) == 2
         assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
         file.know([((7).to_bytes(16), SPAN)], 1)
         assert file.new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
-    assert held(tmp_path / "elsewhere") == held(None) == Held()
+    assert held(tmp_path / "elsewhere") == held(None) == DedupStoreState()
 
 
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
-    remembered = Remembered(str(tmp_path / "file"), SPAN)
+    remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
     copies = [copy(at, at // 2) for at in range(5_000)]
     assert list(new_copies(copies, remembered, 0, BATCH)) == copies[::2]
     large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
@@ -238,8 +238,8 @@ def test_tasks_beside_each_other_let_each_digest_through_once(tmp_path: Path) ->
 
 def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
     """Also one in which nothing came."""
-    remembered = Remembered(str(tmp_path / NAME), SPAN)
-    with RememberedFile(remembered):
+    remembered = DedupStoreConfig(str(tmp_path / NAME), SPAN)
+    with DedupStore(remembered):
         assert marked(tmp_path) == Epoch("", -1)
     copies = new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
     next(copies)
@@ -251,7 +251,7 @@ def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
 
 
 def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
-    with RememberedFile(Remembered(str(tmp_path / NAME), SPAN)) as file:
+    with DedupStore(DedupStoreConfig(str(tmp_path / NAME), SPAN)) as file:
         for now in (50, 90, 70):
             file.mark(BATCH, now)
             file.new([copy(now, now)], now)
@@ -261,12 +261,12 @@ def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
 
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
     """Somebody has put back another state folder, and a worker of Spark has the file of the old one open."""
-    remembered = Remembered(str(tmp_path / "file"), SPAN)
+    remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
     assert list(new_copies([copy(0, 1)], remembered, 0, BATCH)) == [copy(0, 1)]
     for left in tmp_path.iterdir():
         left.unlink()
     assert list(new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
-    with RememberedFile(remembered) as file:
+    with DedupStore(remembered) as file:
         assert file.new([copy(2, 1)], 0) == []
 
 
@@ -275,7 +275,7 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
     """Of the log that SQLite writes ahead, all up to some byte is on the disk, and what follows may be anything."""
     with TemporaryDirectory() as folder, TemporaryDirectory() as after:
         ends, held_then = [0], [0]
-        with RememberedFile(Remembered(f"{folder}/{NAME}", SPAN, durable=True)) as file:
+        with DedupStore(DedupStoreConfig(f"{folder}/{NAME}", SPAN, durable=True)) as file:
             log = Path(folder, f"{NAME}-wal")
             for number, size in enumerate(sizes):
                 file.new([copy(at, at) for at in range(number * 100, number * 100 + size)], 0)
@@ -285,14 +285,16 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
             end = data.draw(st.integers(ends[synced], ends[-1]))
             shutil.copy(Path(folder, NAME), after)
             Path(after, log.name).write_bytes(log.read_bytes()[:end] + data.draw(st.binary(max_size=50)))
-        with RememberedFile(Remembered(f"{after}/{NAME}", SPAN, durable=True)):
+        with DedupStore(DedupStoreConfig(f"{after}/{NAME}", SPAN, durable=True)):
             found = count(Path(after))
         assert found in held_then[synced:]
 
 
 def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
     checkpoint = location(tmp_path)
-    assert remembered_in(checkpoint, "local[4]", SPAN, durable=True) == Remembered(str(tmp_path / NAME), SPAN, True)
+    assert remembered_in(checkpoint, "local[4]", SPAN, durable=True) == DedupStoreConfig(
+        str(tmp_path / NAME), SPAN, True
+    )
     assert remembered_in(checkpoint, "spark://a:7077", SPAN, durable=True) is None
     assert remembered_in(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
     (tmp_path / NAME).touch()
@@ -303,8 +305,8 @@ def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"no database " * 1_000)
-    with pytest.raises(RememberedError, match=str(path)):
-        RememberedFile(Remembered(str(path), SPAN))
+    with pytest.raises(DedupStoreError, match=str(path)):
+        DedupStore(DedupStoreConfig(str(path), SPAN))
 
 
 def test_tasks_that_make_the_file_at_once_do_not_lock_each_other_out(tmp_path: Path) -> None:
@@ -312,7 +314,7 @@ def test_tasks_that_make_the_file_at_once_do_not_lock_each_other_out(tmp_path: P
 
     def open_and_close(path: Path) -> None:
         together.wait()
-        with RememberedFile(Remembered(str(path), SPAN)):
+        with DedupStore(DedupStoreConfig(str(path), SPAN)):
             pass
 
     with ThreadPoolExecutor(2) as tasks:
@@ -322,9 +324,9 @@ def test_tasks_that_make_the_file_at_once_do_not_lock_each_other_out(tmp_path: P
                 opened.result()
 
 
-def test_a_full_disk_is_said_and_nothing_half_done_stays(file: RememberedFile) -> None:
+def test_a_full_disk_is_said_and_nothing_half_done_stays(file: DedupStore) -> None:
     file._file.execute("PRAGMA max_page_count = 4")
-    with pytest.raises(RememberedError, match="full"):
+    with pytest.raises(DedupStoreError, match="full"):
         file.new([copy(at, at) for at in range(10_000)], 0)
     file._file.execute("PRAGMA max_page_count = 1000")
     assert file.new([copy(20_000, 1)], 0) == [copy(20_000, 1)]

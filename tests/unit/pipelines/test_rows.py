@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of, ddl
-from kiln.pipelines.runtime.row_packing import Item, pack, packed, packed_ddl, unpack
+from kiln.pipelines.runtime.row_packing import PackedRow, pack, packed, packed_ddl, unpack
 from kiln.pipelines.sink import transform as sink
 from kiln.schemas.delta.tables import TABLES, Column
 
@@ -52,7 +52,7 @@ def test_columns_by_name_come_in_the_order_named() -> None:
 @pytest.mark.parametrize("identities", [archive.IDENTITIES, sink.IDENTITY])
 def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
     """Names and types in one order, and no name twice."""
-    item = Item("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
+    item = PackedRow("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
     (batch,) = packed([item], identities, 1_700_000_000_123_456)
     types = {"string": pa.string(), "binary": pa.binary(), "timestamp": pa.timestamp("us", tz="UTC")}
     told = [pair.split(" ") for pair in packed_ddl(identities).split(", ")]
@@ -76,7 +76,7 @@ def test_a_packed_row_comes_out_as_it_went_in_but_for_tuples(row: list[object]) 
 
 
 def test_packed_rows_come_after_as_many_bytes_as_rows_of_a_table() -> None:
-    items = (Item("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
+    items = (PackedRow("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
     assert [batch.num_rows for batch in packed(items, sink.IDENTITY, 0)] == [4, 1]
 
 

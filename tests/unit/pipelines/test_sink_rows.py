@@ -26,7 +26,7 @@ from kiln.pipelines.sink.transform import (
     RECEIVED,
     TOPICS,
     WROTE,
-    Wrote,
+    SinkOutput,
     _read,
     at_the_clock,
     items_of,
@@ -602,7 +602,7 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         (row.table, row.row) for row in rows if row.table not in FILLED
     ]
     assert last["kind"] == WROTE
-    files = msgspec.msgpack.decode(last["data"], type=Wrote).files
+    files = msgspec.msgpack.decode(last["data"], type=SinkOutput).files
     assert {file.table for file in files} == set(FILLED)
     for file in files:
         arrow = arrow_schema(TABLES[file.table].columns)

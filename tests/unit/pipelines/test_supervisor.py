@@ -17,10 +17,10 @@ from kiln.conf.process.kafka_topics import TopicIdentity
 from kiln.conf.process.location import location
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
-from kiln.pipelines.app.supervisor import GaveUpError, Supervisor, failure_text
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, failure_text
 from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.decode.breaker_state import read_trip
-from kiln.pipelines.delta.commits import Write
+from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
@@ -140,7 +140,7 @@ def test_a_query_that_fails_starts_again_after_a_pause_that_doubles(world: World
         pauses.append(world.pause())
         assert world.supervisor.errors == {}
     assert pauses == [1.0, 2.0, 4.0]
-    with pytest.raises(GaveUpError, match=r"^archive stopped: the disk is full$"):
+    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: the disk is full$"):
         world.fail(RuntimeError("the disk is full"))
 
 
@@ -157,7 +157,8 @@ BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format 
 
 def test_broken_decoding_is_not_tried_again(world: World) -> None:
     with pytest.raises(
-        GaveUpError, match=r"^archive stopped: the breaker tripped at 2027-01-15 08:00 UTC: their format is new"
+        RestartsExhaustedError,
+        match=r"^archive stopped: the breaker tripped at 2027-01-15 08:00 UTC: their format is new",
     ):
         world.fail(RuntimeError(BROKEN))
 
@@ -190,14 +191,14 @@ def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_
 
 def test_a_second_driver_does_not_try_again(world: World) -> None:
     said = "kiln.pipelines.delta.commits.SecondWriterError: another driver runs the query 1 and has just written"
-    with pytest.raises(GaveUpError, match=r"^archive stopped: .*another driver runs the query 1"):
+    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: .*another driver runs the query 1"):
         world.fail(RuntimeError(f"Traceback:\n{said}"))
 
 
 def test_broken_decoding_at_the_start_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Settings(state=tmp_path), monkeypatch)
     world.refusal = DecodingBrokenError("a good UPDATE does not decode")
-    with pytest.raises(GaveUpError, match=r"^archive stopped: a good UPDATE does not decode$"):
+    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: a good UPDATE does not decode$"):
         world.supervisor.start()
 
 
@@ -205,7 +206,7 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    with pytest.raises(GaveUpError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
+    with pytest.raises(RestartsExhaustedError, match=r"^archive has no checkpoint in .*, yet the tables messages in "):
         Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
     (settings.state / "checkpoints" / "archive").mkdir(parents=True)
     Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
@@ -222,15 +223,15 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     lake.create((table,))
     commits = DeltaRsCommits(lake)
     for batch in (2, 4):
-        commits.commit(table, [], Write("the query's id", batch))
-    commits.commit(table, [], Write("another query's id", 99))
+        commits.commit(table, [], WriteId("the query's id", batch))
+    commits.commit(table, [], WriteId("another query's id", 99))
     checkpoint = settings.state / "checkpoints" / "archive"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"the query\'s id"}')
     start = Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start
     for begun in (0, 1, 2, 3):
         (checkpoint / "offsets" / str(begun)).write_text("v1\n{}\n{}")
-        with pytest.raises(GaveUpError) as caught:
+        with pytest.raises(RestartsExhaustedError) as caught:
             start()
         assert str(caught.value) == (
             f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: it ends "
@@ -323,7 +324,8 @@ def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is
     settings = Settings(state=tmp_path)
     read_up_to(settings, 101)
     with pytest.raises(
-        GaveUpError, match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, and was read up to 101: "
+        RestartsExhaustedError,
+        match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, and was read up to 101: ",
     ):
         World(settings, monkeypatch).supervisor.start()
 
@@ -334,7 +336,9 @@ def test_another_topic_is_refused_however_long_it_is(tmp_path: Path, monkeypatch
     World(settings, monkeypatch).supervisor.start()
     world = World(settings, monkeypatch)
     world.topics.found["kiln.frames"] = ("another", 100)
-    with pytest.raises(GaveUpError, match=r"kiln.frames is not the topic .* is another, and .* is one.*kiln recover"):
+    with pytest.raises(
+        RestartsExhaustedError, match=r"kiln.frames is not the topic .* is another, and .* is one.*kiln recover"
+    ):
         world.supervisor.start()
     assert world.queries == []
 
@@ -372,13 +376,15 @@ def test_a_topic_that_is_created_again_under_a_running_query_stops_it_in_words(
     assert world.supervisor.errors == {}
     world.topics.found[f"kiln.{topic}"] = ("another", 1_000)
     world.now += 60
-    with pytest.raises(GaveUpError, match=rf"^the queries stopped: kiln.{topic} is not the topic .*kiln recover"):
+    with pytest.raises(
+        RestartsExhaustedError, match=rf"^the queries stopped: kiln.{topic} is not the topic .*kiln recover"
+    ):
         world.supervisor.check()
 
 
 def test_a_query_that_fails_over_another_topic_says_so(world: World) -> None:
     world.topics.found["kiln.frames"] = ("another", 1)
-    with pytest.raises(GaveUpError, match=r"kiln.frames is not the topic that was read before"):
+    with pytest.raises(RestartsExhaustedError, match=r"kiln.frames is not the topic that was read before"):
         world.fail(RuntimeError("Partition kiln.frames-0's offset was changed from 100 to 1"))
 
 
@@ -399,5 +405,5 @@ def test_partitions_that_are_added_where_no_query_reads_them_stop_the_queries_in
         world.supervisor.start()
         world.topics.partitions = 2
         world.now += 60
-        with pytest.raises(GaveUpError, match=words):
+        with pytest.raises(RestartsExhaustedError, match=words):
             world.supervisor.check()

@@ -14,14 +14,22 @@ from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.pipelines.decode.decoder import Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.updates import transform as module
 from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.transform import Known, Row, Separated, Separating, copies, rows_of, separate
+from kiln.pipelines.updates.transform import (
+    KnownSeparators,
+    SeparatedUpdate,
+    SeparatorConfig,
+    UpdateRow,
+    copies,
+    rows_of,
+    separate,
+)
 from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from kiln.schemas.dht.items import put_fields
 from kiln.schemas.dht.items import sign as sign_item
-from kiln.schemas.dht.krpc import Query, write_message
+from kiln.schemas.dht.krpc import KrpcQuery, write_message
 from kiln.schemas.kafka.frames import MAX_RPC
 from kiln.schemas.kafka.records import (
     Epoch,
@@ -90,14 +98,14 @@ def columns(*values: bytes | None) -> dict[str, pa.Array]:
     }
 
 
-def rows(*values: bytes | None, how: Decoding | None = None, fetch: bool = False) -> list[Row]:
+def rows(*values: bytes | None, how: DecodeConfig | None = None, fetch: bool = False) -> list[UpdateRow]:
     """Of the copies in records 77, 78 … of partition 3."""
-    return rows_with(Separating(fetch=fetch), *values, how=how)
+    return rows_with(SeparatorConfig(fetch=fetch), *values, how=how)
 
 
-def rows_with(separating: Separating, *values: bytes | None, how: Decoding | None = None) -> list[Row]:
+def rows_with(separating: SeparatorConfig, *values: bytes | None, how: DecodeConfig | None = None) -> list[UpdateRow]:
     batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
-    return list(rows_of(batches, how or Decoding(default_policy="either"), separating, EPOCH))
+    return list(rows_of(batches, how or DecodeConfig(default_policy="either"), separating, EPOCH))
 
 
 def records(*values: bytes | None) -> list[UpdateRecord]:
@@ -122,8 +130,8 @@ def records(*values: bytes | None) -> list[UpdateRecord]:
 def test_the_topic_comes_before_the_model(
     topic: Separator | None, model: str | None, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
-    known: Known = {("testnet-clay", STREAM): None}
-    assert separate(claims(topic, model), ("mainnet", STREAM), known, Separating()) == Separated(*expected)
+    known: KnownSeparators = {("testnet-clay", STREAM): None}
+    assert separate(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig()) == SeparatedUpdate(*expected)
 
 
 def claims(topic: Separator | None, model: str | None) -> Claims:
@@ -136,26 +144,26 @@ BY_MODEL, BY_OTHER = Separator("model", MODEL.text), Separator("model", OTHER.te
 @pytest.mark.parametrize(
     ("verified", "topic", "model", "expected"),
     [
-        pytest.param(BY_MODEL, None, None, Separated(BY_MODEL, "genesis"), id="no claim"),
-        pytest.param(BY_MODEL, BY_MODEL, MODEL.text, Separated(BY_MODEL, "genesis"), id="true claims"),
+        pytest.param(BY_MODEL, None, None, SeparatedUpdate(BY_MODEL, "genesis"), id="no claim"),
+        pytest.param(BY_MODEL, BY_MODEL, MODEL.text, SeparatedUpdate(BY_MODEL, "genesis"), id="true claims"),
         pytest.param(
             BY_MODEL,
             None,
             OTHER.text,
-            Separated(BY_MODEL, "genesis", Separator("model", OTHER.text)),
+            SeparatedUpdate(BY_MODEL, "genesis", Separator("model", OTHER.text)),
             id="a false model",
         ),
-        pytest.param(BY_MODEL, CONTROLLER, None, Separated(BY_MODEL, "genesis", CONTROLLER), id="a false topic"),
-        pytest.param(CONTROLLER, CONTROLLER, MODEL.text, Separated(CONTROLLER, "genesis"), id="another key"),
-        pytest.param(None, CONTROLLER, MODEL.text, Separated(None, "genesis"), id="a genesis that names none"),
+        pytest.param(BY_MODEL, CONTROLLER, None, SeparatedUpdate(BY_MODEL, "genesis", CONTROLLER), id="a false topic"),
+        pytest.param(CONTROLLER, CONTROLLER, MODEL.text, SeparatedUpdate(CONTROLLER, "genesis"), id="another key"),
+        pytest.param(None, CONTROLLER, MODEL.text, SeparatedUpdate(None, "genesis"), id="a genesis that names none"),
     ],
 )
 def test_a_verified_genesis_comes_before_all(
-    verified: Separator | None, topic: Separator | None, model: str | None, expected: Separated
+    verified: Separator | None, topic: Separator | None, model: str | None, expected: SeparatedUpdate
 ) -> None:
-    known: Known = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
+    known: KnownSeparators = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
     for fetch in (False, True):
-        assert separate(claims(topic, model), ("mainnet", STREAM), known, Separating(fetch=fetch)) == expected
+        assert separate(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig(fetch=fetch)) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,12 +178,14 @@ def test_a_verified_genesis_comes_before_all(
 def test_claims_that_disagree_count_for_nothing_where_the_genesis_can_be_asked_for(
     topic: Separator | None, model: str, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
-    assert separate(claims(topic, model), ("mainnet", STREAM), {}, Separating(fetch=True)) == Separated(*expected)
-    found = separate(claims(topic, model), ("mainnet", STREAM), {}, Separating())
+    assert separate(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig(fetch=True)) == SeparatedUpdate(
+        *expected
+    )
+    found = separate(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig())
     assert found.separator == (topic or Separator("model", model)), "without an IPFS node the topic comes first"
-    doubting = Separating(fetch=True, believe=False)
-    assert separate(claims(topic, model), ("mainnet", STREAM), {}, doubting) == Separated(None, None), "it waits"
-    alone = Separating(believe=False)
+    doubting = SeparatorConfig(fetch=True, believe=False)
+    assert separate(claims(topic, model), ("mainnet", STREAM), {}, doubting) == SeparatedUpdate(None, None), "it waits"
+    alone = SeparatorConfig(believe=False)
     assert separate(claims(topic, model), ("mainnet", STREAM), {}, alone) == found, "nobody can be asked"
 
 
@@ -196,7 +206,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("known")
 def test_a_claim_that_the_genesis_contradicts_is_put_into_quarantine_and_the_genesis_wins() -> None:
     data = write_update(STREAM, TIP, OTHER.text)
-    update, fault = rows_with(Separating(StreamsTopic("kiln.streams", ("nowhere:1",))), frame(unsigned(data)))
+    update, fault = rows_with(SeparatorConfig(StreamsTopic("kiln.streams", ("nowhere:1",))), frame(unsigned(data)))
     assert [update.topic, fault.topic] == ["updates", "quarantine"]
     record = decode_update(update.value)
     assert (record.separator, record.separator_source) == (SeparatorRecord(*BY_MODEL), "genesis")
@@ -215,7 +225,7 @@ def test_an_update_that_waited_is_no_new_update_when_it_is_announced_again() -> 
         frame(unsigned(write_update(STREAM, TIP))),
         frame(unsigned(write_update(STREAM, WAITED)), origin="REPLAY"),
     ]
-    separating = Separating(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
+    separating = SeparatorConfig(StreamsTopic("kiln.streams", ("nowhere:1",)), fetch=True)
     found = [decode_update(row.value) for row in rows_with(separating, *values)]
     assert [(update.origin, update.tip) for update in found] == [("LIVE", TIP), ("REPLAY", WAITED)]
 
@@ -340,7 +350,7 @@ def test_an_announcement_in_the_dht_wants_all_it_names() -> None:
     item = sign_item(key, salt, 7, value)
     datagram = Frame.FromString(frame(network="testnet-clay"))
     datagram.protocol = "bep50"
-    query = Query(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
+    query = KrpcQuery(b"aa", b"put", bytes(20), {**put_fields(item), b"token": b"t"}, item.target)
     datagram.payload = write_message(query)
     found = rows(datagram.SerializeToString(), fetch=True)
     assert [row.key.decode() for row in found] == [cid_text(newest), cid_text(before)]
@@ -464,6 +474,6 @@ def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
     """The one that passed before may be a later one of the task (decision 10)."""
     sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
     batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
-    found = list(rows_of(batches, Decoding(default_policy="either"), Separating(), EPOCH, every_copy=True))
+    found = list(rows_of(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True))
     assert [row.place for row in found] == ["3/77/0", "3/78/0"]
     assert len({row.identity for row in found}) == 1

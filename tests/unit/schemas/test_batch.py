@@ -18,7 +18,7 @@ from multiformats import CID
 
 from kiln.schemas.wire.batch_block import (
     MAX_BLOCK,
-    Block,
+    BatchBlock,
     BlockError,
     ForeignBlock,
     read_block,
@@ -55,7 +55,7 @@ def model_of(batch: dict[str, list[bytes]]) -> dict[str, list[str]]:
     return {stream: [cid_text(tip) for tip in sorted(set(batch[stream]))] for stream in batch if batch[stream]}
 
 
-def joined(blocks: Iterable[Block]) -> dict[str, list[str]]:
+def joined(blocks: Iterable[BatchBlock]) -> dict[str, list[str]]:
     whole: dict[str, list[str]] = {}
     for block in blocks:
         for stream, links in read_block(block.data).items():
@@ -73,7 +73,7 @@ def some_tip(number: int) -> bytes:
 
 def test_bytes_of_the_written_block() -> None:
     blocks = write_blocks({STREAM: [cid_bytes(TIP)]})
-    assert blocks == [Block("bafyreifqd2nn3hpa3ikwlbvlt7h7ovbbi5ml7jcrwdhfzptgxsaldjvyui", TEXT_KEYS)]
+    assert blocks == [BatchBlock("bafyreifqd2nn3hpa3ikwlbvlt7h7ovbbi5ml7jcrwdhfzptgxsaldjvyui", TEXT_KEYS)]
     assert len(TEXT_KEYS) == 115
 
 

@@ -16,8 +16,8 @@ from kiln.schemas.dht import bencode
 from kiln.schemas.dht.announcement import (
     MAX_ANNOUNCEMENT,
     REASONS,
-    Announced,
     Announcement,
+    ReceivedAnnouncement,
     missed,
     next_sequence,
     read_announcement,
@@ -45,10 +45,10 @@ from kiln.schemas.dht.krpc import (
     BAD_SIGNATURE,
     SALT_TOO_BIG,
     VALUE_TOO_BIG,
-    Error,
-    Query,
-    Refusal,
-    Response,
+    KrpcError,
+    KrpcQuery,
+    KrpcRefusal,
+    KrpcResponse,
     write_message,
 )
 from kiln.schemas.dht.node_id import bound_id, crc32c, distance, is_bound, is_exempt, shared_bits
@@ -189,7 +189,7 @@ def test_a_field_that_is_wrong_is_an_argument_error(key: str, wrong: Value | Non
     else:
         fields[key.encode()] = wrong
     found = read_item(fields)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, KrpcRefusal)
     assert found.code == 203
 
 
@@ -339,8 +339,8 @@ def test_no_value_raises(value: bytes) -> None:
 
 def datagram(item: Item, *, put: bool = True, topic: bytes | None = None) -> bytes:
     if put:
-        return write_message(Query(b"tt", b"put", b"i" * 20, {**put_fields(item), b"token": b"t"}, topic))
-    return write_message(Response(b"tt", b"i" * 20, {**item_fields(item), b"token": b"t"}, topic))
+        return write_message(KrpcQuery(b"tt", b"put", b"i" * 20, {**put_fields(item), b"token": b"t"}, topic))
+    return write_message(KrpcResponse(b"tt", b"i" * 20, {**item_fields(item), b"token": b"t"}, topic))
 
 
 @pytest.mark.parametrize("put", [True, False])
@@ -350,7 +350,7 @@ def test_a_captured_datagram_is_read_and_verified(put: bool, with_topic: bool) -
     value = write_announcement(announcement)
     item = sign(KEY, SALT, 7, value)
     topic = item.target if with_topic else None
-    assert read_datagram(datagram(item, put=put, topic=topic), "testnet") == Announced(item, announcement)
+    assert read_datagram(datagram(item, put=put, topic=topic), "testnet") == ReceivedAnnouncement(item, announcement)
 
     def reason(other: Item, topic: bytes | None, network: str = "testnet") -> str:
         found = read_datagram(datagram(other, put=put, topic=topic), network)
@@ -375,9 +375,9 @@ def test_a_captured_datagram_is_read_and_verified(put: bool, with_topic: bool) -
     ("data", "reason"),
     [
         (b"", "not_krpc"),
-        (write_message(Error(b"tt", BAD_ARGUMENTS)), "not_krpc"),
-        (write_message(Response(b"tt", b"i" * 20, {b"seq": 7})), "no_item"),
-        (write_message(Query(b"tt", b"put", b"i" * 20, {b"v": b"immutable"})), "no_item"),
+        (write_message(KrpcError(b"tt", BAD_ARGUMENTS)), "not_krpc"),
+        (write_message(KrpcResponse(b"tt", b"i" * 20, {b"seq": 7})), "no_item"),
+        (write_message(KrpcQuery(b"tt", b"put", b"i" * 20, {b"v": b"immutable"})), "no_item"),
     ],
 )
 def test_a_datagram_without_an_announcement_has_a_reason(data: bytes, reason: str) -> None:

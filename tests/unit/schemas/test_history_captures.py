@@ -11,7 +11,7 @@ import pytest
 
 from kiln.schemas.captures import kiln_capture
 from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, write_capture
-from kiln.schemas.captures.items import FILE_DAMAGED, Source, Unread
+from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, UnreadableItem
 from kiln.schemas.kafka.frames import MAX_NETWORK, MAX_RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 
@@ -67,10 +67,10 @@ def test_a_few_kilobytes_of_gzip_that_are_gigabytes_of_objects_are_read_in_littl
     with gzip.GzipFile(fileobj=packed, mode="wb") as file:
         write_capture(file, records(1, rpc=b"\x12\x00" * (63 * MIB // 2)))  # type: ignore[arg-type]  # is one in all but its type
     assert len(packed.getvalue()) < 128 * 1024
-    items = list(kiln_capture.read(packed, Source(b"digest", "n", 0)))
+    items = list(kiln_capture.read(packed, FileSource(b"digest", "n", 0)))
     frame, closing = items
-    assert not isinstance(frame, Unread)
-    assert not isinstance(closing, Unread)
+    assert not isinstance(frame, UnreadableItem)
+    assert not isinstance(closing, UnreadableItem)
     assert (frame.declared_length, len(frame.payload) < MAX_RPC) == (63 * MIB, True)
 
 
@@ -78,8 +78,8 @@ def test_of_a_capture_that_names_too_much_quarantine_says_why(monkeypatch: pytes
     monkeypatch.setattr(kiln_capture, "MAX_HELD", 100_000)
     file = io.BytesIO()
     write_capture(file, records(1_000))
-    (item,) = kiln_capture.read(file, Source(b"digest", "n", 0))
-    assert isinstance(item, Unread)
+    (item,) = kiln_capture.read(file, FileSource(b"digest", "n", 0))
+    assert isinstance(item, UnreadableItem)
     assert item.reason == FILE_DAMAGED
     assert "Cut it in two" in item.detail
 

@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.schemas.captures.formats import FORMATS, recognise
-from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, LINE_TOO_LONG, REASONS, Unread
-from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, Line, Part, cut_lines, read_lines
+from kiln.schemas.captures.items import (
+    FILE_DAMAGED,
+    FILE_ENDS_EARLY,
+    LINE_MALFORMED,
+    LINE_TOO_LONG,
+    REASONS,
+    UnreadableItem,
+)
+from kiln.schemas.captures.lines import KEPT, MAX_LINE, WHOLE, FileRange, Line, cut_lines, read_lines
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.history import SOURCE, in_parts, items, kubo_line, only_frames, unread, zipped
 
@@ -58,9 +65,9 @@ def test_each_line_that_holds_something_is_one_item_under_its_number(name: str, 
         return  # a compressed file
     holding = [number for number, line in enumerate(raw.split(b"\n"), 1) if line.removesuffix(b"\r")]
     found = items(name, raw)
-    assert [item.line if isinstance(item, Unread) else item.sequence for item in found] == holding
+    assert [item.line if isinstance(item, UnreadableItem) else item.sequence for item in found] == holding
     for item in found:
-        if isinstance(item, Unread):
+        if isinstance(item, UnreadableItem):
             assert item.data == raw.split(b"\n")[item.line - 1].removesuffix(b"\r")
 
 
@@ -154,7 +161,7 @@ def test_a_line_of_100_mb_is_a_fault_and_costs_little_memory() -> None:
         tracemalloc.stop()
     assert unread(found) == [(2, LINE_TOO_LONG)]
     assert [item.sequence for item in found if isinstance(item, Frame)] == [1, 3]
-    assert isinstance(found[1], Unread)
+    assert isinstance(found[1], UnreadableItem)
     assert found[1].data == b"x" * KEPT
     assert "100000000 bytes" in found[1].detail
     assert peak < 3 * MAX_LINE
@@ -167,7 +174,7 @@ def test_a_message_that_no_frame_can_hold_is_a_fault() -> None:
 
 def test_a_part_of_a_growing_file_ends_where_it_was_cut() -> None:
     grown = io.BytesIO(GOOD + b"\n" + GOOD)
-    assert list(read_lines(grown, Part(0, len(GOOD) + 1, 1))) == [Line(1, GOOD, len(GOOD), ended=True)]
+    assert list(read_lines(grown, FileRange(0, len(GOOD) + 1, 1))) == [Line(1, GOOD, len(GOOD), ended=True)]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.decode.decoder import Decoded, Decoding, Faulty, author, decode, identities
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, author, decode, identities
 from kiln.schemas.captures import ceramic_log
-from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, Logged, Unread
+from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, LoggedMessage, UnreadableItem
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import MAX_SEQNO, Verdict, message_id, peer_bytes, peer_text
 from kit.history import HEARD_AT, ceramic_line, decoded, items, kubo_line, message_of, only_frames, unread
@@ -39,9 +39,9 @@ def vector(name: str) -> bytes:
     return path.read_bytes()
 
 
-def good(frame: Frame) -> Decoded:
+def good(frame: Frame) -> DecodedMessage:
     found = decoded(frame)
-    assert isinstance(found, Decoded), found
+    assert isinstance(found, DecodedMessage), found
     return found
 
 
@@ -84,7 +84,7 @@ def test_a_line_of_go_ipfs_before_0_11_is_the_same(peer: bytes, data: bytes, seq
 )
 def test_a_line_that_is_none_of_kubo_s_is_kept_with_a_reason(line: bytes) -> None:
     (found,) = items("kubo-sub", line + b"\n")
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadableItem)
     assert (found.line, found.reason, found.data) == (1, LINE_MALFORMED, line)
     assert found.detail
 
@@ -98,7 +98,7 @@ def test_the_lines_of_rust_ceramic_are_read() -> None:
     assert {frame.network for frame in frames} == {"local-history"}
     for frame in frames:  # the data is no message of Ceramic's, which is for the decoder to say
         found = decoded(frame)
-        assert isinstance(found, Faulty)
+        assert isinstance(found, RejectedMessage)
         assert found.reason == "invalid_json"
 
 
@@ -109,9 +109,9 @@ def test_messages_of_real_nodes_pass_through_kubo_s_form(name: str) -> None:
     lines = [kubo_line(peer_bytes(AUTHOR), wire.encode(), bytes([at] * 8), CLAY) for at, wire in enumerate(wires, 1)]
     for frame, wire in zip(only_frames(items("kubo-sub", b"\n".join(lines))), wires, strict=True):
         found = decoded(frame)
-        data = found.envelope.data if isinstance(found, Decoded) else found.data
+        data = found.envelope.data if isinstance(found, DecodedMessage) else found.data
         assert data == wire.encode()
-        assert isinstance(found, Decoded) or found.stage == "message"
+        assert isinstance(found, DecodedMessage) or found.stage == "message"
 
 
 # ---------------------------------------------------------------- js-ceramic
@@ -222,14 +222,14 @@ def test_what_a_node_published_is_heard_of_the_node() -> None:
 )
 def test_other_lines_of_a_node_are_kept_with_a_reason(line: bytes, reason: str) -> None:
     (found,) = items("ceramic-log", line + b"\n")
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadableItem)
     assert (found.reason, found.data) == (reason, line)
 
 
 def test_the_seqno_of_every_era() -> None:
     for text, bytes_ in (("2f18", b"\x2f\x18"), ("47,24", b"\x2f\x18"), ("\ufffd\x10", b"")):
         logged = ceramic_log.read_line(received({"typ": 3}).replace(b"2f188761af038ec4", text.encode()))
-        assert isinstance(logged, Logged)
+        assert isinstance(logged, LoggedMessage)
         assert logged.seqno == bytes_
 
 
@@ -259,8 +259,8 @@ def test_two_logs_of_one_message_are_one_message_however_far_apart() -> None:
 def test_a_live_frame_that_claims_it_is_judged_all_the_same() -> None:
     (frame,) = only_frames(items("kubo-sub", kubo_line(peer_bytes(AUTHOR), b'{"typ":3,"ts":1}', b"\x07", CLAY)))
     frame.origin = Frame.LIVE
-    (found,) = decode(frame.SerializeToString(), 0, 0, 0, Decoding())
-    assert isinstance(found, Faulty)
+    (found,) = decode(frame.SerializeToString(), 0, 0, 0, DecodeConfig())
+    assert isinstance(found, RejectedMessage)
     assert (found.stage, found.reason) == ("signature", "missing_signature")
 
 
@@ -270,5 +270,5 @@ def test_a_signature_is_checked_whatever_the_frame_claims() -> None:
     rpc_message.signature = b"no signature"
     frame.payload = b"\x12" + bytes([rpc_message.ByteSize()]) + rpc_message.SerializeToString()
     found = decoded(frame)
-    assert isinstance(found, Faulty)
+    assert isinstance(found, RejectedMessage)
     assert found.stage == "signature"

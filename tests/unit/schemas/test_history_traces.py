@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.pipelines.decode.decoder import Faulty
+from kiln.pipelines.decode.decoder import RejectedMessage
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.captures.formats import recognise
-from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, Unread
+from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, UnreadableItem
 from kiln.schemas.captures.lines import MAX_LINE
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -108,7 +108,7 @@ def test_the_trace_of_a_real_node_gives_its_copies(name: str, suffix: str) -> No
     assert format_.name == name
     found = items(name, raw)
     assert len(found) == len(events)
-    assert {item.reason for item in found if isinstance(item, Unread)} == {METADATA_ONLY}
+    assert {item.reason for item in found if isinstance(item, UnreadableItem)} == {METADATA_ONLY}
     frames = [item for item in found if isinstance(item, Frame)]
     # the node delivers its own message to itself, and nobody sent it that one
     assert len(frames) == kinds[DUPLICATE] + kinds[DELIVER] - 1
@@ -117,7 +117,7 @@ def test_the_trace_of_a_real_node_gives_its_copies(name: str, suffix: str) -> No
     assert set(copies_of) == {(author, seqno) for author, seqno in heard if author != tracing}
     for frame in frames:
         fault = decoded(frame)
-        assert isinstance(fault, Faulty)
+        assert isinstance(fault, RejectedMessage)
         assert (fault.stage, fault.reason) == ("history", METADATA_ONLY)
         assert fault.data == message_of(frame).SerializeToString()
         assert fault.copy is not None

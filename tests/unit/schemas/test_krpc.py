@@ -18,14 +18,14 @@ from kiln.schemas.dht.krpc import (
     OLD_SEQUENCE,
     PROHIBITED,
     REASONS,
-    Address,
-    Error,
-    Malformed,
+    DhtAddress,
+    DhtNode,
+    KrpcError,
+    KrpcQuery,
+    KrpcRefusal,
+    KrpcResponse,
+    MalformedDatagram,
     Message,
-    Node,
-    Query,
-    Refusal,
-    Response,
     read_address,
     read_addresses,
     read_message,
@@ -35,11 +35,11 @@ from kiln.schemas.dht.krpc import (
 )
 
 ASKER, ANSWERER = b"abcdefghij0123456789", b"mnopqrstuvwxyz123456"
-NODE = Node(b"0123456789abcdefghij", Address.parse("127.0.0.1", 6881))
+NODE = DhtNode(b"0123456789abcdefghij", DhtAddress.parse("127.0.0.1", 6881))
 
 ids = st.binary(min_size=20, max_size=20)
 addresses = st.builds(
-    Address,
+    DhtAddress,
     st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16),
     st.integers(0, 65535),
 ).filter(lambda each: each.usable)
@@ -49,15 +49,15 @@ fields: st.SearchStrategy[dict[bytes, Value]] = st.dictionaries(
 transactions = st.binary(min_size=1, max_size=20)
 topics = st.none() | ids
 messages = st.one_of(
-    st.builds(lambda t, q, s, a, c, r: Query(t, q, s, {**a, b"id": s}, c, r), transactions, st.binary(max_size=12), ids,
+    st.builds(lambda t, q, s, a, c, r: KrpcQuery(t, q, s, {**a, b"id": s}, c, r), transactions, st.binary(max_size=12), ids,
               fields, topics, st.booleans()),
-    st.builds(lambda t, s, v, c: Response(t, s, {**v, b"id": s}, c), transactions, ids, fields, topics),
-    st.builds(Error, transactions, st.builds(Refusal, st.integers(0, 999), st.binary(max_size=30)), topics),
+    st.builds(lambda t, s, v, c: KrpcResponse(t, s, {**v, b"id": s}, c), transactions, ids, fields, topics),
+    st.builds(KrpcError, transactions, st.builds(KrpcRefusal, st.integers(0, 999), st.binary(max_size=30)), topics),
 )  # fmt: skip
 
 
-def question(method: bytes, topic: bytes | None = None, **arguments: Value) -> Query:
-    return Query(b"aa", method, ASKER, {key.encode(): value for key, value in arguments.items()}, topic)
+def question(method: bytes, topic: bytes | None = None, **arguments: Value) -> KrpcQuery:
+    return KrpcQuery(b"aa", method, ASKER, {key.encode(): value for key, value in arguments.items()}, topic)
 
 
 @given(messages)
@@ -66,12 +66,12 @@ def test_a_message_is_read_as_it_was_written(message: Message) -> None:
 
 
 BEP5: dict[str, Message] = {
-    "error": Error(b"aa", Refusal(201, b"A Generic Error Ocurred")),
+    "error": KrpcError(b"aa", KrpcRefusal(201, b"A Generic Error Ocurred")),
     "ping_q": question(b"ping"),
-    "ping_r": Response(b"aa", ANSWERER, {}),
+    "ping_r": KrpcResponse(b"aa", ANSWERER, {}),
     "find_node_q": question(b"find_node", target=ANSWERER),
     "get_peers_q": question(b"get_peers", info_hash=ANSWERER),
-    "get_peers_r_values": Response(b"aa", ASKER, {b"token": b"aoeusnth", b"values": [b"axje.u", b"idhtnm"]}),
+    "get_peers_r_values": KrpcResponse(b"aa", ASKER, {b"token": b"aoeusnth", b"values": [b"axje.u", b"idhtnm"]}),
     "announce_peer_q": question(
         b"announce_peer", implied_port=1, info_hash=ANSWERER, port=6881, token=b"aoeusnth"
     ),
@@ -84,7 +84,7 @@ def test_bep5_vectors(name: str, shared: Path) -> None:
     written = vectors[name].encode()
     assert write_message(BEP5[name]) == written
     read = read_message(written)
-    assert not isinstance(read, Malformed)
+    assert not isinstance(read, MalformedDatagram)
     assert write_message(read) == written
 
 
@@ -99,26 +99,26 @@ def test_bep50_vectors(name: str, shared: Path) -> None:
     bare: dict[bytes, Value] = {**nodes, b"token": token}
     expected: dict[str, Message] = {
         "ping_q": question(b"ping", c),
-        "ping_r": Response(b"aa", ANSWERER, {}, c),
+        "ping_r": KrpcResponse(b"aa", ANSWERER, {}, c),
         "find_node_q": question(b"find_node", c, target=ASKER),
-        "find_node_r": Response(b"aa", ANSWERER, nodes, c),
+        "find_node_r": KrpcResponse(b"aa", ANSWERER, nodes, c),
         "get_q_join": question(b"get", c, target=c),
         "get_q_seq": question(b"get", c, target=c, seq=item.sequence),
-        "get_r_value": Response(b"aa", ANSWERER, {**bare, **item_fields(item)}, c),
-        "get_r_nothing_newer": Response(b"aa", ANSWERER, {**bare, b"seq": item.sequence}, c),
-        "get_r_no_value": Response(b"aa", ANSWERER, bare, c),
-        "put_q": Query(b"aa", b"put", ASKER, {**put_fields(item), b"token": token}, c),
-        "put_r": Response(b"aa", ANSWERER, {}, c),
-        "put_e_old": Error(b"aa", OLD_SEQUENCE, c),
-        "put_e_token": Error(b"aa", BAD_TOKEN, c),
+        "get_r_value": KrpcResponse(b"aa", ANSWERER, {**bare, **item_fields(item)}, c),
+        "get_r_nothing_newer": KrpcResponse(b"aa", ANSWERER, {**bare, b"seq": item.sequence}, c),
+        "get_r_no_value": KrpcResponse(b"aa", ANSWERER, bare, c),
+        "put_q": KrpcQuery(b"aa", b"put", ASKER, {**put_fields(item), b"token": token}, c),
+        "put_r": KrpcResponse(b"aa", ANSWERER, {}, c),
+        "put_e_old": KrpcError(b"aa", OLD_SEQUENCE, c),
+        "put_e_token": KrpcError(b"aa", BAD_TOKEN, c),
         "get_peers_q_prohibited": question(b"get_peers", c, info_hash=c),
-        "prohibited_e": Error(b"aa", PROHIBITED, c),
+        "prohibited_e": KrpcError(b"aa", PROHIBITED, c),
     }
     assert {each: write_message(expected[each]) for each in expected} == {each: vectors[each] for each in expected}
     assert set(vectors) - set(expected) == {"salt", "v", "signed", "sig", "c"}
     for each in expected:
         read = read_message(vectors[each])
-        assert not isinstance(read, Malformed)
+        assert not isinstance(read, MalformedDatagram)
         assert read.topic == c
         assert write_message(read) == vectors[each]
 
@@ -126,32 +126,34 @@ def test_bep50_vectors(name: str, shared: Path) -> None:
 @pytest.mark.parametrize(
     ("datagram", "expected"),
     [
-        (b"", Malformed("not_bencoded")),
-        (b"i1e", Malformed("not_bencoded")),
-        (b"\x00" * 20, Malformed("not_bencoded")),
-        (b"d1:y1:qe", Malformed("bad_transaction")),
-        (b"d1:ti1e1:y1:qe", Malformed("bad_transaction")),
-        (b"d1:t21:" + b"a" * 21 + b"1:y1:qe", Malformed("bad_transaction")),
-        (b"d1:t2:aae", Malformed("bad_message")),
-        (b"d1:t2:aa1:y1:xe", Malformed("bad_message")),
-        (b"d1:t2:aa1:y1:qe", Malformed("bad_message", b"aa")),
-        (b"d1:ade1:q4:ping1:t2:aa1:y1:qe", Malformed("bad_id", b"aa")),
-        (b"d1:ad2:id2:abe1:q4:ping1:t2:aa1:y1:qe", Malformed("bad_id", b"aa")),
-        (b"d1:ad2:id20:abcdefghij0123456789e1:qi1e1:t2:aa1:y1:qe", Malformed("bad_message", b"aa")),
-        (b"d1:rde1:t2:aa1:y1:re", Malformed("bad_id")),
-        (b"d1:r2:ab1:t2:aa1:y1:re", Malformed("bad_message")),
-        (b"d1:eli201ee1:t2:aa1:y1:ee", Malformed("bad_message")),
-        (b"d1:e3:bad1:t2:aa1:y1:ee", Malformed("bad_message")),
-        (b"d1:ci1e1:t2:aa1:y1:qe", Malformed("bad_topic", b"aa")),
-        (b"d1:c3:abc1:t2:aa1:y1:qe", Malformed("bad_topic", b"aa")),
-        (b"d1:c3:abc1:t2:aa1:y1:re", Malformed("bad_topic")),
-        (b"d1:t2:aa1:y1:q1:qi01ee", Malformed("not_bencoded", b"aa")),
-        (b"d1:y1:q1:t2:aa1:c20:abcdefghij01234567891:ai-0ee", Malformed("not_bencoded", b"aa", ASKER)),
-        (b"d1:y1:r1:t2:aa1:ai-0ee", Malformed("not_bencoded")),
-        (b"d" + b"a" * MAX_DATAGRAM, Malformed("too_big")),
+        (b"", MalformedDatagram("not_bencoded")),
+        (b"i1e", MalformedDatagram("not_bencoded")),
+        (b"\x00" * 20, MalformedDatagram("not_bencoded")),
+        (b"d1:y1:qe", MalformedDatagram("bad_transaction")),
+        (b"d1:ti1e1:y1:qe", MalformedDatagram("bad_transaction")),
+        (b"d1:t21:" + b"a" * 21 + b"1:y1:qe", MalformedDatagram("bad_transaction")),
+        (b"d1:t2:aae", MalformedDatagram("bad_message")),
+        (b"d1:t2:aa1:y1:xe", MalformedDatagram("bad_message")),
+        (b"d1:t2:aa1:y1:qe", MalformedDatagram("bad_message", b"aa")),
+        (b"d1:ade1:q4:ping1:t2:aa1:y1:qe", MalformedDatagram("bad_id", b"aa")),
+        (b"d1:ad2:id2:abe1:q4:ping1:t2:aa1:y1:qe", MalformedDatagram("bad_id", b"aa")),
+        (b"d1:ad2:id20:abcdefghij0123456789e1:qi1e1:t2:aa1:y1:qe", MalformedDatagram("bad_message", b"aa")),
+        (b"d1:rde1:t2:aa1:y1:re", MalformedDatagram("bad_id")),
+        (b"d1:r2:ab1:t2:aa1:y1:re", MalformedDatagram("bad_message")),
+        (b"d1:eli201ee1:t2:aa1:y1:ee", MalformedDatagram("bad_message")),
+        (b"d1:e3:bad1:t2:aa1:y1:ee", MalformedDatagram("bad_message")),
+        (b"d1:ci1e1:t2:aa1:y1:qe", MalformedDatagram("bad_topic", b"aa")),
+        (b"d1:c3:abc1:t2:aa1:y1:qe", MalformedDatagram("bad_topic", b"aa")),
+        (b"d1:c3:abc1:t2:aa1:y1:re", MalformedDatagram("bad_topic")),
+        (b"d1:t2:aa1:y1:q1:qi01ee", MalformedDatagram("not_bencoded", b"aa")),
+        (b"d1:y1:q1:t2:aa1:c20:abcdefghij01234567891:ai-0ee", MalformedDatagram("not_bencoded", b"aa", ASKER)),
+        (b"d1:y1:r1:t2:aa1:ai-0ee", MalformedDatagram("not_bencoded")),
+        (b"d" + b"a" * MAX_DATAGRAM, MalformedDatagram("too_big")),
     ],
 )
-def test_what_is_no_message_is_told_apart_by_whether_it_can_be_answered(datagram: bytes, expected: Malformed) -> None:
+def test_what_is_no_message_is_told_apart_by_whether_it_can_be_answered(
+    datagram: bytes, expected: MalformedDatagram
+) -> None:
     assert read_message(datagram) == expected
     assert expected.reason in REASONS
 
@@ -165,19 +167,24 @@ def test_unknown_keys_are_passed_over() -> None:
     datagram = bencode.encode(
         {b"t": b"aa", b"y": b"q", b"q": b"ping", b"a": {b"id": ASKER, b"x": 1}, b"v": b"LT\x01\x02", b"ip": b"abcdef"}
     )
-    assert read_message(datagram) == Query(b"aa", b"ping", ASKER, {b"id": ASKER, b"x": 1})
+    assert read_message(datagram) == KrpcQuery(b"aa", b"ping", ASKER, {b"id": ASKER, b"x": 1})
 
 
-@given(st.lists(st.builds(Node, ids, addresses), max_size=12))
-def test_nodes_are_read_as_written_by_family(nodes: list[Node]) -> None:
+@given(st.lists(st.builds(DhtNode, ids, addresses), max_size=12))
+def test_nodes_are_read_as_written_by_family(nodes: list[DhtNode]) -> None:
     assert read_nodes(write_nodes(nodes)) == sorted(nodes, key=lambda each: each.address.family)
 
 
 def test_nodes_that_cannot_be_reached_are_passed_over() -> None:
-    there = Address.parse("192.0.2.1", 1)
-    nowhere = [Address(b"\x00" * 4, 1), Address(b"\xe0\x00\x00\x01", 1), Address(b"\xff" * 4, 1), Address(there.ip, 0)]
+    there = DhtAddress.parse("192.0.2.1", 1)
+    nowhere = [
+        DhtAddress(b"\x00" * 4, 1),
+        DhtAddress(b"\xe0\x00\x00\x01", 1),
+        DhtAddress(b"\xff" * 4, 1),
+        DhtAddress(there.ip, 0),
+    ]
     compact = b"".join(ASKER + each.compact for each in [*nowhere, there])
-    assert read_nodes({b"nodes": compact}) == [Node(ASKER, there)]
+    assert read_nodes({b"nodes": compact}) == [DhtNode(ASKER, there)]
     assert read_nodes({b"nodes": compact[:-1], b"nodes6": 1}) == []
     values: list[Value] = [each.compact for each in [*nowhere, there]]
     assert read_addresses([*values, 1, b"short", []]) == [there]
@@ -185,15 +192,15 @@ def test_nodes_that_cannot_be_reached_are_passed_over() -> None:
 
 
 @given(addresses)
-def test_an_address_is_read_as_written(address: Address) -> None:
+def test_an_address_is_read_as_written(address: DhtAddress) -> None:
     assert read_address(address.compact) == address
-    assert Address.parse(address.host, address.port) == address
+    assert DhtAddress.parse(address.host, address.port) == address
 
 
 def test_an_address_has_one_form() -> None:
-    assert Address.parse("::ffff:192.0.2.1", 80) == Address.parse("192.0.2.1", 80)
-    assert Address.parse("192.0.2.1", 80).text == "192.0.2.1:80"
-    assert Address.parse("2001:db8::1", 80).text == "[2001:db8::1]:80"
+    assert DhtAddress.parse("::ffff:192.0.2.1", 80) == DhtAddress.parse("192.0.2.1", 80)
+    assert DhtAddress.parse("192.0.2.1", 80).text == "192.0.2.1:80"
+    assert DhtAddress.parse("2001:db8::1", 80).text == "[2001:db8::1]:80"
     for host, port in [("router.example", 1), ("1.2.3", 1), ("192.0.2.1", 65536)]:
         with pytest.raises(ValueError, match=host.replace(".", r"\.")):
-            Address.parse(host, port)
+            DhtAddress.parse(host, port)

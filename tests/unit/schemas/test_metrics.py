@@ -33,7 +33,7 @@ FETCH_REASONS = (
     *(blocks.TOO_LARGE, blocks.WRONG_HASH, blocks.WRONG_CID, blocks.CID_MALFORMED),
     *(blocks.HASH_UNSUPPORTED, blocks.CODEC_UNSUPPORTED),
 )
-REFUSALS = {value.code for value in vars(krpc).values() if isinstance(value, krpc.Refusal)}
+REFUSALS = {value.code for value in vars(krpc).values() if isinstance(value, krpc.KrpcRefusal)}
 # a name that is made while the bridge runs comes out of a closed set
 MADE = {
     "hashes.reason": topic_table.REASONS,

@@ -15,11 +15,11 @@ import pytest
 from kiln.conf.settings.keys import known_keys
 from kiln.conf.settings.model import Kafka
 from kiln.conf.settings.reading import DEFAULT_FILE
-from kiln.pipelines.runtime.query_plan import Plan
+from kiln.pipelines.runtime.query_plan import QueryContext
 from kiln.pipelines.sink.transform import _READERS
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS, Partitions
-from kiln.schemas.queries import QUERIES, Query
+from kiln.schemas.queries import QUERIES, StreamingQuery
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +42,7 @@ def test_each_query_has_a_module_and_a_script_and_no_other_has() -> None:
 def test_the_module_of_a_query_starts_it_from_a_plan(name: str) -> None:
     start = import_module(f"kiln.pipelines.{name}.query").start
     (parameter,) = inspect.signature(start, eval_str=True).parameters.values()
-    assert (parameter.name, parameter.annotation) == ("plan", Plan)
+    assert (parameter.name, parameter.annotation) == ("plan", QueryContext)
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -73,7 +73,7 @@ def test_no_table_has_two_writers() -> None:
 
 
 def test_every_topic_has_a_reader_and_no_query_reads_its_own() -> None:
-    def reads_its_own(query: Query) -> bool:
+    def reads_its_own(query: StreamingQuery) -> bool:
         return bool(set(query.reads) & set(query.topics))
 
     # `wanted` and `history` are for the bridge

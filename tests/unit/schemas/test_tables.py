@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.pipelines.decode.decoder import Decoded, Decoder, Decoding
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder
 from kiln.schemas.delta.tables import TABLES, Column, Table, markdown
 from kiln.schemas.kafka.frames import CONNECTION_BYTES, DIRECTIONS, ORIGINS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -200,8 +200,8 @@ def test_the_example_of_a_message_id_is_the_one_of_its_author_and_seqno() -> Non
     message.topic = example("messages.topic")
     frame = Frame(network="n", connection=bytes(16), sequence=1, verdicts=b"\x01")
     frame.payload = RPC(publish=[message]).SerializeToString()
-    (found,) = Decoder(Decoding()).decode_frame(frame, 0, 0)
-    assert isinstance(found, Decoded)
+    (found,) = FrameDecoder(DecodeConfig()).decode_frame(frame, 0, 0)
+    assert isinstance(found, DecodedMessage)
     assert (found.message, found.network) == (example("messages.message"), example("messages.network"))
 
 

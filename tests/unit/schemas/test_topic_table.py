@@ -23,7 +23,7 @@ from kiln.schemas.wire.topic_table import (
     REASONS,
     UNKNOWN_BUNDLE,
     BundleError,
-    Bundles,
+    BundleSet,
     TopicTable,
     agreement,
     bundle_hash,
@@ -187,10 +187,10 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
 named_bundles = st.dictionaries(st.text(max_size=4), st.sets(names, min_size=1, max_size=5), max_size=5)
 
 
-def bundles_of(named: dict[str, set[str]]) -> Bundles:
+def bundles_of(named: dict[str, set[str]]) -> BundleSet:
     """Without those that hold the same as another."""
     distinct = {bundle_hash(topics): name for name, topics in named.items()}
-    return Bundles({name: named[name] for name in distinct.values()})
+    return BundleSet({name: named[name] for name in distinct.values()})
 
 
 @given(named_bundles)
@@ -203,7 +203,7 @@ def test_bundles_are_known_by_their_hashes_and_in_bytewise_order(named: dict[str
 
 
 def test_bundles_keep_the_order_of_preference() -> None:
-    assert list(Bundles({"late": ["z"], "early": ["a"]})) == [bundle_hash(["z"]), bundle_hash(["a"])]
+    assert list(BundleSet({"late": ["z"], "early": ["a"]})) == [bundle_hash(["z"]), bundle_hash(["a"])]
 
 
 @given(named_bundles)
@@ -212,30 +212,30 @@ def test_bundles_are_equal_by_content_in_another_process_too(named: dict[str, se
     again = pickle.loads(pickle.dumps(made))
     assert (again, hash(again)) == (made, hash(made))
     assert dict(again) == dict(made)
-    assert made != Bundles({"another": ["a topic of its own"]})
+    assert made != BundleSet({"another": ["a topic of its own"]})
 
 
 def test_bundles_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same topics"):
-        Bundles({"a": ["x", "y"], "b": ["y", "x", "x"]})
+        BundleSet({"a": ["x", "y"], "b": ["y", "x", "x"]})
     # nothing stands between the topics in what is hashed
     with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same hash, f20015ad"):
-        Bundles({"a": ["ab", "c"], "b": ["a", "bc"]})
+        BundleSet({"a": ["ab", "c"], "b": ["a", "bc"]})
 
 
 @pytest.mark.parametrize("topics", [[], [""], ["a", ""], ["\ud800"], ["a" * 4097]])
 def test_topics_that_no_bundle_can_have(topics: list[str]) -> None:
     with pytest.raises(BundleError, match="'mine'"):
-        Bundles({"mine": topics})
+        BundleSet({"mine": topics})
 
 
 def test_bundles_once_known_stay_known() -> None:
-    now, before = Bundles({"a": ["x"], "b": ["y"]}), Bundles({"b": ["z"], "was a": ["x"]})
+    now, before = BundleSet({"a": ["x"], "b": ["y"]}), BundleSet({"b": ["z"], "was a": ["x"]})
     both = now.joined(before)
     assert list(both) == [bundle_hash(["x"]), bundle_hash(["y"]), bundle_hash(["z"])]
     assert [both.name(known) for known in both] == ["a", "b", bundle_hash(["z"]).hex()]
     with pytest.raises(BundleError, match="'mine' has the hash f20015ad, which is that of 'old'"):
-        Bundles({"mine": ["ab", "c"]}).joined(Bundles({"old": ["a", "bc"]}))
+        BundleSet({"mine": ["ab", "c"]}).joined(BundleSet({"old": ["a", "bc"]}))
 
 
 # ---------------------------------------------------------------- tables
@@ -267,7 +267,7 @@ def test_index_to_name_to_index(named: dict[str, set[str]], data: st.DataObject)
 
 
 def test_a_table_is_its_bundles_one_after_another_from_1() -> None:
-    made = Bundles({"first": ["m", "b"], "second": ["a", "b"]})
+    made = BundleSet({"first": ["m", "b"], "second": ["a", "b"]})
     first, second = made
     table = TopicTable([second, first], made)
     assert [table.resolve(index) for index in (1, 2, 3, 4)] == ["a", "b", "b", "m"]
@@ -276,12 +276,12 @@ def test_a_table_is_its_bundles_one_after_another_from_1() -> None:
 
 @pytest.mark.parametrize("index", [0, 4, 127, 128, 2**31, 2**32 - 1])
 def test_an_index_that_no_topic_has(index: int) -> None:
-    made = Bundles({"all": ["a", "b", "c"]})
+    made = BundleSet({"all": ["a", "b", "c"]})
     assert reason_of(TopicTable(list(made), made).resolve(index)) == INDEX_OUT_OF_RANGE
 
 
 def test_an_unknown_bundle_hides_itself_and_all_after_it() -> None:
-    made = Bundles({"first": ["a", "b"], "last": ["z"]})
+    made = BundleSet({"first": ["a", "b"], "last": ["z"]})
     first, last = made
     table = TopicTable([first, b"????", last], made)
     assert [table.resolve(1), table.resolve(2)] == ["a", "b"]
@@ -295,18 +295,18 @@ def test_an_unknown_bundle_hides_itself_and_all_after_it() -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2**32 - 1])
 def test_no_table(index: int) -> None:
-    assert reason_of(TopicTable([], Bundles({"a": ["x"]})).resolve(index)) == NO_TABLE
+    assert reason_of(TopicTable([], BundleSet({"a": ["x"]})).resolve(index)) == NO_TABLE
 
 
 def test_the_reasons_for_an_index() -> None:
     assert INDEX_REASONS == ("index_out_of_range", "no_table_agreed", "unknown_bundle_hash")
 
 
-OTHER, MINE = Bundles({"other": ["x"]}), Bundles({"b": ["m", "n"], "a": ["k"], "c": ["q"]})
+OTHER, MINE = BundleSet({"other": ["x"]}), BundleSet({"b": ["m", "n"], "a": ["k"], "c": ["q"]})
 (X,), (B, A, C) = OTHER, MINE
 
 
-def table_of(hello_in: bytes, hello_out: bytes, bundles: Bundles) -> TopicTable:
+def table_of(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> TopicTable:
     return agreement(hello_in, hello_out, bundles).table
 
 
@@ -321,7 +321,7 @@ def test_both_peers_compute_the_same_table() -> None:
 def test_a_table_is_computed_once_for_a_pair_of_hellos() -> None:
     pair = hello_bytes([B, X]), hello_bytes([B, A])
     table = table_of(*pair, MINE)
-    again: Bundles = pickle.loads(pickle.dumps(MINE))
+    again: BundleSet = pickle.loads(pickle.dumps(MINE))
     assert table_of(bytes(bytearray(pair[0])), pair[1], again) is table
     # pairs that agree on the same share one table
     assert table_of(hello_bytes([B]), hello_bytes([B, C]), MINE) is table
