@@ -1,6 +1,6 @@
 """The streaming queries of Kiln: which topics each reads, and which tables and topics it writes.
 
-`QUERIES` declares each query once. `pipelines/queries/NAME.py` has its `start`; settings, screen, status and supervisor
+`QUERIES` declares each query once. `pipelines/NAME/query.py` has its `start`; settings, screen, status and supervisor
 take the rest from here.
 """
 

@@ -6,6 +6,7 @@ To add a command, write it in the file of its group. To add a group, write a fil
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -113,6 +114,7 @@ def _complain(words: str) -> None:
 
 def main() -> None:
     """The entry point of the `kiln` script."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes never import from the current folder
     sys.exit(run_command(sys.argv[1:]))
 
 

@@ -226,12 +226,12 @@ def quarantine_replay(
     from kiln.deploy.ops.quarantine.replay import QuarantineReplay, in_words
     from kiln.deploy.ops.quarantine.unfetched import unfetched
     from kiln.deploy.stack.kafka_broker import broker
-    from kiln.pipelines.app.launch import decoding
+    from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode
     from kiln.schemas.wire.topic_table import BundleError
 
     try:
-        how = decoding(settings)
+        how = decode_config(settings)
     except BundleError as error:
         raise UsageError(f"topic_table.bundles: {error}") from error
     out = notes()

@@ -30,7 +30,7 @@ from kiln.conf.process.locks import locked
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.launch import batching, decoding
+from kiln.pipelines.app.launch import batch_config, decode_config
 from kiln.pipelines.backfill.account import check_name
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.frames import FilePart, parts_of
@@ -94,11 +94,11 @@ class BackfillRequest:
 
 def terms_of(settings: Settings, request: BackfillRequest) -> RunTerms:
     """The terms of a run. BundleError: the settings' topic bundles contradict those of the table `bundles`."""
-    batches = batching(settings)
+    batches = batch_config(settings)
     return RunTerms(
         name=request.name,
         span=TimeRange(request.low, request.high),
-        decoding=decoding(settings),
+        decoding=decode_config(settings),
         window=batches.window if request.window is None else micros(request.window),
         grace=batches.grace,
         source=request.source,

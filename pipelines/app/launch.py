@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib import import_module
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -14,6 +12,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.settings.durations import micros, spark_interval
 from kiln.conf.settings.model import JobName, Settings
+from kiln.pipelines.app.taking_over import take_over, take_over_remembered
+from kiln.pipelines.archive import query as archive
+from kiln.pipelines.batch import query as batch
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import UpdateFilter
 from kiln.pipelines.decode.breaker import DecodeBreaker
@@ -24,9 +25,10 @@ from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.query_plan import QueryContext, Report, unheard
+from kiln.pipelines.sink import query as sink
+from kiln.pipelines.updates import query as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.transform import SeparatorConfig
-from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 from kiln.schemas.wire.topic_table import BundleSet
 
@@ -43,18 +45,33 @@ def launch(
     DecodingBrokenError: messages that are known to be good do not decode. BundleError: the topic bundles of the
     settings contradict those of the table `bundles`.
     """
-    start: Callable[[QueryContext], StreamingQuery] = import_module(f"kiln.pipelines.{name}.query").start
-    return start(plan(name, spark, settings, listener, report))
+    context = query_context(name, spark, settings, listener, report)
+    match name:
+        case "archive":
+            decoding = decode_config(settings, remember=True)
+            take_over(context, decoding)
+            take_over_remembered(context, name)
+            breaker = DecodeBreaker(settings.breaker.authors, settings.breaker.streak)
+            return archive.start(context, decoding, breaker)
+        case "updates":
+            take_over_remembered(context, name)
+            return updates.start(context, decode_config(settings), separator_config(settings))
+        case "batch":
+            return batch.start(context, batch_config(settings))
+        case "sink":
+            take_over_remembered(context, name)
+            return sink.start(context)
+    raise ValueError(f"no such query: {name}")
 
 
-def plan(
+def query_context(
     name: JobName,
     spark: SparkSession,
     settings: Settings,
     listener: StreamingQueryListener | None = None,
     report: Report = unheard,
 ) -> QueryContext:
-    """What the settings say of one query."""
+    """Return what the settings say of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
     lake = Lake.at(settings.lake_root)
     durable = settings.durability == "power"
@@ -71,10 +88,6 @@ def plan(
         at_most=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
         remembered=micros(settings.dedupe.signed),
-        decoding=decoding(settings, remember="bundles" in QUERIES[name].tables),
-        separating=separating(settings),
-        batching=batching(settings),
-        breaker=DecodeBreaker(settings.breaker.authors, settings.breaker.streak),
         now=lambda: time.time_ns() // 1000,
         uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
         durable=durable,
@@ -83,7 +96,7 @@ def plan(
     )
 
 
-def batching(settings: Settings) -> BatchConfig:
+def batch_config(settings: Settings) -> BatchConfig:
     """How the settings make batches."""
     told = settings.batch
     authors = None if "*" in told.authors else frozenset(peer_text(peer_bytes(text)) for text in told.authors)
@@ -92,7 +105,7 @@ def batching(settings: Settings) -> BatchConfig:
     )
 
 
-def decoding(settings: Settings, *, remember: bool = False) -> DecodeConfig:
+def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig:
     """How to decode as the settings say, with all topic bundles of the settings and of the table `bundles`.
 
     `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
@@ -113,7 +126,7 @@ def decoding(settings: Settings, *, remember: bool = False) -> DecodeConfig:
     )
 
 
-def separating(settings: Settings) -> SeparatorConfig:
+def separator_config(settings: Settings) -> SeparatorConfig:
     """Where separators come from, as the settings say. The topic `streams` counts in any case: an earlier run may have
     learnt separators there, although this run fetches no blocks."""
     kafka = settings.broker

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from kiln.conf.process.disk import to_disk
 from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import IDENTITIES, PASSED, DecodeResult, decoded
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import discard
 from kiln.pipelines.runtime.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ _KEPT = "archive-of-0.1"
 """Where the checkpoint of the earlier `archive` stays, which nothing reads any more."""
 
 
-def take_over(plan: QueryContext, session: SparkSession) -> None:
+def take_over(plan: QueryContext, decoding: DecodeConfig) -> None:
     """Makes the two checkpoints one, if they are of Kiln 0.1. What the earlier `archive` had not written yet of what
     `messages` has read, is written now.
 
@@ -49,26 +50,27 @@ def take_over(plan: QueryContext, session: SparkSession) -> None:
     archive, messages = (Checkpoint(plan.checkpoints / name) for name in ("archive", "messages"))
     if messages.exists:
         if archive.exists:
-            _catch_up(plan, session, archive, messages)
+            _catch_up(plan, decoding, archive, messages)
             (folder / "archive").rename(folder / _KEPT)
         (folder / "messages").rename(folder / "archive")
     elif archive.exists and archive.committed >= 0 and not remembers(folder / "archive"):
         (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
 
 
-def _catch_up(plan: QueryContext, session: SparkSession, archive: Checkpoint, messages: Checkpoint) -> None:
+def _catch_up(plan: QueryContext, decoding: DecodeConfig, archive: Checkpoint, messages: Checkpoint) -> None:
     """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
-    MicroBatchClock(plan.now, plan.uptime, 0).tell(session.sparkContext)
+    MicroBatchClock(plan.now, plan.uptime, 0).tell(plan.spark.sparkContext)
+    plan.lake.create(("frames", "copies"))
     new = FrameDedup(plan.lake)
     begun, finished = archive.planned, archive.committed
     if begun > finished:
-        _write(plan, session, new, archive.ends(finished), archive.ends(begun), WriteId(archive.query_id, begun))
+        _write(plan, decoding, new, archive.ends(finished), archive.ends(begun), WriteId(archive.query_id, begun))
     upto = messages.ends(messages.committed)
-    _write(plan, session, new, archive.ends(begun), upto, WriteId(archive.query_id, begun + 1))
+    _write(plan, decoding, new, archive.ends(begun), upto, WriteId(archive.query_id, begun + 1))
 
 
 def _write(
-    plan: QueryContext, session: SparkSession, new: FrameDedup, first: log.Offsets, upto: log.Offsets, write: WriteId
+    plan: QueryContext, decoding: DecodeConfig, new: FrameDedup, first: log.Offsets, upto: log.Offsets, write: WriteId
 ) -> None:
     """Frames and copies of a range of `kiln.frames`, as the earlier query would have written them."""
     topic = plan.broker.topic("frames")
@@ -77,8 +79,8 @@ def _write(
     starts = {part: known.get(part, _EARLIEST) for part in ends}
     if starts == ends:
         return
-    records = read_range(session, plan.broker, "frames", {topic: starts}, {topic: ends})
-    told = decoded(records, plan.decoding, plan.lake).where(F.col("kind") == PASSED).collect()
+    records = read_range(plan.spark, plan.broker, "frames", {topic: starts}, {topic: ends})
+    told = decoded(records, decoding, plan.lake).where(F.col("kind") == PASSED).collect()
     rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
     passed = [msgspec.msgpack.decode(data, type=DecodeResult) for (data,) in rows]
     for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
@@ -86,13 +88,12 @@ def _write(
             discard(plan.lake, files)
 
 
-def remembered_by(plan: QueryContext, session: SparkSession, query: str) -> DedupStoreConfig | None:
-    """The file of what a query has let through, with what Spark's operators remembered of it. None, KilnError: as
-    `Plan.remembers`."""
+def take_over_remembered(plan: QueryContext, query: str) -> None:
+    """Put what Spark's operators remembered for a query into the file that the query uses now. KilnError."""
     remembered = plan.remembers(query)
     if remembered is not None:
+        session = plan.spark.newSession()
         remember_state(session, Checkpoint(plan.checkpoints / query), remembered, plan.remembered)
-    return remembered
 
 
 def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: DedupStoreConfig, delay: int) -> None:

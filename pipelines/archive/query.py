@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.app.taking_over import remembered_by, take_over
 from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import (
     FAULT,
@@ -24,46 +23,47 @@ from kiln.pipelines.archive.transform import (
     first_copies,
     written,
 )
-from kiln.pipelines.decode.breaker import check_samples
+from kiln.pipelines.decode.breaker import DecodeBreaker, check_samples
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, discard
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka import stream_topics, write_topic
 from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, fitted, start_query
 from kiln.schemas.queries import QUERIES
 
 
-def start(plan: QueryContext) -> StreamingQuery:
+def start(plan: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
     check_samples()
     session = plan.new_session()
     plan.lake.create(QUERIES["archive"].tables)
-    take_over(plan, session)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
-    archive = _ArchiveWriter(plan, remembered_by(plan, session, "archive"))
+    archive = _ArchiveWriter(plan, decoding, breaker)
     return start_query("archive", plan, each_batch(archive.begun(records), archive.write, plan.kept("archive")))
 
 
 class _ArchiveWriter:
     """Writes the micro-batches."""
 
-    def __init__(self, plan: QueryContext, remembered: DedupStoreConfig | None) -> None:
+    def __init__(self, plan: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> None:
         self._plan = plan
+        self._decoding = decoding
+        self._breaker = breaker
         self._clock = plan.batch_clock("archive")
         self._checkpoint = Checkpoint(plan.checkpoints / "archive")
-        self._remembered = remembered
+        self._remembered = plan.remembers("archive")
         self._new = FrameDedup(plan.lake)
 
     def begun(self, records: DataFrame) -> DataFrame:
         """What stands before the micro-batch: the operators of Spark, if they remember."""
         if self._remembered is not None:
             return records
-        return first_copies(decoded(records, self._plan.decoding, self._plan.lake), self._plan.remembered)
+        return first_copies(decoded(records, self._decoding, self._plan.lake), self._plan.remembered)
 
     def _written(self, rows: DataFrame) -> DataFrame:
         lake, remembered = self._plan.lake, self._remembered
-        return written(rows, lake) if remembered is None else archived(rows, self._plan.decoding, lake, remembered)
+        return written(rows, lake) if remembered is None else archived(rows, self._decoding, lake, remembered)
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
@@ -75,7 +75,7 @@ class _ArchiveWriter:
             told = out.where(F.col("kind") != FAULT).collect()
             wrote = [msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput) for row in told if row.kind == WROTE]
             passed = [msgspec.msgpack.decode(bytes(row.value), type=DecodeResult) for row in told if row.kind == PASSED]
-            plan.breaker.observe(tally for each in wrote for tally in each.tallies)
+            self._breaker.observe(tally for each in wrote for tally in each.tallies)
             if any(each.faults for each in wrote):
                 write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
         finally:

@@ -12,9 +12,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.decode.breaker import DecodeBreaker
-from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
@@ -22,7 +19,6 @@ from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, remembered_in
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.updates.transform import SeparatorConfig
 
 Report = Callable[[str, Mapping[str, int]], None]
 """Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
@@ -34,7 +30,7 @@ def unheard(query: str, counts: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class QueryContext:
-    """All that a query may be started with, as plain values. Each query takes what the query needs."""
+    """What every query is started with, as plain values. What one query alone needs is a parameter of its `start`."""
 
     spark: SparkSession
     broker: Broker
@@ -51,10 +47,6 @@ class QueryContext:
     state_partitions: int
     remembered: int
     """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
-    decoding: DecodeConfig
-    separating: SeparatorConfig
-    batching: BatchConfig
-    breaker: DecodeBreaker
     now: Callable[[], int]
     """the time, µs"""
     uptime: Callable[[], int]

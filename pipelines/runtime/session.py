@@ -58,6 +58,7 @@ _STREAMING = {
     "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "kiln.pipelines.app.worker_daemon",
+    "spark.executorEnv.PYTHONSAFEPATH": "1",  # Python workers never import from the current folder
     "spark.sql.session.timeZone": "UTC",
     # What Spark itself masks in its page, logs and plans: by default not the keys of Azure's and of Kafka's settings.
     "spark.redaction.regex": (

@@ -8,7 +8,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.app.taking_over import remembered_by
 from kiln.pipelines.batch.log_time import LogTimeFile
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, discard
@@ -41,7 +40,7 @@ def start(plan: QueryContext) -> StreamingQuery:
     session = plan.new_session()
     plan.lake.create(FILLED)
     records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
-    remembered = remembered_by(plan, session, "sink")
+    remembered = plan.remembers("sink")
     rows = once_each(table_rows(records), plan.remembered) if remembered is None else records
     log_clock = LogTimeFile(plan.checkpoints / "sink" / "clock.json")
     batch_clock, checkpoint = plan.batch_clock("sink"), Checkpoint(plan.checkpoints / "sink")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.app.taking_over import remembered_by
 from kiln.pipelines.decode.breaker import check_samples
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import stream_topics, write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, is_small, start_query
-from kiln.pipelines.updates.transform import first_updates, in_order_of_hearing, new_updates, updates
+from kiln.pipelines.updates.transform import SeparatorConfig, first_updates, in_order_of_hearing, new_updates, updates
 from kiln.schemas.queries import QUERIES
 
 _SMALL = 2_000  # records that one task decodes no later than several would
 
 
-def start(plan: QueryContext) -> StreamingQuery:
+def start(plan: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode.
 
     After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
@@ -28,10 +28,10 @@ def start(plan: QueryContext) -> StreamingQuery:
     records = stream_topics(session, plan.broker, QUERIES["updates"].reads, plan.at_most)
     checkpoint = Checkpoint(plan.checkpoints / "updates")
     stands_for = checkpoint.stands_for
-    remembered = remembered_by(plan, session, "updates")
+    remembered = plan.remembers("updates")
     begun = records
     if remembered is None:
-        begun = new_updates(updates(records, plan.decoding, plan.separating, stands_for), plan.remembered)
+        begun = new_updates(updates(records, decoding, separating, stands_for), plan.remembered)
 
     clock = plan.batch_clock("updates")
     place = ProgressMarker(plan.client, plan.broker.topic("updates"))
@@ -41,7 +41,7 @@ def start(plan: QueryContext) -> StreamingQuery:
         if remembered is not None:
             small = is_small(checkpoint.records(batch_id), _SMALL)
             read = rows.coalesce(1) if small else rows
-            new = first_updates(read, plan.decoding, plan.separating, remembered, stands_for)
+            new = first_updates(read, decoding, separating, remembered, stands_for)
             rows = new if small else new.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and stands_for is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which remember

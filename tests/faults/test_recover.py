@@ -19,7 +19,7 @@ from kiln.conf.settings.reading import load_settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.pipelines.app.launch import decoding
+from kiln.pipelines.app.launch import decode_config
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder
 from kiln.pipelines.delta.lake import Lake, log_entry
@@ -87,7 +87,7 @@ class Stack:
 
     def updates(self) -> set[tuple[str, str]]:
         """The tips that the frames announce, of streams with a separator."""
-        decoder = FrameDecoder(decoding(self.settings))
+        decoder = FrameDecoder(decode_config(self.settings))
         records = read_records(self.address, self.settings.kafka.topic("frames"))
         items = (
             item

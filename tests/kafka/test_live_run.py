@@ -55,10 +55,18 @@ def _counted(name: str) -> bool:
     return any(sample.value > 0 for each in families if each.name == f"kiln_{name}" for sample in each.samples)
 
 
+def shadowing(folder: Path, *names: str) -> Path:
+    """A folder with modules of the names of ours or of the standard library, which nothing of Kiln may import."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / f"{name}.py").write_text(f'raise ImportError("imported {name} of the user")\n')
+    return folder
+
+
 @pytest.fixture(scope="module")
 def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """A live run on the demo network, scraped by a Prometheus where there is one, and what Kafka held at its end caught
-    up."""
+    up. Modules of the names of Kiln's folders lie in the current folder and on PYTHONPATH."""
     *ports, monitor, prometheus_port = free_ports(4)
     environment = {
         "KILN_MONITOR__LISTEN": f"127.0.0.1:{monitor}",
@@ -67,7 +75,8 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
         "KILN_TRAFFIC__SEPARATORS": SEPARATORS,
     }
     folder = tmp_path_factory.mktemp("live")
-    kiln = Kiln(folder, ports, environment)
+    kiln = Kiln(folder, ports, environment, shadowing(folder / "current", "conf", "deploy", "random", "types"))
+    kiln.environment["PYTHONPATH"] = str(shadowing(folder / "path", "conf", "deploy", "bridge", "schemas", "pipelines"))
     with ExitStack() as stack:
         prometheus = None
         if shutil.which("prometheus"):

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 # What a driver does with it; prints `taken`, and in the end the error.
 DRIVER = """
 import json, sys, time
-from kiln.pipelines.runtime.driver_lease import SecondDriverError, SoleDriver
-sole = SoleDriver(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3])
+from kiln.pipelines.runtime.driver_lease import SecondDriverError, DriverLease
+sole = DriverLease(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3])
 try:
     sole.take()
     print("taken", flush=True)

@@ -21,10 +21,17 @@ from kit.log_model import read_records
 
 
 class Kiln:
-    """One state folder. `environment` overrides settings (KILN_…)."""
+    """One state folder. `environment` overrides settings (KILN_…); `folder` is the current folder of its commands."""
 
-    def __init__(self, state: Path, ports: Sequence[int], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        ports: Sequence[int],
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.state = state
+        self.folder = folder
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("KILN_")},
             "KILN_STATE": str(state),
@@ -40,12 +47,13 @@ class Kiln:
         return self.state / "lake"
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "kiln.deploy.cli", *arguments]
+        return [sys.executable, "-P", "-m", "kiln.deploy.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end; on a bad end the log is shown."""
         done = subprocess.run(
             self.command(*arguments),
+            cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -64,6 +72,7 @@ class Kiln:
         with (self.state / "started.out").open("ab") as out:
             return subprocess.Popen(
                 self.command(*arguments),
+                cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.conf.settings.model import Settings, TopicTable
-from kiln.pipelines.app.launch import decoding
+from kiln.pipelines.app.launch import decode_config
 from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -88,10 +88,10 @@ def test_queries_decode_by_the_settings_and_by_what_was_once_in_them(tmp_path: P
     def settings(bundles: dict[str, list[str]]) -> Settings:
         return Settings(state=tmp_path, topic_table=TopicTable(bundles=bundles))
 
-    assert decoding(settings(CLAY)).bundles == BundleSet(CLAY)
-    assert decoding(settings({})).bundles == BundleSet()  # nothing was written: that is for `messages` to do
-    assert decoding(settings(CLAY), remember=True).bundles == BundleSet(CLAY)
-    assert decoding(settings(MAIN)).bundles == BundleSet(MAIN | CLAY)
+    assert decode_config(settings(CLAY)).bundles == BundleSet(CLAY)
+    assert decode_config(settings({})).bundles == BundleSet()  # nothing was written: that is for `messages` to do
+    assert decode_config(settings(CLAY), remember=True).bundles == BundleSet(CLAY)
+    assert decode_config(settings(MAIN)).bundles == BundleSet(MAIN | CLAY)
 
 
 def test_it_needs_no_spark() -> None:

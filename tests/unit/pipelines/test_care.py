@@ -361,10 +361,10 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
 
 _KILLED = """
 import sys, time
-from kiln.pipelines.maintenance.plan import Rules
+from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import care_for
 from kiln.pipelines.delta.lake import Lake
-rules = Rules(128 << 20, keep=0)
+rules = MaintenancePolicy(128 << 20, keep=0)
 care_for(Lake(sys.argv[1]), "updates", rules, time.time_ns() // 1000, lambda words: print(words, flush=True))
 """
 

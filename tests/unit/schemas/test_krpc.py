@@ -49,8 +49,8 @@ fields: st.SearchStrategy[dict[bytes, Value]] = st.dictionaries(
 transactions = st.binary(min_size=1, max_size=20)
 topics = st.none() | ids
 messages = st.one_of(
-    st.builds(lambda t, q, s, a, c, r: KrpcQuery(t, q, s, {**a, b"id": s}, c, r), transactions, st.binary(max_size=12), ids,
-              fields, topics, st.booleans()),
+    st.builds(lambda t, q, s, a, c, r: KrpcQuery(t, q, s, {**a, b"id": s}, c, r), transactions, st.binary(max_size=12),
+              ids, fields, topics, st.booleans()),
     st.builds(lambda t, s, v, c: KrpcResponse(t, s, {**v, b"id": s}, c), transactions, ids, fields, topics),
     st.builds(KrpcError, transactions, st.builds(KrpcRefusal, st.integers(0, 999), st.binary(max_size=30)), topics),
 )  # fmt: skip

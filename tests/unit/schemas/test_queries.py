@@ -41,8 +41,8 @@ def test_each_query_has_a_module_and_a_script_and_no_other_has() -> None:
 @pytest.mark.parametrize("name", QUERIES)
 def test_the_module_of_a_query_starts_it_from_a_plan(name: str) -> None:
     start = import_module(f"kiln.pipelines.{name}.query").start
-    (parameter,) = inspect.signature(start, eval_str=True).parameters.values()
-    assert (parameter.name, parameter.annotation) == ("plan", QueryContext)
+    context, *_ = inspect.signature(start, eval_str=True).parameters.values()
+    assert (context.name, context.annotation) == ("plan", QueryContext)
 
 
 @pytest.mark.parametrize("name", QUERIES)
