@@ -23,8 +23,7 @@ from kiln.bridge.cluster.topics import TopicShares
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.bridge.gossipsub.router import MessageTooLargeError
-from kiln.bridge.gossipsub.rpc_parts import RpcLimits
+from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
 from kiln.bridge.ipfs import BlockStore, open_blocks
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer

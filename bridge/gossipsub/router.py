@@ -36,7 +36,7 @@ from kiln.bridge.gossipsub.mesh import worth_keeping
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION, VERSIONS
-from kiln.bridge.gossipsub.rpc_parts import split
+from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signatures import Verify
 from kiln.bridge.gossipsub.table_agreements import Item, Savings, TableAgreements
@@ -48,10 +48,6 @@ from kiln.schemas.wire.topic_table import BundleSet
 
 _ACCEPTED: Final = (Verdict.GOOD, Verdict.UNSIGNED)
 _TEXT_LOOKS: Final = 3  # of `max_ids_per_rpc`, that an id as text takes beside its own
-
-
-class MessageTooLargeError(ValueError):
-    """A message to publish that no RPC can carry. The text names the setting."""
 
 
 class Router:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kiln.bridge.gossipsub.cache import gossip_id
 from kiln.bridge.gossipsub.effects import Deliver, Send
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.bridge.gossipsub.router import MessageTooLargeError, Router
-from kiln.bridge.gossipsub.rpc_parts import RpcLimits
+from kiln.bridge.gossipsub.router import Router
+from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
