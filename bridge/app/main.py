@@ -122,7 +122,7 @@ async def _follow(
     """Joins and leaves topics, so that the node is on those of the interests. There may be thousands: what peers say
     goes on in between."""
     wanted = parts.joining.choose(network, map(parse_interest, interests), peers, joined)
-    if not parts.publishing.hears_network():
+    if not parts.publishing.joins_network_topic():
         wanted.difference_update(network_topics(network))
     for topic in sorted(wanted.difference(joined)):
         parts.node.join(topic)

@@ -12,7 +12,7 @@ from kiln.bridge.app.wiring import BridgeComponents, held_back
 from kiln.bridge.bep50.carrier import TRANSPORT
 from kiln.bridge.libp2p.view import NodeView
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import unreached
+from kiln.bridge.publisher.transition import describe_unreached_peers
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
 from kiln.conf.settings.model import Settings
 
@@ -47,7 +47,7 @@ def status_of(
         fetcher=FetcherStatus(f"off: {_NO_IPFS}") if parts.fetcher is None else parts.fetcher.status(),
         ipfs=parts.blocks.about(),
         ipfs_node=parts.blocks.status(),
-        transition=parts.publishing.in_words(),
+        transition=parts.publishing.describe(),
         kept_out=view.kept_out,
         topics_refused=parts.joining.refused,
         topic_refusals=parts.joining.refusals,
@@ -82,7 +82,7 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
         yield f"{refused} topics of peers are not joined: see bridge.max_topics and bridge.max_topics_of_peer"
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
-        if told := unreached(parts.publishing.published_on(), settings.network, topics):
+        if told := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network, topics):
             yield told
         if why := held_back(settings, parts.blocks.status()):
             yield f"batches are held back: {why}"

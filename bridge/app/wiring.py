@@ -147,17 +147,17 @@ class PublishingTopics:
         if self._height is not None:
             self._height.stop()
 
-    def published_on(self) -> TopicScheme:
+    def publishing_scheme(self) -> TopicScheme:
         """The topics on which a batch goes out now."""
-        return self._transition.published_on(_now_us(), self._reached_at)
+        return self._transition.publishing_scheme(_now_us(), self._reached_at)
 
-    def hears_network(self) -> bool:
+    def joins_network_topic(self) -> bool:
         """Whether the node is to be on the topic of the network now."""
-        return self._transition.hears_network(_now_us(), self._reached_at)
+        return self._transition.joins_network_topic(_now_us(), self._reached_at)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What is published where; empty where there is no transition."""
-        return self._transition.in_words(_now_us(), self._reached_at)
+        return self._transition.describe(_now_us(), self._reached_at)
 
     @property
     def error(self) -> str | None:
@@ -309,7 +309,7 @@ def _publisher(
 
     def publish(topic: str, data: bytes) -> int:
         try:
-            return trio.from_thread.run_sync(node.publish, topic, data, pace.author(topic), trio_token=token)
+            return trio.from_thread.run_sync(node.publish, topic, data, pace.author_index(topic), trio_token=token)
         except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
 
@@ -321,7 +321,7 @@ def _publisher(
         publish,
         lambda: held_back(settings, blocks.status()),
         _pins(settings, blocks),
-        topics.published_on,
+        topics.publishing_scheme,
         pace=pace,
         ledger=_ledger(settings, "gossipsub"),
         leadership=membership,

@@ -1,8 +1,8 @@
-"""Which batches of backfill runs were handed to the node, so that none goes out twice (decision 26).
+"""Ledger of the backfill batches that were handed to the node, so that none is published twice (decision 26).
 
-Layout of the file (SQLite): `handed_over(cid TEXT, topic TEXT, PRIMARY KEY (cid, topic))`. A batch stands in it before
-the node has it, and leaves it again where no peer got it. So a batch that stands in it and has no receipt may have gone
-out: the bridge ended in between.
+Layout of the file (SQLite): `handed_over(cid TEXT, topic TEXT, PRIMARY KEY (cid, topic))`. A batch is added before the
+node gets it, and removed if it reached no peer. A batch in the ledger without a receipt may therefore have been
+published before the bridge ended.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from kiln.bridge.kafka.thread import PositionLostError
 
 
 class PublishLedgerError(PositionLostError):
-    """The file cannot be used; the text names it. Without it nobody knows which batches of runs went out."""
+    """An unusable ledger file, which the text names. Without it, it is unknown which batches of runs were published."""
 
 
 class PublishLedger:
-    """For one thread, and one transport."""
+    """The ledger of one transport, used by one thread. Every method raises `PublishLedgerError`."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """None: what it holds ends with the process."""
+        """Create a ledger in a file, or in memory if there is no path."""
         self._path = path
-        self._kept: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._topics: dict[str, set[str]] = {}
 
-    def __contains__(self, what: object) -> bool:
-        """Of a CID: whether the batch was handed over on any topic. Of (CID, topic): on this one. LedgerError."""
+    def __contains__(self, entry: object) -> bool:
+        """Return whether a batch was handed over: for a CID on any topic, for (CID, topic) on this one."""
         self._open()
-        if isinstance(what, tuple):
-            cid, topic = what
+        if isinstance(entry, tuple):
+            cid, topic = entry
             return topic in self._topics.get(cid, ())
-        return what in self._topics
+        return entry in self._topics
 
-    def begin(self, cid: str, topic: str) -> None:
-        """To be called before the node gets a batch. On the disk when this returns. LedgerError."""
+    def add(self, cid: str, topic: str) -> None:
+        """Add a batch before the node gets it; it is on disk when this returns."""
         self._run("INSERT OR IGNORE INTO handed_over VALUES (?, ?)", (cid, topic))
         self._topics.setdefault(cid, set()).add(topic)
 
-    def undo(self, cid: str, topic: str) -> None:
-        """No peer got it. LedgerError."""
+    def remove(self, cid: str, topic: str) -> None:
+        """Remove a batch that reached no peer."""
         self._run("DELETE FROM handed_over WHERE cid = ? AND topic = ?", (cid, topic))
         topics = self._topics[cid]
         topics.discard(topic)
@@ -48,34 +48,36 @@ class PublishLedger:
             del self._topics[cid]
 
     def close(self) -> None:
-        if self._kept is not None and self._path is not None:
-            self._kept.close()
-            self._kept = None
+        if self._connection is not None and self._path is not None:
+            self._connection.close()
+            self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        if self._kept is not None:
-            return self._kept
+        if self._connection is not None:
+            return self._connection
         try:
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-            # here, as SQLite's connections belong to the thread that made them
-            kept = sqlite3.connect(":memory:" if self._path is None else self._path, isolation_level=None)
-            kept.execute("PRAGMA journal_mode = WAL")
-            kept.execute("PRAGMA synchronous = FULL")  # what is forgotten would go out again
-            kept.execute("CREATE TABLE IF NOT EXISTS handed_over (cid TEXT, topic TEXT, PRIMARY KEY (cid, topic))")
+            # opened here, because a connection of SQLite belongs to the thread that opened it
+            connection = sqlite3.connect(":memory:" if self._path is None else self._path, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a lost row would be published again
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS handed_over (cid TEXT, topic TEXT, PRIMARY KEY (cid, topic))"
+            )
             self._topics = {}
-            for cid, topic in kept.execute("SELECT cid, topic FROM handed_over"):
+            for cid, topic in connection.execute("SELECT cid, topic FROM handed_over"):
                 self._topics.setdefault(cid, set()).add(topic)
         except (OSError, sqlite3.Error) as error:
-            raise self._failed(error) from error
-        self._kept = kept
-        return kept
+            raise self._wrap_error(error) from error
+        self._connection = connection
+        return connection
 
     def _run(self, statement: str, values: tuple[str, str]) -> None:
         try:
             self._open().execute(statement, values)
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            raise self._wrap_error(error) from error
 
-    def _failed(self, error: Exception) -> PublishLedgerError:
+    def _wrap_error(self, error: Exception) -> PublishLedgerError:
         return PublishLedgerError(f"{self._path}: {error}. The file says which batches of backfill runs went out")

@@ -1,4 +1,4 @@
-"""Which batches go out next, and what became of them: a plain object with no clock, no socket and no Kafka."""
+"""Choose the batches to publish next and track their receipts, without a clock, a socket or Kafka."""
 
 from __future__ import annotations
 
@@ -42,57 +42,57 @@ IN_DOUBT: Final = "the bridge ended before it had the receipt: this batch of a b
 
 
 MALFORMED: Final = "batch_malformed"
-GONE: Final = "batches_gone"
+RECORDS_LOST: Final = "batches_gone"
 
 
-MAX_OPEN: Final = 1_000  # batches read and not yet committed: what waits for peers must not fill the memory
+MAX_OPEN: Final = 1_000  # batches read and not yet committed, so that batches that wait for peers cannot fill memory
 
 
-MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may come on top
+MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of blocks that wait for IPFS; one more poll may exceed it
 
 
-REMEMBERED: Final = 10_000
-"""Batches of live that are remembered, by partition. A query that was stopped in the middle of a micro-batch writes the
-batches of the micro-batch again: these do not go out a second time."""
+RECENT_BATCHES: Final = 10_000
+"""Live batches per partition that are checked for repeats. A query that stops in the middle of a micro-batch writes the
+batches of the micro-batch again; they are not published twice."""
 
 
-RUNS_AT_ONCE: Final = 20  # of MAX_OPEN, batches of runs: those of live do not wait behind history
+MAX_OPEN_HISTORY: Final = 20  # batches of backfill runs among MAX_OPEN, so that live batches do not wait behind them
 
 
 _Closing = tuple[str, str, str, int]
-"""CID, separator, and when the batch closed: the same bytes may close again later, which is another batch."""
+"""CID, separator and closing time. The same bytes may close again later, which is another batch."""
 
 
-_KEEP_AT_ONCE: Final = 20  # blocks put into IPFS before what is there goes out
+MAX_PINS_PER_STEP: Final = 20  # blocks put into IPFS before the batches that are already there are published
 
 
-_KEEP_AGAIN: Final = 5_000_000  # µs; how old the last word of IPFS may be when something is published
+_IPFS_CHECK_EVERY: Final = 5_000_000  # µs; the greatest age of the last answer of IPFS when a batch is published
 
 
 class PublishError(RuntimeError):
-    """An injected `publish` raises this when it could not try. The batch then waits as if there were no peer."""
+    """A publishing attempt that could not be made. The batch waits as if there were no peer."""
 
 
 @dataclass(frozen=True)
 class PublishingOptions:
-    """Times in µs."""
+    """Settings of the publisher; durations in µs."""
 
     network: str
     publish_timeout: int = 60_000_000
-    """how long a batch waits for a peer"""
+    """the longest wait of a batch for a peer"""
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
-    """on a first start: batches that closed longer ago are not published"""
+    """age from which batches are not published on a first start"""
     batch_typ: int = 3
     transport: str = TRANSPORT
     target: Callable[[str], str] | None = None
-    """what the transport calls a topic, where it has a name of its own for it"""
+    """the transport's own name of a topic, where it has one"""
 
 
 class OutboxRecord(NamedTuple):
-    """A record to write because of one batch. Once the broker has the record, the caller says `done` with its place."""
+    """A record to write because of one batch; the caller acknowledges its position once the broker has it."""
 
-    place: KafkaPosition
+    position: KafkaPosition
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
@@ -100,84 +100,102 @@ class OutboxRecord(NamedTuple):
 
 
 class BlockKeeper(Protocol):
-    """Keeps blocks before they are announced: `kiln.bridge.publisher.pins.BlockPins`, or another in tests."""
+    """A store for blocks before they are announced: `kiln.bridge.publisher.pins.BlockPins`, or another in tests."""
 
-    def keep(self, cid: str, block: bytes, now: int) -> None:
-        """Once this returns, peers can fetch the block. Does nothing if they can already.
+    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+        """Make the block available to peers; do nothing if it already is.
 
-        BlocksAwayError, BlockUnavailableError, PinsError: wait. BlockRefusedError: never.
+        Raises:
+            BlockStoreUnavailableError, BlockUnavailableError, PinsError: it may work later.
+            BlockRefusedError: it never will.
         """
         ...
 
     def unpin_expired(self, now: int) -> int:
-        """Unpins blocks that were kept for their time. BlocksAwayError, PinsError: later."""
+        """Unpin blocks whose time is over.
+
+        Raises:
+            BlockStoreUnavailableError, PinsError: it may work later.
+        """
         ...
 
     def close(self) -> None: ...
 
 
-def number_of(partition: int, of_runs: bool) -> int:
-    """How an Outbox numbers a partition: of `kiln.batches` as Kafka does, of `kiln.history` from -1 down."""
-    return -1 - partition if of_runs else partition
+def outbox_partition(partition: int, history: bool) -> int:
+    """Number a partition for an `Outbox`: in `kiln.batches` as Kafka does, in `kiln.history` from -1 down."""
+    return -1 - partition if history else partition
+
+
+def is_history(partition: int) -> bool:
+    """Return whether a number of `outbox_partition` is a partition of `kiln.history`, which holds backfill batches."""
+    return partition < 0
 
 
 class PendingPublication:
-    """One batch on its way. Pure."""
+    """A batch and its deliveries, one per topic."""
 
-    def __init__(self, place: KafkaPosition, batch: BatchRecord, batch_typ: int) -> None:
-        """TopicError, CidError: no message can be made of it."""
-        self.place = place
+    def __init__(self, position: KafkaPosition, batch: BatchRecord, batch_typ: int) -> None:
+        """Build the message of the batch.
+
+        Raises:
+            TopicError, CidError: no message can be made of it.
+        """
+        self.position = position
         self.cid = batch.cid
         self.block = batch.block
         self.network = batch.network
         self.separator = Separator(batch.separator.key, batch.separator.value)
-        self.topic = BY_SEPARATOR.of(batch.network, self.separator)[0]
+        self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
         self.data = write_batch_update(self.separator, batch.cid, batch_typ)
-        self.to: dict[str, TopicDelivery] = {}
-        """by topic, what has no receipt yet"""
-        self.receipted: set[str] = set()
-        """topics"""
+        self.deliveries: dict[str, TopicDelivery] = {}
+        """deliveries without a receipt, by topic"""
+        self.receipted_topics: set[str] = set()
 
     @property
-    def of_run(self) -> bool:
-        """Whether a backfill run made it."""
-        return self.place.partition < 0
+    def is_history(self) -> bool:
+        """Return whether a backfill run made the batch."""
+        return is_history(self.position.partition)
 
-    def refused(self, why: str, now: int) -> PublicationRecord:
-        """The receipt of a batch that is not published at all."""
-        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=why)
+    def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
+        """Return the receipt of a batch that is not published at all."""
+        return PublicationRecord(self.cid, TRANSPORT, now, topic=self.topic, error=reason)
 
 
 class TopicDelivery:
-    """One batch on its way to one topic. Pure: time comes from the caller, in µs."""
+    """The delivery of one batch to one topic. Time comes from the caller, in µs."""
 
     def __init__(self, publication: PendingPublication, topic: str) -> None:
         self.publication = publication
         self.topic = topic
         self._waited = 0
-        self._tried_at: int | None = None
+        self._attempted_at: int | None = None
 
-    def tried(self, peers: int, now: int, timeout: int, why: str = NO_PEER) -> PublicationRecord | None:
-        """After a try that reached so many peers: the receipt, or None where the batch waits on."""
+    def record_attempt(self, peers: int, now: int, timeout: int, reason: str = NO_PEER) -> PublicationRecord | None:
+        """Record an attempt that reached this many peers.
+
+        Returns:
+            The receipt, or `None` while the batch still waits.
+        """
         cid = self.publication.cid
         if peers:
             return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=peers)
-        if self._tried_at is not None:
-            self._waited += max(0, now - self._tried_at)
-        self._tried_at = now
+        if self._attempted_at is not None:
+            self._waited += max(0, now - self._attempted_at)
+        self._attempted_at = now
         if self._waited < timeout:
             return None
-        error = f"{why} for {self._waited / 1e6:.0f} s"
+        error = f"{reason} for {self._waited / 1e6:.0f} s"
         return PublicationRecord(cid, TRANSPORT, now, topic=self.topic, peers=0, error=error)
 
     def is_last_try(self, now: int, timeout: int) -> bool:
-        """Whether the batch is given up unless this try reaches a peer."""
-        since = 0 if self._tried_at is None else max(0, now - self._tried_at)
+        """Return whether the batch is given up unless the next attempt reaches a peer."""
+        since = 0 if self._attempted_at is None else max(0, now - self._attempted_at)
         return self._waited + since >= timeout
 
-    def hold_back(self) -> None:
-        """Time until the next try does not count: publishing was held back."""
-        self._tried_at = None
+    def pause_wait(self) -> None:
+        """Leave out the time until the next attempt, as publishing is held back."""
+        self._attempted_at = None
 
 
 class Outbox:
@@ -197,122 +215,138 @@ class Outbox:
         ledger: PublishLedger | None = None,
         receipts: Callable[[], Mapping[str, Set[str]]] = dict,
     ) -> None:
-        """`receipts`: topics by CID of what went out so far; asked when the first batch of a run comes. LedgerError,
-        from every method that takes or publishes batches: the ledger cannot be used."""
+        """Create an empty outbox.
+
+        Args:
+            receipts: returns the topics, by CID, of what was published so far; called for the first batch of a run.
+
+        Every method that adds or publishes batches raises `PublishLedgerError` if the ledger cannot be used.
+        """
         self._options = options
         self._ledger = PublishLedger() if ledger is None else ledger
         self._receipts = receipts
-        self._went_out: dict[str, set[str]] | None = None  # topics by CID; None: not asked for yet
+        self._published_topics: dict[str, set[str]] | None = None  # by CID; None until a batch of a run needs them
         self._not_before: dict[int, int] = {}
-        self._from: dict[int, int] = {}
-        self._taken: dict[int, dict[_Closing, None]] = {}  # of live, by partition; the oldest come first
-        self._next: dict[int, int] = {}
-        self._open: dict[int, deque[int]] = {}  # offsets not yet done, by partition, in order
-        self._owed: dict[KafkaPosition, int] = {}  # of an open place: receipts the broker does not have yet
-        self._new: deque[PendingPublication] = deque()  # not in IPFS yet
-        self._lines: dict[str, deque[TopicDelivery]] = {}  # by topic
-        self._due: dict[str, int] = {}
+        self._start_offsets: dict[int, int] = {}
+        self._recent_batches: dict[int, dict[_Closing, None]] = {}  # live batches by partition, oldest first
+        self._next_offsets: dict[int, int] = {}
+        self._open: dict[int, deque[int]] = {}  # offsets without all receipts, by partition, in order
+        self._missing_receipts: dict[KafkaPosition, int] = {}  # by open position: not yet acknowledged
+        self._unpinned: deque[PendingPublication] = deque()  # not in IPFS yet
+        self._queues: dict[str, deque[TopicDelivery]] = {}  # by topic
+        self._retry_at: dict[str, int] = {}
         self._held_back = False
-        self._on = BY_SEPARATOR
-        self._kept_at: int | None = None  # when IPFS last answered
-        self._keep_again = 0
-        self.away: str | None = None
-        """why nothing can be put into IPFS now"""
+        self._scheme = BY_SEPARATOR
+        self._ipfs_answered_at: int | None = None  # when IPFS last answered
+        self._ipfs_retry_at = 0
+        self.ipfs_error: str | None = None
+        """the reason why nothing can be put into IPFS now"""
         self.block_bytes = 0
-        """bytes of the blocks of batches that are not out yet"""
+        """bytes of the blocks of batches that are not published yet"""
         self.published = 0
         """publications that reached a peer"""
         self.failed = 0
         """receipts with an error"""
         self.quarantined = 0
         self.lost = 0
-        """records that Kafka let go before they were read"""
-        self._until: dict[int, int] = {}
-        self._end: dict[int, int] = {}
+        """records that Kafka deleted before they were read"""
+        self._receipts_until: dict[int, int] = {}
+        self._backlog_end: dict[int, int] = {}
         self._receipted: Mapping[str, Set[str]] = {}  # topics by CID
 
     def start(self, partition: int, offset: int, not_before: int, until: int = 0, end: int = 0) -> None:
-        """Records of this partition are dealt with from here on; those that closed before `not_before` (µs) are too
-        old. The last `REMEMBERED` records before `offset` may come first: they are only remembered. `until`: the
-        offset up to which batches may be out already, and `receipted` counts. `end`: the offset after the records that
-        were there before this start."""
-        self._next[partition] = self._from[partition] = offset
+        """Start to publish a partition from an offset.
+
+        The last `RECENT_BATCHES` records before it may be added first; they only serve to recognise repeats.
+
+        Args:
+            not_before: closing time, in µs, before which batches are too old.
+            until: offset up to which batches may be published already, so that `set_receipted_topics` counts.
+            end: offset after the records that existed before this start.
+        """
+        self._next_offsets[partition] = self._start_offsets[partition] = offset
         self._not_before[partition] = not_before
-        self._taken[partition] = {}
-        self._until[partition] = until
-        self._end[partition] = end
+        self._recent_batches[partition] = {}
+        self._receipts_until[partition] = until
+        self._backlog_end[partition] = end
         self._open[partition] = deque()
 
-    def receipted(self, topics: Mapping[str, Set[str]]) -> None:
-        """These batches, by CID, have receipts of these topics. Of the batches that were there before this start, those
-        with a receipt of each topic that they go out on now are not published again, and below `until` none that has
-        a receipt at all."""
+    def set_receipted_topics(self, topics: Mapping[str, Set[str]]) -> None:
+        """Set the topics, by CID, for which receipts exist.
+
+        Batches from before this start are not published again if each of their topics has a receipt; below `until`,
+        if any topic has one.
+        """
         self._receipted = topics
 
-    def expects(self, partition: int) -> int:
-        """The offset of the next record, if Kafka has left out none."""
-        return self._next[partition]
+    def next_offset(self, partition: int) -> int:
+        """Return the offset of the next record, if Kafka has left out none."""
+        return self._next_offsets[partition]
 
-    def gone(self, partition: int, before: int, now: int) -> OutboxRecord | None:
-        """Kafka has nothing before this offset any more. What to write, if records were lost so."""
-        first = self._next[partition]
-        if before <= first:
+    def record_lost_range(self, partition: int, first_left: int, now: int) -> OutboxRecord | None:
+        """Record that Kafka has deleted everything before this offset.
+
+        Returns:
+            A quarantine record if records were lost.
+        """
+        first = self._next_offsets[partition]
+        if first_left <= first:
             return None
-        self.lost += before - first
-        self._next[partition] = before
-        place = KafkaPosition(partition, first)
-        self._begin(place)
-        topic, number, _ = _kafka_place(place)
-        detail = f"records {number}/{first} to {number}/{before - 1} of {topic}"
-        return self._quarantine(place, GONE, detail, b"", now)
+        self.lost += first_left - first
+        self._next_offsets[partition] = first_left
+        position = KafkaPosition(partition, first)
+        self._open_position(position)
+        topic, number, _ = _kafka_position(position)
+        detail = f"records {number}/{first} to {number}/{first_left - 1} of {topic}"
+        return self._quarantine(position, RECORDS_LOST, detail, b"", now)
 
     @property
-    def open(self) -> int:
-        """How many records are taken and not done."""
+    def open_count(self) -> int:
+        """Number of records that are added and not yet acknowledged."""
         return sum(map(len, self._open.values()))
 
     @property
-    def open_of_runs(self) -> int:
-        """How many of them are batches of runs."""
-        return sum(len(line) for partition, line in self._open.items() if partition < 0)
+    def open_history_count(self) -> int:
+        """Number of them that are batches of backfill runs."""
+        return sum(len(offsets) for partition, offsets in self._open.items() if is_history(partition))
 
     @property
-    def waiting(self) -> Mapping[str, int]:
-        """How many batches wait for a peer or for their turn, by topic."""
-        return {topic: len(line) for topic, line in self._lines.items()}
+    def waiting_by_topic(self) -> Mapping[str, int]:
+        """Number of batches that wait for a peer or for their turn, by topic."""
+        return {topic: len(queue) for topic, queue in self._queues.items()}
 
     @property
-    def unkept(self) -> int:
-        """How many batches are not in IPFS yet."""
-        return len(self._new)
+    def unpinned_count(self) -> int:
+        """Number of batches that are not in IPFS yet."""
+        return len(self._unpinned)
 
-    def take(self, place: KafkaPosition, value: bytes | None, now: int) -> OutboxRecord | None:
-        """Takes the next record of a partition. What to write at once, if anything."""
-        before = place.offset < self._from[place.partition]
-        if not before:
-            self._next[place.partition] = place.offset + 1
+    def add_record(self, position: KafkaPosition, value: bytes | None, now: int) -> OutboxRecord | None:
+        """Add the next record of a partition and return the record to write at once, if any."""
+        is_replay = position.offset < self._start_offsets[position.partition]
+        if not is_replay:
+            self._next_offsets[position.partition] = position.offset + 1
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
                 return None
-            publication = PendingPublication(place, batch, self._options.batch_typ)
+            publication = PendingPublication(position, batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            if before:
+            if is_replay:
                 return None
-            self._begin(place)
-            topic, number, offset = _kafka_place(place)
+            self._open_position(position)
+            topic, number, offset = _kafka_position(position)
             detail = f"record {number}/{offset} of {topic}: {error}"
-            return self._quarantine(place, MALFORMED, detail, value or b"", now)
-        if self._is_repeat(batch, place.partition) or before:
+            return self._quarantine(position, MALFORMED, detail, value or b"", now)
+        if self._is_repeat(batch, position.partition) or is_replay:
             return None
-        if place.offset < self._until[place.partition] and publication.cid in self._receipted:
+        if position.offset < self._receipts_until[position.partition] and publication.cid in self._receipted:
             return None
-        if self._is_others(publication):
+        if self._is_from_other_source(publication):
             return None
-        self._begin(place)
-        if batch.closed_at < self._not_before[place.partition]:
-            return self._receipt(place, publication.refused(TOO_OLD, now))
-        self._new.append(publication)
+        self._open_position(position)
+        if batch.closed_at < self._not_before[position.partition]:
+            return self._write_receipt(position, publication.reject_receipt(TOO_OLD, now))
+        self._unpinned.append(publication)
         self.block_bytes += len(publication.block)
         return None
 
@@ -322,253 +356,256 @@ class Outbox:
         keeper: BlockKeeper,
         publish: Callable[[str, bytes], int],
         now: int,
-        on: TopicScheme = BY_SEPARATOR,
+        scheme: TopicScheme = BY_SEPARATOR,
         pace: AuthorPacer | None = None,
     ) -> list[OutboxRecord]:
-        """Puts blocks into IPFS and tries the batches that are due. `publish` says to how many peers a message went;
-        PublishError: it could not try. `pace`: when a topic's author may speak. `publish` tells it what went out.
+        """Put blocks into IPFS and try the batches that are due.
 
-        `on`: the topics on which batches go out now. Where these change, batches that wait move to the new topics.
+        Args:
+            publish: sends a message and returns the number of peers; raises `PublishError` if it could not try. It also
+                reports what it sent to `pace`.
+            scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
+            pace: decides when the author of a topic may send again.
         """
-        if on != self._on:
-            self._on = on
-            self._replan()
+        if scheme != self._scheme:
+            self._scheme = scheme
+            self._move_to_scheme()
         if held_back:
-            self._hold()
+            self._pause_waits()
             return []
-        outputs = self._keep(keeper, now)
-        if self.away is not None:
-            self._hold()
+        outputs = self._pin_blocks(keeper, now)
+        if self.ipfs_error is not None:
+            self._pause_waits()
             return outputs
         self._held_back = False
-        for topic in list(self._lines):
-            if self._due.get(topic, now) <= now:
-                outputs += self._try(topic, publish, now, pace)
+        for topic in list(self._queues):
+            if self._retry_at.get(topic, now) <= now:
+                outputs += self._publish_topic(topic, publish, now, pace)
         return outputs
 
-    def wait(self, now: int, most: int) -> int:
-        """How long until something is due, µs; `most` where nothing is due sooner."""
-        if self._held_back or self.away is not None:
+    def time_to_next_attempt(self, now: int, most: int) -> int:
+        """Return the time until something is due, in µs, or `most` if nothing is due sooner."""
+        if self._held_back or self.ipfs_error is not None:
             return most
-        soonest = min((self._due.get(topic, now) - now for topic in self._lines), default=most)
+        soonest = min((self._retry_at.get(topic, now) - now for topic in self._queues), default=most)
         return max(0, min(most, soonest))
 
-    def done(self, place: KafkaPosition) -> None:
-        """The broker has one of the records that were to be written because of this one."""
-        self._settle(place, 1)
+    def acknowledge(self, position: KafkaPosition) -> None:
+        """Record that the broker has one of the records written because of this position."""
+        self._settle_receipts(position, 1)
 
-    def places(self) -> dict[int, int]:
-        """The offset to go on from after a crash, by partition."""
+    def resume_offsets(self) -> dict[int, int]:
+        """Return the offset to resume from after a crash, by partition."""
         return {
-            partition: self._open[partition][0] if self._open[partition] else at for partition, at in self._next.items()
+            partition: self._open[partition][0] if self._open[partition] else at
+            for partition, at in self._next_offsets.items()
         }
 
     def metadata(self, partition: int) -> str:
-        """What to commit beside the place: `not_before`, and `until` where it counts still, as given to `start`."""
-        until = self._until[partition]
-        at = self._open[partition][0] if self._open[partition] else self._next[partition]
+        """Return the metadata to commit with the offset: `not_before` and, while it counts, `until` of `start`."""
+        until = self._receipts_until[partition]
+        at = self._open[partition][0] if self._open[partition] else self._next_offsets[partition]
         return f"{self._not_before[partition]} {until}" if at < until else f"{self._not_before[partition]}"
 
-    def _begin(self, place: KafkaPosition) -> None:
-        self._open[place.partition].append(place.offset)
-        self._owed[place] = 1
+    def _open_position(self, position: KafkaPosition) -> None:
+        self._open[position.partition].append(position.offset)
+        self._missing_receipts[position] = 1
 
-    def _settle(self, place: KafkaPosition, count: int) -> None:
-        self._owed[place] -= count
-        line = self._open[place.partition]
-        while line and not self._owed[head := KafkaPosition(place.partition, line[0])]:
-            del self._owed[head]
-            line.popleft()
+    def _settle_receipts(self, position: KafkaPosition, count: int) -> None:
+        self._missing_receipts[position] -= count
+        queue = self._open[position.partition]
+        while queue and not self._missing_receipts[head := KafkaPosition(position.partition, queue[0])]:
+            del self._missing_receipts[head]
+            queue.popleft()
 
-    def _hold(self) -> None:
+    def _pause_waits(self) -> None:
         if not self._held_back:
-            for line in self._lines.values():
-                for delivery in line:
-                    delivery.hold_back()
-            self._due.clear()
+            for queue in self._queues.values():
+                for delivery in queue:
+                    delivery.pause_wait()
+            self._retry_at.clear()
         self._held_back = True
 
-    def _keep(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
-        """Puts blocks into IPFS, in their order, and their batches in line; sets `away`."""
-        if self.away is not None and now < self._keep_again:
+    def _pin_blocks(self, keeper: BlockKeeper, now: int) -> list[OutboxRecord]:
+        """Put blocks into IPFS in their order, and queue their batches; set `ipfs_error`."""
+        if self.ipfs_error is not None and now < self._ipfs_retry_at:
             return []
         outputs: list[OutboxRecord] = []
         try:
-            for _ in range(min(len(self._new), _KEEP_AT_ONCE)):
-                publication = self._new[0]
+            for _ in range(min(len(self._unpinned), MAX_PINS_PER_STEP)):
+                publication = self._unpinned[0]
                 try:
-                    keeper.keep(publication.cid, publication.block, now)
+                    keeper.store_and_pin(publication.cid, publication.block, now)
                 except BlockRefusedError as error:
-                    why = f"IPFS does not take the block: {error}"
-                    outputs.append(self._receipt(publication.place, publication.refused(why, now)))
+                    reason = f"IPFS does not take the block: {error}"
+                    outputs.append(self._write_receipt(publication.position, publication.reject_receipt(reason, now)))
                     self.block_bytes -= len(publication.block)
                 else:
-                    self._plan(publication)
-                self._kept_at = now
-                self._new.popleft()
-            if self._lines and (self._kept_at is None or now - self._kept_at >= _KEEP_AGAIN):
-                publication = next(iter(self._lines.values()))[0].publication
-                keeper.keep(publication.cid, publication.block, now)
-                self._kept_at = now
+                    self._enqueue_publication(publication)
+                self._ipfs_answered_at = now
+                self._unpinned.popleft()
+            if self._queues and (self._ipfs_answered_at is None or now - self._ipfs_answered_at >= _IPFS_CHECK_EVERY):
+                publication = next(iter(self._queues.values()))[0].publication
+                keeper.store_and_pin(publication.cid, publication.block, now)
+                self._ipfs_answered_at = now
         except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
-            self.away = str(error)
-            self._keep_again = now + self._options.retry_every
+            self.ipfs_error = str(error)
+            self._ipfs_retry_at = now + self._options.retry_every
         else:
-            self.away = None
+            self.ipfs_error = None
         return outputs
 
-    def _plan(self, publication: PendingPublication) -> None:
-        topics = self._on.of(publication.network, publication.separator)
-        known = publication.place.offset < self._end[publication.place.partition]
+    def _enqueue_publication(self, publication: PendingPublication) -> None:
+        topics = self._scheme.topics_of(publication.network, publication.separator)
+        known = publication.position.offset < self._backlog_end[publication.position.partition]
         if known and self._receipted.get(publication.cid, frozenset()) >= set(topics):
             self.block_bytes -= len(publication.block)
-            self._settle(publication.place, 1)
+            self._settle_receipts(publication.position, 1)
             return
         for topic in topics:
-            self._line_up(publication, topic)
-        self._owed[publication.place] = len(topics)
+            self._enqueue(publication, topic)
+        self._missing_receipts[publication.position] = len(topics)
 
-    def _line_up(self, publication: PendingPublication, topic: str) -> None:
+    def _enqueue(self, publication: PendingPublication, topic: str) -> None:
         delivery = TopicDelivery(publication, topic)
-        publication.to[topic] = delivery
-        self._lines.setdefault(topic, deque()).append(delivery)
+        publication.deliveries[topic] = delivery
+        self._queues.setdefault(topic, deque()).append(delivery)
 
-    def _replan(self) -> None:
-        """What waits on a topic that is no longer published on goes to the others, unless it was there already."""
-        waiting = {d.publication.place: d.publication for line in self._lines.values() for d in line}
-        for place in sorted(waiting):
-            publication = waiting[place]
-            wanted = set(self._on.of(publication.network, publication.separator))
-            added = wanted - publication.to.keys() - publication.receipted
-            dropped = publication.to.keys() - wanted
+    def _move_to_scheme(self) -> None:
+        """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
+        waiting = {d.publication.position: d.publication for queue in self._queues.values() for d in queue}
+        for position in sorted(waiting):
+            publication = waiting[position]
+            wanted = set(self._scheme.topics_of(publication.network, publication.separator))
+            added = wanted - publication.deliveries.keys() - publication.receipted_topics
+            dropped = publication.deliveries.keys() - wanted
             for topic in sorted(added):
-                self._line_up(publication, topic)
+                self._enqueue(publication, topic)
             for topic in dropped:
-                self._out_of_line(publication.to[topic])
-            self._owed[place] += len(added)
-            self._settle(place, len(dropped))
+                self._dequeue(publication.deliveries[topic])
+            self._missing_receipts[position] += len(added)
+            self._settle_receipts(position, len(dropped))
 
     def _is_repeat(self, batch: BatchRecord, partition: int) -> bool:
-        """Whether this very batch, with the moment it closed, was taken before: a micro-batch was written again. The
-        ledger knows the batches of runs."""
-        if partition < 0:
+        """Return whether this live batch was added before with the same closing time: a micro-batch written again."""
+        if is_history(partition):  # the ledger knows the batches of runs
             return False
-        taken, closing = self._taken[partition], _closing(batch)
-        if closing in taken:
+        recent, closing = self._recent_batches[partition], _batch_closing(batch)
+        if closing in recent:
             return True
-        taken[closing] = None
-        if len(taken) > REMEMBERED:
-            del taken[next(iter(taken))]
+        recent[closing] = None
+        if len(recent) > RECENT_BATCHES:
+            del recent[next(iter(recent))]
         return False
 
-    def _is_others(self, publication: PendingPublication) -> bool:
-        """Whether a batch of live has gone out as one of a run, or the other way round."""
+    def _is_from_other_source(self, publication: PendingPublication) -> bool:
+        """Return whether a live batch was published as one of a run, or the other way round."""
         handed_over = publication.cid in self._ledger
-        if not publication.of_run:
+        if not publication.is_history:
             return handed_over
-        if self._went_out is None:
-            self._went_out = {cid: set(topics) for cid, topics in self._receipts().items()}
-        return publication.cid in self._went_out and not handed_over
+        if self._published_topics is None:
+            self._published_topics = {cid: set(topics) for cid, topics in self._receipts().items()}
+        return publication.cid in self._published_topics and not handed_over
 
-    def _is_over(self, delivery: TopicDelivery) -> bool:
-        """Whether nothing is to be done and said any more: the batch went out on this topic before."""
+    def _is_published(self, delivery: TopicDelivery) -> bool:
+        """Return whether the batch was published on this topic before, so that neither it nor a receipt is due."""
         publication = delivery.publication
-        if self._is_others(publication):
+        if self._is_from_other_source(publication):
             return True
-        return publication.of_run and delivery.topic in (self._went_out or {}).get(publication.cid, ())
+        return publication.is_history and delivery.topic in (self._published_topics or {}).get(publication.cid, ())
 
     def _publish(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int]) -> int:
-        """To how many peers it goes. PublishError."""
+        """Publish the batch and return the number of peers."""
         publication, topic = delivery.publication, delivery.topic
-        if not publication.of_run:
+        if not publication.is_history:
             return publish(topic, publication.data)
-        self._ledger.begin(publication.cid, topic)
+        self._ledger.add(publication.cid, topic)
         try:
             peers = publish(topic, publication.data)
         except PublishError:
-            self._ledger.undo(publication.cid, topic)
+            self._ledger.remove(publication.cid, topic)
             raise
         if not peers:
-            self._ledger.undo(publication.cid, topic)
+            self._ledger.remove(publication.cid, topic)
         return peers
 
-    def _out_of_line(self, delivery: TopicDelivery) -> None:
+    def _dequeue(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
-        del publication.to[delivery.topic]
-        if not publication.to:
+        del publication.deliveries[delivery.topic]
+        if not publication.deliveries:
             self.block_bytes -= len(publication.block)
-        line = self._lines[delivery.topic]
-        line.remove(delivery)
-        if not line:
-            del self._lines[delivery.topic]
-            self._due.pop(delivery.topic, None)
+        queue = self._queues[delivery.topic]
+        queue.remove(delivery)
+        if not queue:
+            del self._queues[delivery.topic]
+            self._retry_at.pop(delivery.topic, None)
 
-    def _try(
+    def _publish_topic(
         self, topic: str, publish: Callable[[str, bytes], int], now: int, pace: AuthorPacer | None
     ) -> Iterable[OutboxRecord]:
         outputs: list[OutboxRecord] = []
-        blocked: str | None = None  # once a batch has found no peer, the next batches need not ask
-        self._due[topic] = now + self._options.retry_every
-        for delivery in list(self._lines[topic]):
+        blocked: str | None = None  # once a batch has reached no peer, the next ones need not try
+        self._retry_at[topic] = now + self._options.retry_every
+        for delivery in list(self._queues[topic]):
             publication = delivery.publication
-            if self._is_over(delivery):
-                publication.receipted.add(topic)
-                self._out_of_line(delivery)
-                self._settle(publication.place, 1)
+            if self._is_published(delivery):
+                publication.receipted_topics.add(topic)
+                self._dequeue(delivery)
+                self._settle_receipts(publication.position, 1)
                 continue
-            if publication.of_run and (publication.cid, topic) in self._ledger:
-                publication.receipted.add(topic)
-                self._out_of_line(delivery)
+            if publication.is_history and (publication.cid, topic) in self._ledger:
+                publication.receipted_topics.add(topic)
+                self._dequeue(delivery)
                 doubt = PublicationRecord(publication.cid, TRANSPORT, now, topic=topic, error=IN_DOUBT)
-                outputs.append(self._receipt(publication.place, doubt))
+                outputs.append(self._write_receipt(publication.position, doubt))
                 continue
             if pace is not None and blocked is None and now < (ready := pace.ready_at(topic)):
-                self._due[topic] = ready
+                self._retry_at[topic] = ready
                 if outputs:
-                    self._lines[topic] = self._lines.pop(topic)  # the author's other topics come first then
+                    self._queues[topic] = self._queues.pop(topic)  # the author's other topics come first next time
                 break
-            peers, why = 0, NO_PEER
+            peers, reason = 0, NO_PEER
             if blocked is None or delivery.is_last_try(now, self._options.publish_timeout):
                 try:
                     peers = self._publish(delivery, publish)
                 except PublishError as error:
-                    why = str(error)
+                    reason = str(error)
                 if not peers:
-                    blocked = why
-            receipt = delivery.tried(peers, now, self._options.publish_timeout, blocked or why)
+                    blocked = reason
+            receipt = delivery.record_attempt(peers, now, self._options.publish_timeout, blocked or reason)
             if receipt is not None:
-                publication.receipted.add(topic)
-                self._out_of_line(delivery)
-                outputs.append(self._receipt(publication.place, receipt))
+                publication.receipted_topics.add(topic)
+                self._dequeue(delivery)
+                outputs.append(self._write_receipt(publication.position, receipt))
         return outputs
 
-    def _receipt(self, place: KafkaPosition, receipt: PublicationRecord) -> OutboxRecord:
+    def _write_receipt(self, position: KafkaPosition, receipt: PublicationRecord) -> OutboxRecord:
         if receipt.error is None:
             self.published += 1
-            if self._went_out is not None and receipt.topic:
-                self._went_out.setdefault(receipt.cid, set()).add(receipt.topic)
+            if self._published_topics is not None and receipt.topic:
+                self._published_topics.setdefault(receipt.cid, set()).add(receipt.topic)
         else:
             self.failed += 1
         options = self._options
         target = options.target(receipt.topic) if options.target and receipt.topic else None
         error = receipt.error and receipt.error[:MAX_DETAIL]
         receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return OutboxRecord(place, "publications", receipt.cid.encode(), encode(receipt))
+        return OutboxRecord(position, "publications", receipt.cid.encode(), encode(receipt))
 
-    def _quarantine(self, place: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
+    def _quarantine(self, position: KafkaPosition, reason: str, detail: str, value: bytes, now: int) -> OutboxRecord:
         self.quarantined += 1
-        # one output for each record: of more than a record of quarantine holds, the batch's own record has the rest
+        # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(quarantine_records("publisher", reason, detail, value, now))
-        topic, partition, offset = _kafka_place(place)
-        return OutboxRecord(place, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
+        topic, partition, offset = _kafka_position(position)
+        return OutboxRecord(position, "quarantine", quarantine_record_key(topic, partition, offset), encode(fault))
 
 
-def _closing(batch: BatchRecord) -> _Closing:
+def _batch_closing(batch: BatchRecord) -> _Closing:
     return batch.cid, batch.separator.key, batch.separator.value, batch.closed_at
 
 
-def _kafka_place(place: KafkaPosition) -> tuple[str, int, int]:
-    """Topic, partition and offset, from what `number_of` made."""
-    if place.partition < 0:
-        return "history", -1 - place.partition, place.offset
-    return "batches", place.partition, place.offset
+def _kafka_position(position: KafkaPosition) -> tuple[str, int, int]:
+    """Return the topic, and the partition and offset in Kafka, of a position numbered by `outbox_partition`."""
+    if is_history(position.partition):
+        return "history", -1 - position.partition, position.offset
+    return "batches", position.partition, position.offset

@@ -1,12 +1,12 @@
-"""When an author may speak again. Pure: time comes from the caller.
+"""Rate limits of authors. Time comes from the caller.
 
 Kubo 0.40 and later validates several messages at once, and ignores a message that it validates after a later message of
-the same author (go-libp2p-pubsub, BasicSeqnoValidator). A peer never fetches again what it ignored. So two messages of
-one author leave with a gap between them, whatever their topics are. Several authors may speak within one gap. Each
-topic has one of them.
+the same author (go-libp2p-pubsub, BasicSeqnoValidator). A peer never fetches again what it ignored. Two messages of one
+author are therefore sent with a gap between them, whatever their topics are. Several authors may send within one gap;
+each topic has one author.
 
-Kubo drops what comes while 32 messages wait to be validated (go-libp2p-pubsub, defaultValidateQueueSize). So the
-messages of all authors are spread, too: no more than half as many leave in one gap.
+Kubo drops messages that arrive while 32 wait to be validated (go-libp2p-pubsub, defaultValidateQueueSize). The messages
+of all authors are therefore spread as well: at most half as many are sent in one gap.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-IN_A_GAP: Final = 16
-"""Messages of all authors that leave in one gap at most."""
+MAX_MESSAGES_PER_GAP: Final = 16
+"""Most messages of all authors sent in one gap."""
 
 
 class AuthorPacer:
-    """Keeps `gap` µs between two messages of one of `authors` authors."""
+    """Rate limiter that keeps `gap` µs between two messages of each of `authors` authors."""
 
     def __init__(self, gap: int, authors: int) -> None:
         self._gap = gap
         self._ready = [0] * authors
         self._next = 0  # for any author
 
-    def author(self, topic: str) -> int:
-        """Which author speaks on this topic, also after a restart: from 0."""
+    def author_index(self, topic: str) -> int:
+        """Return the index, from 0, of the author of a topic; it stays the same after a restart."""
         return int.from_bytes(blake2b(topic.encode(), digest_size=8).digest()) % len(self._ready)
 
     def ready_at(self, topic: str) -> int:
-        """From when on a message may go out on this topic, µs."""
-        return max(self._next, self._ready[self.author(topic)])
+        """Return the time, in µs, from which a message may be sent on this topic."""
+        return max(self._next, self._ready[self.author_index(topic)])
 
-    def spoke(self, topic: str, now: int) -> None:
-        """A message went out on this topic."""
-        self._ready[self.author(topic)] = now + self._gap
-        self._next = now + self._gap // IN_A_GAP
+    def record_message(self, topic: str, now: int) -> None:
+        """Record a message sent on this topic."""
+        self._ready[self.author_index(topic)] = now + self._gap
+        self._next = now + self._gap // MAX_MESSAGES_PER_GAP

@@ -1,8 +1,8 @@
-"""From the topic of the network to topics by separator (CIP-120, Transition): on which to publish, which to hear.
+"""The transition from the network's topic to topics by separator (CIP-120, Transition).
 
-Two ways. `cutover`: all nodes change over at one moment, a time or a block height. `duplicate`: for a while everything
-is published on both. Both are heard, either way: before the change for those who are early, after it for the late.
-The topic of the network stays heard for good, unless a phase-out is set: what has no separator is said there.
+With `cutover`, all nodes change at one moment, a time or a block height. With `duplicate`, everything is published on
+both topics for a while. The bridge subscribes to both in either mode, for nodes that change early or late. It stays on
+the network's topic unless a phase-out is set, because updates without a separator are published there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ Mode = Literal["cutover", "duplicate"]
 
 
 class TopicScheme(NamedTuple):
-    """Which topics of a separator's messages: that of the network, that of the separator."""
+    """The topics on which the messages of a separator are published: the network's, the separator's, or both."""
 
     network: bool
     separator: bool
 
-    def of(self, network: str, separator: Separator) -> tuple[str, ...]:
-        """Their names. TopicError."""
+    def topics_of(self, network: str, separator: Separator) -> tuple[str, ...]:
+        """Return the names of the topics.
+
+        Raises:
+            TopicError: the separator makes no topic name.
+        """
         by_separator = (topic_name(network, separator),) if self.separator else ()
         return (*by_separator, topic_name(network, None)) if self.network else by_separator
 
@@ -40,20 +44,24 @@ BY_SEPARATOR: Final = TopicScheme(network=False, separator=True)
 BOTH: Final = TopicScheme(network=True, separator=True)
 
 
-def unreached(on: TopicScheme, network: str, peers: Iterable[Collection[str]]) -> str:
-    """How many peers hear no batch, because they are on the topic of the network alone, and what to do; empty: none.
+def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[Collection[str]]) -> str:
+    """Warn about peers that receive no batch because they are on the network's topic alone; empty if there are none.
 
-    `on`: the topics on which batches go out. `peers`: the topics of each peer.
+    Args:
+        scheme: the topics on which batches are published.
+        peers: the topics of each peer.
     """
-    if on.network:
+    if scheme.network:
         return ""
-    theirs = ([topic for name in names if (topic := parse_topic(name)) and topic.network == network] for names in peers)
-    there = [topics for topics in theirs if topics]
-    alone = sum(all(topic.separator is None for topic in topics) for topics in there)
+    network_topics = (
+        [topic for name in names if (topic := parse_topic(name)) and topic.network == network] for names in peers
+    )
+    present = [topics for topics in network_topics if topics]
+    alone = sum(all(topic.separator is None for topic in topics) for topics in present)
     if not alone:
         return ""
     return (
-        f"{alone} of {len(there)} peers are on the topic of the network alone, /ceramic/{network}, and hear no batch: "
+        f"{alone} of {len(present)} peers are on the topic of the network alone, /ceramic/{network}, and hear no batch: "
         "batches go out on the topics of separators. While the network has such peers, set "
         'transition.mode = "duplicate"'
     )
@@ -61,74 +69,82 @@ def unreached(on: TopicScheme, network: str, peers: Iterable[Collection[str]]) -
 
 @dataclass(frozen=True)
 class Transition:
-    """How it goes. Times in µs since the epoch, durations in µs.
+    """Settings of the transition. Times in µs since the epoch, durations in µs.
 
-    With neither `at` nor `height`, a cutover is over, and a `duplicate` goes on until the settings change.
+    With neither `at` nor `height`, a `cutover` is over, and a `duplicate` continues until the settings change.
     """
 
     mode: Mode = "cutover"
     at: int | None = None
     height: int | None = None
     phase_out: int = 0
-    """0: the topic of the network stays heard"""
+    """time after the cutover at which the bridge leaves the network's topic; 0 to stay"""
 
-    def over_since(self, reached_at: int | None) -> int | None:
-        """When it ends or ended; None: not known yet, or never. `reached_at`: when the height was, None: not yet."""
+    def cutover_time(self, reached_at: int | None) -> int | None:
+        """Return when the transition ends or ended, or `None` if that is unknown or never.
+
+        Args:
+            reached_at: when the height was reached, if it was.
+        """
         return reached_at if self.height is not None else self.at
 
-    def _over(self, now: int, reached_at: int | None) -> bool:
+    def _is_over(self, now: int, reached_at: int | None) -> bool:
         if self.at is None and self.height is None:
             return self.mode == "cutover"
-        since = self.over_since(reached_at)
+        since = self.cutover_time(reached_at)
         return since is not None and since <= now
 
-    def published_on(self, now: int, reached_at: int | None = None) -> TopicScheme:
-        """On which topics a batch goes out now."""
-        if self._over(now, reached_at):
+    def publishing_scheme(self, now: int, reached_at: int | None = None) -> TopicScheme:
+        """Return the topics on which batches are published now."""
+        if self._is_over(now, reached_at):
             return BY_SEPARATOR
         return BOTH if self.mode == "duplicate" else BY_NETWORK
 
-    def hears_network(self, now: int, reached_at: int | None = None) -> bool:
-        """Whether to be on the topic of the network now. On those of separators the bridge always is."""
-        if not self.phase_out or not self._over(now, reached_at):
+    def joins_network_topic(self, now: int, reached_at: int | None = None) -> bool:
+        """Return whether to subscribe to the network's topic now; those of separators are always joined."""
+        if not self.phase_out or not self._is_over(now, reached_at):
             return True
-        since = self.over_since(reached_at)
+        since = self.cutover_time(reached_at)
         return since is None or now < since + self.phase_out
 
-    def in_words(self, now: int, reached_at: int | None = None) -> str:
-        """What is published where, for people; empty where there is no transition."""
+    def describe(self, now: int, reached_at: int | None = None) -> str:
+        """Describe for users what is published where; empty if there is no transition."""
         if self.at is None and self.height is None and self.mode == "cutover":
             return ""
-        if self._over(now, reached_at):
-            heard = "" if self.hears_network(now, reached_at) else ", which alone are heard"
-            return f"{self.mode} is over: published on the topics of separators{heard}"
-        where = "both topics" if self.mode == "duplicate" else "the topic of the network"
+        if self._is_over(now, reached_at):
+            suffix = "" if self.joins_network_topic(now, reached_at) else ", which alone are heard"
+            return f"{self.mode} is over: published on the topics of separators{suffix}"
+        topics = "both topics" if self.mode == "duplicate" else "the topic of the network"
         until = "" if self.height is None else f", until block {self.height}"
-        return f"{self.mode}: published on {where}{until}"
+        return f"{self.mode}: published on {topics}{until}"
 
 
 # ---------------------------------------------------------------- the height
 
 
 class HeightError(Exception):
-    """The height could not be had; the text says why, without the URL, which may hold a key."""
+    """An unknown height. The text gives the reason without the URL, which may hold a key."""
 
 
-class _Fault(msgspec.Struct):
+class _RpcFault(msgspec.Struct):
     message: str = ""
 
 
-class _Reply(msgspec.Struct):
+class _HeightReply(msgspec.Struct):
     result: str | None = None
-    error: _Fault | None = None
+    error: _RpcFault | None = None
 
 
-_REPLY: Final = msgspec.json.Decoder(_Reply)
+_REPLY: Final = msgspec.json.Decoder(_HeightReply)
 _REQUEST: Final = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
 
 
 def read_height(body: bytes) -> int:
-    """The block number in the answer to eth_blockNumber (Ethereum JSON-RPC specification). HeightError."""
+    """Return the block number in a response to eth_blockNumber (Ethereum JSON-RPC specification).
+
+    Raises:
+        HeightError: the response holds none.
+    """
     try:
         reply = _REPLY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -143,8 +159,12 @@ def read_height(body: bytes) -> int:
         raise HeightError(f"its answer holds no block number: {(reply.result or 'null')[:80]}") from None
 
 
-def ask_height(client: httpx.Client, url: str) -> int:
-    """The height of the chain now. HeightError."""
+def fetch_height(client: httpx.Client, url: str) -> int:
+    """Request the current height of the chain.
+
+    Raises:
+        HeightError: the node returned none.
+    """
     try:
         response = client.post(url, json=_REQUEST)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -155,15 +175,19 @@ def ask_height(client: httpx.Client, url: str) -> int:
 
 
 class HeightWatch:
-    """Asks for the height in a thread of its own, from `start()` to `stop()`, until it has reached the one awaited.
+    """A thread that requests the height, from `start()` to `stop()`, until it reaches the awaited one.
 
-    That it has is kept in a file, so that a later start knows it though the URL is away.
+    That it was reached is saved in a file, so that a later start knows it even if the URL does not answer.
     """
 
     def __init__(
         self, url: str, height: int, path: Path, clock_us: Callable[[], int], every: float = 12.0, timeout: float = 10.0
     ) -> None:
-        """`every`: seconds between two questions; a block of Ethereum takes 12."""
+        """Create the thread without starting it.
+
+        Args:
+            every: seconds between two requests; a block of Ethereum takes 12.
+        """
         self._url = url
         self._height = height
         self._path = path
@@ -172,17 +196,17 @@ class HeightWatch:
         self._timeout = timeout
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="height", daemon=True)
-        self.reached_at: int | None = self._kept()
-        """When the height was seen to be reached, µs; None: not yet."""
+        self.reached_at: int | None = self._load_reached_at()
+        """When the height was first seen to be reached, in µs; `None` until then."""
         self.error: str | None = None
-        """Why the height is not known now, in words; everything stays as it was."""
+        """The reason why the height is unknown now; the transition stays as it was."""
 
     def start(self) -> None:
         if self.reached_at is None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for a question that is under way."""
+        """Stop the thread without waiting for its current request."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -191,28 +215,28 @@ class HeightWatch:
         with httpx.Client(timeout=self._timeout, trust_env=proxied) as client:
             while not self._stop.is_set():
                 try:
-                    height = ask_height(client, self._url)
+                    height = fetch_height(client, self._url)
                 except HeightError as error:
                     self.error = f"transition: the height of the chain is not known, asking {host}: {error}"
                 else:
                     self.error = None
                     if height >= self._height:
-                        self._keep(self._clock_us())
+                        self._save_reached_at(self._clock_us())
                         return
                 self._stop.wait(self._every)
 
-    def _kept(self) -> int | None:
+    def _load_reached_at(self) -> int | None:
         try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+            saved = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return kept.get("reached_at") if kept.get("height") == self._height else None
+        return saved.get("reached_at") if saved.get("height") == self._height else None
 
-    def _keep(self, now: int) -> None:
+    def _save_reached_at(self, now: int) -> None:
         try:
-            fresh = self._path.with_suffix(".new")
-            fresh.write_text(json.dumps({"height": self._height, "reached_at": now}))
-            fresh.replace(self._path)
+            partial = self._path.with_suffix(".new")
+            partial.write_text(json.dumps({"height": self._height, "reached_at": now}))
+            partial.replace(self._path)
         except OSError as error:
             self.error = f"transition: {self._path} cannot be written ({error.strerror}): a later start asks again"
         self.reached_at = now

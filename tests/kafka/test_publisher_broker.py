@@ -18,7 +18,7 @@ from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import Leadership
 from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
 from kiln.bridge.publisher.ledger import PublishLedger
-from kiln.bridge.publisher.outbox import GONE, IN_DOUBT, RUNS_AT_ONCE, TOO_OLD, PublishingOptions
+from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
@@ -98,8 +98,8 @@ class Kiln:
 
     def place(self) -> tuple[int, str] | None:
         with KafkaAdminClient(**client(self.address)) as admin:
-            kept = admin.list_group_offsets({self._group: None})[self._group].get(self._part)
-        return None if kept is None else (kept.offset, kept.metadata)
+            committed = admin.list_group_offsets({self._group: None})[self._group].get(self._part)
+        return None if committed is None else (committed.offset, committed.metadata)
 
     def commit_place(self, offset: int, metadata: str) -> None:
         with KafkaAdminClient(**client(self.address)) as admin:
@@ -127,7 +127,7 @@ class Kiln:
             raise RuntimeError("the bridge ends before it has the receipt")
         return self.peers
 
-    def keep(self, cid: str, block: bytes, now: int) -> None:
+    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
         if self.away is not None:
             raise BlockStoreUnavailableError(self.away)
         self.kept.append(cid)
@@ -314,15 +314,15 @@ def test_a_crash_between_receipt_and_place_gives_no_batch_a_second_receipt(kiln:
     first = kiln.start()
     assert awaited(lambda: first.published == 4 and first.state == "waiting for batches")
     first.stop()
-    kept = kiln.place()
-    assert kept is not None
-    kiln.commit_place(1, kept[1])  # as it was before the receipts of the others
+    committed = kiln.place()
+    assert committed is not None
+    kiln.commit_place(1, committed[1])  # as it was before the receipts of the others
     kiln.write(encode(batch(4)))
     again = kiln.start()
     assert awaited(lambda: again.published == 1 and again.state == "waiting for batches")
     again.stop()
     assert sorted(receipt.cid for receipt in kiln.receipts()) == sorted(batch(number).cid for number in range(5))
-    assert kiln.place() == (5, kept[1])
+    assert kiln.place() == (5, committed[1])
 
 
 def test_a_micro_batch_that_is_written_again_goes_out_once_even_over_a_restart(kiln: Kiln) -> None:
@@ -377,7 +377,7 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     assert "let 3 records" in caplog.text
     assert "offsets 2 to 4" in caplog.text
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
-    assert (fault.stage, fault.reason, fault.detail) == ("publisher", GONE, "records 0/2 to 0/4 of batches")
+    assert (fault.stage, fault.reason, fault.detail) == ("publisher", RECORDS_LOST, "records 0/2 to 0/4 of batches")
     again.stop()
 
     kiln.held = "on purpose"
@@ -394,7 +394,7 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_batches_of_a_backfill_run_go_out_once_whatever_live_and_other_runs_published(kiln: Kiln) -> None:
     """Also when the place is lost, and when the publisher ends between a message and its receipt."""
-    live, old = batch(0), [batch(number, age=10**15) for number in range(1, 2 * RUNS_AT_ONCE)]
+    live, old = batch(0), [batch(number, age=10**15) for number in range(1, 2 * MAX_OPEN_HISTORY)]
     kiln.write(encode(live))
     first = kiln.start()
     assert awaited(lambda: first.published == 1)

@@ -82,19 +82,19 @@ async def said(one: Running, pace: AuthorPacer) -> Heard:
     sent: Heard = defaultdict(list)
     for number in range(COUNT):
         topic = TOPICS[number % len(TOPICS)]
-        by_author[pace.author(topic)].append((topic, b"%d" % number))
+        by_author[pace.author_index(topic)].append((topic, b"%d" % number))
 
-    async def speak(author: int) -> None:
-        for topic, data in by_author[author]:
+    async def speak(author_index: int) -> None:
+        for topic, data in by_author[author_index]:
             while (ready := pace.ready_at(topic) / 1e6) > trio.current_time():
                 await trio.sleep_until(ready)
-            assert one.node.publish(topic, data, author) == 1
-            pace.spoke(topic, round(trio.current_time() * 1e6))
+            assert one.node.publish(topic, data, author_index) == 1
+            pace.record_message(topic, round(trio.current_time() * 1e6))
             sent[topic].append(data)
 
     async with trio.open_nursery() as speakers:
-        for author in by_author:
-            speakers.start_soon(speak, author)
+        for author_index in by_author:
+            speakers.start_soon(speak, author_index)
     return sent
 
 
@@ -121,9 +121,9 @@ def heard_over(
         # the far one is in the near one's mesh once what is said on every topic comes through
         before = [(topic, b"before") for topic in TOPICS]
         while any(not heard[which][topic] for which in range(2) for topic in TOPICS):
-            for author, (topic, data) in enumerate(before):
+            for author_index, (topic, data) in enumerate(before):
                 if not all(heard[which][topic] for which in range(2)):
-                    one.node.publish(topic, data, author % AUTHORS)
+                    one.node.publish(topic, data, author_index % AUTHORS)
                     await trio.sleep(0.06)  # the pace itself
             await trio.sleep(0.5)  # before what was missed is said again
         for each in heard:

@@ -46,8 +46,8 @@ class TellingBlocks(FolderBlockStore):
 def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     node = TellingBlocks()
     pins = BlockPins(node, tmp_path / "bridge" / "pins.sqlite", pin_for=100 * S)
-    pins.keep("one", b"1", START)
-    pins.keep("two", b"2", START + 50 * S)
+    pins.store_and_pin("one", b"1", START)
+    pins.store_and_pin("two", b"2", START + 50 * S)
     assert node.said == ["put one", "pin one", "provide one", "put two", "pin two", "provide two"]
     assert pins.unpin_expired(START + 99 * S) == 0
     pins.close()
@@ -58,7 +58,7 @@ def test_pins_last_for_their_time_over_restarts(tmp_path: Path) -> None:
     node.away = False
     assert again.unpin_expired(START + 100 * S) == 1
     assert node.said[6:] == ["unpin one"]
-    again.keep("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
+    again.store_and_pin("two", b"2", START + 120 * S)  # published once more: as long as if for the first time
     assert again.unpin_expired(START + 219 * S) == 0
     assert again.unpin_expired(START + 220 * S) == 1
     assert again.unpin_expired(START + 999 * S) == 0

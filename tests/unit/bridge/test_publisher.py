@@ -13,17 +13,17 @@ from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
 from kiln.bridge.kafka.position import KafkaPosition
 from kiln.bridge.publisher.ledger import PublishLedger, PublishLedgerError
 from kiln.bridge.publisher.outbox import (
-    GONE,
     IN_DOUBT,
-    REMEMBERED,
+    RECENT_BATCHES,
+    RECORDS_LOST,
     TOO_OLD,
     Outbox,
     OutboxRecord,
     PublishError,
     PublishingOptions,
-    number_of,
+    outbox_partition,
 )
-from kiln.bridge.publisher.pace import IN_A_GAP, AuthorPacer
+from kiln.bridge.publisher.pace import MAX_MESSAGES_PER_GAP, AuthorPacer
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     BatchRecord,
@@ -94,7 +94,7 @@ class Ipfs:
         self.kept: dict[str, bytes] = {}
         self.asked = 0
 
-    def keep(self, cid: str, block: bytes, now: int) -> None:
+    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -120,7 +120,7 @@ class Run:
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.outbox.take(KafkaPosition(0, self.offset), data, now)
+        output = self.outbox.add_record(KafkaPosition(0, self.offset), data, now)
         self.offset += 1
         self.outputs += [] if output is None else [output]
 
@@ -128,7 +128,7 @@ class Run:
         def publish(topic: str, data: bytes) -> int:
             peers = self.node.publish(topic, data)
             if peers and self.pace is not None:
-                self.pace.spoke(topic, now)
+                self.pace.record_message(topic, now)
             return peers
 
         outputs = self.outbox.step(held, self.ipfs, publish, now, on, self.pace)
@@ -137,7 +137,7 @@ class Run:
         return [decode_publication(output.value) for output in outputs]
 
     def place(self) -> int:
-        return self.outbox.places()[0]
+        return self.outbox.resume_offsets()[0]
 
 
 def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
@@ -165,7 +165,7 @@ def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
-        assert run.outbox.wait(now, S) <= gap or not run.outbox.waiting
+        assert run.outbox.time_to_next_attempt(now, S) <= gap or not run.outbox.waiting_by_topic
     assert sent_at == [START + gap * number for number in range(6)]
     topics = [topic for topic, _ in run.node.sent]
     assert topics[0::2] == [topics[0]] * 3
@@ -178,27 +178,27 @@ def test_burst_of_many_separators_is_out_within_half_a_second() -> None:
     for number in range(40):
         run.take(batch(number, model=number))
     now, sent_at = START, list[int]()
-    while run.outbox.waiting or run.outbox.unkept:
+    while run.outbox.waiting_by_topic or run.outbox.unpinned_count:
         before = len(run.node.sent)
         run.step(now)
         sent_at += [now] * (len(run.node.sent) - before)
-        now += max(1, run.outbox.wait(now, S))
+        now += max(1, run.outbox.time_to_next_attempt(now, S))
     assert len(sent_at) == 40
     assert sent_at[-1] - START < S // 2
     # a peer that is slow for a gap has room for all that comes meanwhile
-    assert max(sum(at <= each < at + gap for each in sent_at) for at in sent_at) == IN_A_GAP
+    assert max(sum(at <= each < at + gap for each in sent_at) for at in sent_at) == MAX_MESSAGES_PER_GAP
 
 
 def test_each_topic_keeps_its_author_over_restarts_and_several_speak_at_once() -> None:
     topics = [f"/ceramic/local-test/model/{number}" for number in range(100)]
     pace = AuthorPacer(50_000, 4)
-    authors = {topic: pace.author(topic) for topic in topics}
-    assert authors == {topic: AuthorPacer(0, 4).author(topic) for topic in topics}
+    authors = {topic: pace.author_index(topic) for topic in topics}
+    assert authors == {topic: AuthorPacer(0, 4).author_index(topic) for topic in topics}
     assert set(authors.values()) == {0, 1, 2, 3}
-    pace.spoke(topics[0], START)
+    pace.record_message(topics[0], START)
     assert {pace.ready_at(topic) for topic in topics if authors[topic] == authors[topics[0]]} == {START + 50_000}
     assert {pace.ready_at(topic) for topic in topics if authors[topic] != authors[topics[0]]} == {
-        START + 50_000 // IN_A_GAP
+        START + 50_000 // MAX_MESSAGES_PER_GAP
     }
 
 
@@ -208,12 +208,12 @@ def test_place_moves_only_when_the_broker_has_the_receipt() -> None:
         run.take(batch(number))
     run.step()
     assert run.place() == 0
-    run.outbox.done(KafkaPosition(0, 1))
+    run.outbox.acknowledge(KafkaPosition(0, 1))
     assert run.place() == 0  # the first one is not there yet
-    run.outbox.done(KafkaPosition(0, 0))
+    run.outbox.acknowledge(KafkaPosition(0, 0))
     assert run.place() == 2
-    run.outbox.done(KafkaPosition(0, 2))
-    assert (run.place(), run.outbox.open) == (3, 0)
+    run.outbox.acknowledge(KafkaPosition(0, 2))
+    assert (run.place(), run.outbox.open_count) == (3, 0)
 
 
 @pytest.mark.parametrize("record", [batch(1, origin="REPLAY"), batch(1, network="testnet-clay")])
@@ -232,13 +232,13 @@ def test_without_a_peer_it_tries_again_until_one_is_there() -> None:
     assert run.step(START + S // 2) == []
     assert run.node.asked == 1  # not before retry_every
     assert run.step(START + S) == []
-    assert run.outbox.waiting == {topic_of(record): 1}
+    assert run.outbox.waiting_by_topic == {topic_of(record): 1}
     assert run.place() == 0
     run.node.default = 1
     (receipt,) = run.step(START + 2 * S)
     assert (receipt.peers, receipt.error) == (1, None)
     assert run.node.asked == 3
-    assert run.outbox.waiting == {}
+    assert run.outbox.waiting_by_topic == {}
 
 
 def test_without_a_peer_for_too_long_the_receipt_says_so() -> None:
@@ -339,7 +339,7 @@ def test_unreadable_batch_is_quarantined_and_the_next_goes_on(value: bytes | Non
     assert (fault.stage, fault.reason, fault.data) == ("publisher", "batch_malformed", value or b"")
     assert fault.detail.startswith("record 0/0 of batches: ")
     assert run.place() == 0
-    run.outbox.done(output.place)
+    run.outbox.acknowledge(output.position)
     assert run.place() == 1
 
 
@@ -372,7 +372,7 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         elif what == "ack":
             for output in run.outputs[acknowledged : acknowledged + number]:
                 receipts[output.key.decode()] += 1
-                run.outbox.done(output.place)
+                run.outbox.acknowledge(output.position)
             acknowledged = min(len(run.outputs), acknowledged + number)
         elif what == "crash":
             place = run.place()
@@ -392,9 +392,9 @@ def test_whatever_happens_each_batch_has_a_receipt_before_its_place_is_passed(ev
         now += S
         run.step(now)
     for output in run.outputs[acknowledged:]:
-        run.outbox.done(output.place)
+        run.outbox.acknowledge(output.position)
     assert run.place() == len(log)
-    assert run.outbox.open == 0
+    assert run.outbox.open_count == 0
 
 
 # ---------------------------------------------------------------- IPFS
@@ -424,11 +424,11 @@ def test_while_ipfs_is_away_nothing_goes_out_and_all_wait_in_their_order() -> No
     run.node.default = 1
     for at in range(1, 1_000):
         assert run.step(START + at * S) == []
-    assert run.outbox.away == "http://127.0.0.1:5001 does not answer"
-    assert (run.node.sent, run.outbox.unkept, run.place()) == ([], 3, 0)
+    assert run.outbox.ipfs_error == "http://127.0.0.1:5001 does not answer"
+    assert (run.node.sent, run.outbox.unpinned_count, run.place()) == ([], 3, 0)
     run.ipfs.error = None
     receipts = run.step(START + 1_000 * S)
-    assert run.outbox.away is None
+    assert run.outbox.ipfs_error is None
     assert run.node.cids == [record.cid for record in (kept, *later)]
     assert [receipt.error for receipt in receipts] == [None] * 4
 
@@ -501,9 +501,9 @@ def test_duplicate_publishes_on_both_topics_with_a_receipt_of_each() -> None:
         (record.cid, topic_of(record)),
         (record.cid, network_topic()),
     }
-    run.outbox.done(KafkaPosition(0, 0))
+    run.outbox.acknowledge(KafkaPosition(0, 0))
     assert run.place() == 0  # one receipt is not there yet
-    run.outbox.done(KafkaPosition(0, 0))
+    run.outbox.acknowledge(KafkaPosition(0, 0))
     assert run.place() == 1
 
 
@@ -514,7 +514,7 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     for record in records[:3]:
         run.take(record)
     assert run.step(on=BY_NETWORK) == []
-    assert run.outbox.waiting == {network_topic(): 3}
+    assert run.outbox.waiting_by_topic == {network_topic(): 3}
     for record in records[3:]:
         run.take(record)
     receipts = run.step(START + S // 2, on=BY_SEPARATOR)
@@ -523,8 +523,8 @@ def test_at_the_cutover_what_waits_goes_to_the_new_topic_in_its_order() -> None:
     ]
     assert sorted(run.node.cids) == sorted(record.cid for record in records)
     for _ in receipts:
-        run.outbox.done(run.outputs.pop(0).place)
-    assert (run.place(), run.outbox.waiting, run.outbox.block_bytes) == (5, {}, 0)
+        run.outbox.acknowledge(run.outputs.pop(0).position)
+    assert (run.place(), run.outbox.waiting_by_topic, run.outbox.block_bytes) == (5, {}, 0)
 
 
 def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transition_ends() -> None:
@@ -532,7 +532,7 @@ def test_what_is_out_on_one_topic_is_not_held_up_by_the_other_when_the_transitio
     run.node.peers[network_topic()] = 0
     run.take(batch(1))
     (receipt,) = run.step(on=BOTH)
-    run.outbox.done(KafkaPosition(0, 0))
+    run.outbox.acknowledge(KafkaPosition(0, 0))
     assert (receipt.topic, run.place()) == (topic_of(batch(1)), 0)
     assert run.step(START + S, on=BY_SEPARATOR) == []
     assert (run.place(), len(run.node.sent)) == (1, 1)
@@ -567,7 +567,7 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
             on = (BY_NETWORK, BOTH, BY_SEPARATOR)[number]
         elif what == "ack":
             for output in run.outputs[acknowledged : acknowledged + number]:
-                run.outbox.done(output.place)
+                run.outbox.acknowledge(output.position)
             acknowledged = min(len(run.outputs), acknowledged + number)
         else:
             now += number * S
@@ -577,8 +577,8 @@ def test_whatever_topics_and_ipfs_do_no_batch_is_lost(events: list[tuple[str, in
         now += S
         run.step(now, on=on)
     for output in run.outputs[acknowledged:]:
-        run.outbox.done(output.place)
-    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (run.offset, 0, 0)
+        run.outbox.acknowledge(output.position)
+    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (run.offset, 0, 0)
     receipts = [decode_publication(output.value) for output in run.outputs]
     assert {receipt.cid for receipt in receipts} == {batch(number).cid for number in range(run.offset)}
     assert len({(receipt.cid, receipt.topic) for receipt in receipts}) == len(receipts)
@@ -591,7 +591,7 @@ def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost()
     run = Run(Node())
     done = batch(0)
     run.outbox.start(0, 0, 0, until=3)
-    run.outbox.receipted({done.cid: {topic_of(done)}})
+    run.outbox.set_receipted_topics({done.cid: {topic_of(done)}})
     for number in (0, 1, 2):
         run.take(batch(number))
     assert run.outbox.metadata(0) == "0 3"  # for a start after a crash now
@@ -599,7 +599,7 @@ def test_batches_with_a_receipt_are_passed_over_up_to_where_the_place_was_lost()
     run.step()
     assert run.node.cids == [batch(1).cid, batch(2).cid, done.cid]
     for output in run.outputs:
-        run.outbox.done(output.place)
+        run.outbox.acknowledge(output.position)
     assert (run.place(), run.outbox.metadata(0)) == (4, "0")
 
 
@@ -608,30 +608,30 @@ def test_after_a_crash_only_the_topics_without_a_receipt_get_a_batch() -> None:
     run = Run(Node())
     run.outbox.start(0, 0, 0, end=3)
     network = f"/ceramic/{NETWORK}"
-    run.outbox.receipted({both.cid: {network, topic_of(both)}, half.cid: {network}})
+    run.outbox.set_receipted_topics({both.cid: {network, topic_of(both)}, half.cid: {network}})
     again = batch(0, closed=START + S)  # the same bytes, after the start: another batch
     for record in (both, half, new, again):
         run.take(record)
     run.step(on=BOTH)
     assert run.node.cids.count(both.cid) == run.node.cids.count(half.cid) == run.node.cids.count(new.cid) == 2
     for output in run.outputs:
-        run.outbox.done(output.place)
-    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (4, 0, 0)
+        run.outbox.acknowledge(output.position)
+    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (4, 0, 0)
 
 
 def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() -> None:
     run = Run(Node())
     run.take(batch(0))
     run.step()
-    run.outbox.done(KafkaPosition(0, 0))
-    assert run.outbox.gone(0, 1, START) is None
-    word = run.outbox.gone(0, 5, START)
+    run.outbox.acknowledge(KafkaPosition(0, 0))
+    assert run.outbox.record_lost_range(0, 1, START) is None
+    word = run.outbox.record_lost_range(0, 5, START)
     assert word is not None
     fault = decode_quarantine(word.value)
-    assert (fault.stage, fault.reason, fault.data) == ("publisher", GONE, b"")
+    assert (fault.stage, fault.reason, fault.data) == ("publisher", RECORDS_LOST, b"")
     assert fault.detail == "records 0/1 to 0/4 of batches"
-    assert (run.outbox.lost, run.outbox.expects(0), run.place()) == (4, 5, 1)
-    run.outbox.done(word.place)
+    assert (run.outbox.lost, run.outbox.next_offset(0), run.place()) == (4, 5, 1)
+    run.outbox.acknowledge(word.position)
     assert run.place() == 5
 
 
@@ -649,8 +649,8 @@ def test_batches_of_a_micro_batch_that_is_written_again_go_out_once() -> None:
     run.step()
     assert run.node.cids == [record.cid for record in records]
     for output in run.outputs:
-        run.outbox.done(output.place)
-    assert (run.place(), run.outbox.open, run.outbox.block_bytes) == (5, 0, 0)
+        run.outbox.acknowledge(output.position)
+    assert (run.place(), run.outbox.open_count, run.outbox.block_bytes) == (5, 0, 0)
 
 
 def test_same_bytes_that_close_later_or_for_another_separator_are_another_batch() -> None:
@@ -665,7 +665,7 @@ def test_batches_before_the_place_are_remembered_and_not_published() -> None:
     run.outbox.start(0, 2, 0)
     run.take(b"no batch")
     run.take(batch(0))
-    assert (run.place(), run.outbox.expects(0), run.outbox.open) == (2, 2, 0)
+    assert (run.place(), run.outbox.next_offset(0), run.outbox.open_count) == (2, 2, 0)
     run.take(batch(0))
     run.take(batch(1))
     run.step()
@@ -675,8 +675,8 @@ def test_batches_before_the_place_are_remembered_and_not_published() -> None:
 
 def test_memory_of_batches_is_bounded() -> None:
     run = Run(Node())
-    run.outbox.start(0, REMEMBERED + 1, 0)
-    for number in range(REMEMBERED + 1):
+    run.outbox.start(0, RECENT_BATCHES + 1, 0)
+    for number in range(RECENT_BATCHES + 1):
         run.take(batch(number))
     run.take(batch(1))
     run.take(batch(0))  # further back than a micro-batch reaches
@@ -687,7 +687,7 @@ def test_memory_of_batches_is_bounded() -> None:
 # ---------------------------------------------------------------- batches of backfill runs
 
 
-LIVE_PART, RUNS_PART = number_of(0, False), number_of(0, True)
+LIVE_PART, RUNS_PART = outbox_partition(0, False), outbox_partition(0, True)
 
 
 class KilledError(Exception):
@@ -721,7 +721,7 @@ class History:
         return {each.cid: {each.topic or ""} for each in self.receipts if each.error is None}
 
     def take(self, part: int, offset: int) -> None:
-        assert self.outbox.take(KafkaPosition(part, offset), encode(self.log[part][offset]), self.now) is None
+        assert self.outbox.add_record(KafkaPosition(part, offset), encode(self.log[part][offset]), self.now) is None
 
     def write(self, part: int, record: BatchRecord) -> None:
         self.log[part].append(record)
@@ -743,9 +743,9 @@ class History:
     def acknowledge(self, count: int = 1_000) -> None:
         for output in self.outputs[:count]:
             self.receipts.append(decode_publication(output.value))
-            self.outbox.done(output.place)
+            self.outbox.acknowledge(output.position)
         del self.outputs[:count]
-        self.places = self.outbox.places()
+        self.places = self.outbox.resume_offsets()
 
     def crash(self) -> None:
         self.kill = False
@@ -767,7 +767,7 @@ def test_batch_of_a_run_goes_out_however_old_it_is_and_never_again(tmp_path: Pat
     run.step()
     run.crash()
     run.step()
-    assert (run.node.cids, run.outputs, run.outbox.open) == ([record.cid], [], 0)
+    assert (run.node.cids, run.outputs, run.outbox.open_count) == ([record.cid], [], 0)
 
 
 def test_what_live_has_published_no_run_publishes(tmp_path: Path) -> None:
@@ -807,8 +807,8 @@ def test_batch_of_a_run_waits_for_a_peer_over_a_crash(tmp_path: Path) -> None:
 
 def test_unreadable_batch_of_a_run_is_quarantined_by_its_own_topic(tmp_path: Path) -> None:
     run = History(tmp_path)
-    run.outbox.start(number_of(3, True), 7, 0)
-    output = run.outbox.take(KafkaPosition(number_of(3, True), 7), b"{", START)
+    run.outbox.start(outbox_partition(3, True), 7, 0)
+    output = run.outbox.add_record(KafkaPosition(outbox_partition(3, True), 7), b"{", START)
     assert output is not None
     assert output.key == b"history/3/7"
     assert decode_quarantine(output.value).detail.startswith("record 3/7 of history: ")
@@ -862,7 +862,7 @@ def test_whatever_happens_a_batch_of_runs_goes_out_once_at_most(
     for _ in range(12):
         run.step(1)
     run.acknowledge()
-    assert run.outbox.open == 0
+    assert run.outbox.open_count == 0
     sent = Counter(run.node.cids)
     of_live = {record.cid for record in run.log[LIVE_PART]}
     for record in run.log[RUNS_PART]:

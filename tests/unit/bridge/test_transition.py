@@ -19,8 +19,8 @@ from kiln.bridge.publisher.transition import (
     HeightError,
     HeightWatch,
     Transition,
+    describe_unreached_peers,
     read_height,
-    unreached,
 )
 from kiln.schemas.wire.topics import Separator, parse_topic, separator_value
 from kit.awaiting import awaited
@@ -32,41 +32,44 @@ SEPARATOR = Separator("model", separator_value(b"\x01\x02"))
 
 def test_names_of_the_topics() -> None:
     by_separator = f"/ceramic/mainnet/sep/model/{SEPARATOR.value}"
-    assert BY_SEPARATOR.of("mainnet", SEPARATOR) == (by_separator,)
-    assert BY_NETWORK.of("mainnet", SEPARATOR) == ("/ceramic/mainnet",)
-    assert BOTH.of("mainnet", SEPARATOR) == (by_separator, "/ceramic/mainnet")
-    assert [parse_topic(name) for name in BOTH.of("mainnet", SEPARATOR)] == [("mainnet", SEPARATOR), ("mainnet", None)]
+    assert BY_SEPARATOR.topics_of("mainnet", SEPARATOR) == (by_separator,)
+    assert BY_NETWORK.topics_of("mainnet", SEPARATOR) == ("/ceramic/mainnet",)
+    assert BOTH.topics_of("mainnet", SEPARATOR) == (by_separator, "/ceramic/mainnet")
+    assert [parse_topic(name) for name in BOTH.topics_of("mainnet", SEPARATOR)] == [
+        ("mainnet", SEPARATOR),
+        ("mainnet", None),
+    ]
 
 
 def test_without_a_moment_a_cutover_is_over_and_a_duplicate_goes_on() -> None:
-    assert Transition().published_on(AT) == BY_SEPARATOR
-    assert Transition().hears_network(AT)
-    assert Transition().in_words(AT) == ""
-    assert Transition("duplicate").published_on(AT) == BOTH
+    assert Transition().publishing_scheme(AT) == BY_SEPARATOR
+    assert Transition().joins_network_topic(AT)
+    assert Transition().describe(AT) == ""
+    assert Transition("duplicate").publishing_scheme(AT) == BOTH
 
 
 def test_cutover_at_a_time() -> None:
     told = Transition("cutover", at=AT, phase_out=10 * S)
-    assert told.published_on(AT - 1) == BY_NETWORK
-    assert told.published_on(AT) == BY_SEPARATOR
-    assert [told.hears_network(AT + wait * S) for wait in (-5, 0, 9, 10, 11)] == [True, True, True, False, False]
-    assert told.in_words(AT - 1) == "cutover: published on the topic of the network"
-    assert told.in_words(AT) == "cutover is over: published on the topics of separators"
-    assert told.in_words(AT + 10 * S) == "cutover is over: published on the topics of separators, which alone are heard"
+    assert told.publishing_scheme(AT - 1) == BY_NETWORK
+    assert told.publishing_scheme(AT) == BY_SEPARATOR
+    assert [told.joins_network_topic(AT + wait * S) for wait in (-5, 0, 9, 10, 11)] == [True, True, True, False, False]
+    assert told.describe(AT - 1) == "cutover: published on the topic of the network"
+    assert told.describe(AT) == "cutover is over: published on the topics of separators"
+    assert told.describe(AT + 10 * S) == "cutover is over: published on the topics of separators, which alone are heard"
 
 
 def test_duplicate_until_a_time() -> None:
     told = Transition("duplicate", at=AT)
-    assert (told.published_on(AT - 1), told.published_on(AT)) == (BOTH, BY_SEPARATOR)
-    assert told.hears_network(AT + 10**15)  # no phase-out
+    assert (told.publishing_scheme(AT - 1), told.publishing_scheme(AT)) == (BOTH, BY_SEPARATOR)
+    assert told.joins_network_topic(AT + 10**15)  # no phase-out
 
 
 def test_cutover_at_a_height_is_when_it_was_seen() -> None:
     told = Transition("cutover", height=17, phase_out=10 * S)
-    assert told.published_on(AT) == BY_NETWORK
-    assert told.published_on(AT, reached_at=AT) == BY_SEPARATOR
-    assert told.in_words(AT) == "cutover: published on the topic of the network, until block 17"
-    assert [told.hears_network(AT + wait * S, reached_at=AT) for wait in (0, 9, 10)] == [True, True, False]
+    assert told.publishing_scheme(AT) == BY_NETWORK
+    assert told.publishing_scheme(AT, reached_at=AT) == BY_SEPARATOR
+    assert told.describe(AT) == "cutover: published on the topic of the network, until block 17"
+    assert [told.joins_network_topic(AT + wait * S, reached_at=AT) for wait in (0, 9, 10)] == [True, True, False]
 
 
 @given(
@@ -80,13 +83,13 @@ def test_there_is_always_a_topic_and_no_way_back(
     mode: str, at: int | None, phase_out: int, now: int, later: int
 ) -> None:
     told = Transition("cutover" if mode == "cutover" else "duplicate", at, None, phase_out)
-    on = told.published_on(now)
-    assert on.of("mainnet", SEPARATOR)
-    assert told.hears_network(now) or not on.network  # what is published on is heard
+    on = told.publishing_scheme(now)
+    assert on.topics_of("mainnet", SEPARATOR)
+    assert told.joins_network_topic(now) or not on.network  # what is published on is heard
     if on == BY_SEPARATOR:
-        assert told.published_on(now + later) == BY_SEPARATOR
-    if not told.hears_network(now):
-        assert not told.hears_network(now + later)
+        assert told.publishing_scheme(now + later) == BY_SEPARATOR
+    if not told.joins_network_topic(now):
+        assert not told.joins_network_topic(now + later)
 
 
 # ---------------------------------------------------------------- the height
@@ -95,11 +98,11 @@ def test_there_is_always_a_topic_and_no_way_back(
 def test_peers_that_hear_no_batch_are_told_with_what_to_set() -> None:
     network, separator, other = "/ceramic/clay", "/ceramic/clay/sep/model/k1", "/ceramic/mainnet"
     peers = [{network}, {network, separator}, {f"{network}/"}, {other}, set[str]()]
-    told = unreached(BY_SEPARATOR, "clay", peers)
+    told = describe_unreached_peers(BY_SEPARATOR, "clay", peers)
     assert told.startswith("2 of 3 peers are on the topic of the network alone, /ceramic/clay,")
     assert 'transition.mode = "duplicate"' in told
-    assert unreached(BOTH, "clay", peers) == unreached(BY_NETWORK, "clay", peers) == ""
-    assert unreached(BY_SEPARATOR, "clay", peers[1:2]) == ""
+    assert describe_unreached_peers(BOTH, "clay", peers) == describe_unreached_peers(BY_NETWORK, "clay", peers) == ""
+    assert describe_unreached_peers(BY_SEPARATOR, "clay", peers[1:2]) == ""
 
 
 def test_answer_of_a_node() -> None:
