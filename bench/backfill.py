@@ -16,8 +16,8 @@ from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, in_turn
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, terms_of
-from kiln.pipelines.archive.transform import frame_row
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
+from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -128,7 +128,7 @@ def _run(
 ) -> tuple[float, RunOutcome]:
     """Makes a run and removes what it wrote; the seconds that the run took."""
     started = time.perf_counter()
-    outcome = backfill(ground.spark, settings, terms_of(settings, request), lambda: False, report)
+    outcome = backfill(ground.spark, settings, build_terms(settings, request), lambda: False, report)
     seconds = time.perf_counter() - started
     shutil.rmtree(Lake.at(settings.lake_root).run(request.name).path)
     return seconds, outcome
@@ -144,7 +144,7 @@ def _write(lake: Lake, count: int, extent: Extent) -> _History:
     for offset, (_, value) in enumerate(stamped_anew(some, count)):
         frame = Frame.FromString(value)
         frame.observed_at += offset // len(some) * span  # one repeat after the other
-        files.add(frame_row(0, offset, frame.observed_at // 1000, frame), len(value))
+        files.add(build_frame_row(0, offset, frame.observed_at // 1000, frame), len(value))
         if offset % _FILE == _FILE - 1:
             commits.commit("frames", files.close(), WriteId("bench", offset))
             files = TableFiles(lake, "frames")

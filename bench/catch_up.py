@@ -15,7 +15,7 @@ from bench.ground import Ends
 from bench.runs import BenchError
 from kiln.conf.settings.model import Job, JobName, Settings
 from kiln.pipelines.app.launch import launch
-from kiln.pipelines.app.supervisor import failure_text
+from kiln.pipelines.app.supervisor import describe_failure
 from kiln.pipelines.runtime.progress import ProgressListener
 from kiln.schemas.queries import QUERIES
 
@@ -75,7 +75,7 @@ def catch_up(
         moved = time.monotonic()
         while not listener.reached.wait(0.1):
             if not query.isActive:
-                raise BenchError(f"{name} stopped: {failure_text(query.exception())}")
+                raise BenchError(f"{name} stopped: {describe_failure(query.exception())}")
             if listener.moved.is_set():
                 listener.moved.clear()
                 moved = time.monotonic()

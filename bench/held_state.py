@@ -14,8 +14,8 @@ from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
 from kiln.pipelines.batch.offset_range import OffsetRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.pipelines.delta.frame_ranges import HeldFrames, side
-from kiln.pipelines.delta.held_frames import StoredFrameRanges
+from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
+from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 from kiln.pipelines.updates.known_streams import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 from kiln.schemas.wire.batch_block import stream_key
@@ -120,7 +120,7 @@ class _Connections:
     def micro_batch(self, run: int) -> float:
         """ms."""
         chance = random.Random(run)
-        taken: HeldFrames = {_side(chance.randrange(2**40, 2**41)): [(1, 10)] for _ in range(ALIVE // 2)}
+        taken: FrameRanges = {_side(chance.randrange(2**40, 2**41)): [(1, 10)] for _ in range(ALIVE // 2)}
         for _ in range(ALIVE // 2):
             taken[_side(chance.randrange(self._count or 2**40))] = [(40 + 20 * run, 50 + 20 * run)]
         started = time.process_time()
@@ -130,7 +130,7 @@ class _Connections:
 
 
 def _side(number: int) -> bytes:
-    return side(_digest(number)[:16], 0)
+    return build_range_key(_digest(number)[:16], 0)
 
 
 class _Streams:

@@ -30,9 +30,9 @@ from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import BenchError, Extent
 from kiln.conf.settings.model import JobName, Kafka, Settings
 from kiln.pipelines.app.launch import launch
-from kiln.pipelines.app.supervisor import failure_text
+from kiln.pipelines.app.supervisor import describe_failure
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import held
+from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.progress import ProgressListener
 from kiln.schemas.queries import QUERIES
 
@@ -135,9 +135,9 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     found.see(cost_name("broker", FRAME_IN), "µs", plots.broker_cpu / plots.frames * 1e6, extent.runs)
     for thing, size in plots.sizes().items():
         found.see(f"Kafka: each {thing}", "bytes", size, extent.runs)
-    held = held_state.measure(Extent(1, 0.05), lambda _: None).notes
+    notes = held_state.measure(Extent(1, 0.05), lambda _: None).notes
     for thing, note in (("open window", "bytes a window"), ("known stream", "bytes a stream")):
-        found.see(f"state: each {thing}", "bytes", float(held[note]), extent.runs)
+        found.see(f"state: each {thing}", "bytes", float(notes[note]), extent.runs)
     return found.finding(
         {
             "records of a micro-batch": f"{extent.of(SMALL):,} to {extent.of(LARGE):,}, and {extent.of(AFAR):,}",
@@ -316,7 +316,7 @@ def _see_archive(found: ScalingFindings, fresh: Settings) -> None:
     found.see("lake: each frame", "bytes", sum(size for _, size in rows.values()) / frames)
     found.see("lake: rows, each frame", "rows", sum(many for many, _ in rows.values()) / frames)
     found.see("messages, each frame", "messages", messages / frames)
-    remembered = held((fresh.checkpoints_root / "archive").folder)
+    remembered = read_dedup_state((fresh.checkpoints_root / "archive").folder)
     found.see("state: each message remembered", "bytes", remembered.size / messages)
 
 
@@ -344,7 +344,7 @@ def _run(ground: Ground, settings: Settings, name: JobName, size: int, count: in
     query = launch(name, ground.spark, settings, watch)
     try:
         if not watch.enough.wait(_PATIENCE):
-            said = failure_text(query.exception()) if not query.isActive else f"{len(watch.ran)} micro-batches"
+            said = describe_failure(query.exception()) if not query.isActive else f"{len(watch.ran)} micro-batches"
             raise BenchError(f"{name}, {size:,} records each, within {_PATIENCE:g} s: {said}")
     finally:
         query.stop()

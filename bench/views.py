@@ -19,7 +19,7 @@ from bench.runs import Extent, Say, in_turn
 from kiln.deploy.query.ask import ask
 from kiln.deploy.query.trace.follow import follow
 from kiln.deploy.query.trace.ids import read_id
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -411,7 +411,7 @@ def _stamps(micros: _Ints) -> pa.Array:
 def write(lake: Lake, name: str, columns: Columns, batch_id: int = 0) -> None:
     """One commit, as the queries write: the same files, row groups and statistics. `batch_id`: of the micro-batch."""
     lake.create([name])
-    schema = arrow_schema(TABLES[name].columns, strict=True)
+    schema = build_arrow_schema(TABLES[name].columns, strict=True)
     table = pa.table([columns[each] for each in schema.names], schema=schema)
     files = TableFiles(lake, name)
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):

@@ -23,19 +23,19 @@ import msgspec
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.lake import Lake, log_entry, log_of
-from kiln.pipelines.delta.log_faults import TableLog, last_before, look_at, newest_write, take_back
-from kiln.pipelines.runtime.checkpoint import STANDS_FOR, Checkpoint
+from kiln.pipelines.delta.lake import Lake, locate_commit, locate_log
+from kiln.pipelines.delta.log_faults import TableLog, find_version_before, inspect_log, find_newest_write, restore_version
+from kiln.pipelines.runtime.checkpoint import REPLACED_EPOCH_FILE, Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import (
     LastGoodBatch,
-    beyond,
-    claimed_ending,
+    list_files_after,
+    find_claimed_end,
     is_whole,
-    newest_commit,
-    sound_ending,
-    torn_files,
+    read_newest_commit_time,
+    find_sound_end,
+    list_torn_files,
 )
-from kiln.pipelines.runtime.dedup_store import NAME, DedupStoreError, marked, release_places, remembers
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreError, read_marked_epoch, release_positions, has_dedup_state
 from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.topics import TopicState, find_misfits, note_topics, read_noted
 from kiln.schemas.delta.tables import TABLES
@@ -148,9 +148,9 @@ def go_back(place: DamageLocation, damage: Damage, oldest: log.Offsets) -> None:
             _move_away(place, _entry(lake, table, version))
     versions = {table: _base(lake, table, checkpoint.query_id, ending.next) for table in logs}
     for table, version in versions.items():
-        take_back(lake, table, version)
+        restore_version(lake, table, version)
     folder = Path(checkpoint.path.uri)
-    for path in beyond(folder, ending):
+    for path in list_files_after(folder, ending):
         _move_away(place, path)
     _rename(place, folder)
 
@@ -175,7 +175,7 @@ def go_on(place: DamageLocation, damage: Damage, since: log.Offsets, now: int) -
         "metadata": json.dumps({"id": str(uuid4())}),
         "sources/0/0": f"{_SOURCE_HEAD}{json.dumps(since)}",
         "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.on_from.ends)}",
-        STANDS_FOR: msgspec.json.encode(Epoch(began.query, began.batch + damage.on_from.batch)).decode(),
+        REPLACED_EPOCH_FILE: msgspec.json.encode(Epoch(began.query, began.batch + damage.on_from.batch)).decode(),
     }
     for name, text in files.items():
         path = fresh / name
@@ -233,7 +233,7 @@ def _release_places(place: DamageLocation, damage: Damage, checkpoint: Checkpoin
 
     folder = checkpoint.path.folder
     assert folder is not None
-    release_places(folder, is_of_topic, is_lost)
+    release_positions(folder, is_of_topic, is_lost)
 
 
 def _replace_offsets(place: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
@@ -319,20 +319,20 @@ def _lost(place: DamageLocation, name: str, checkpoint: Checkpoint) -> str:
     folder, done = checkpoint.path.folder, checkpoint.committed
     if name == "batch" or folder is None or done < 0:
         return ""
-    path = folder / NAME
+    path = folder / FILE_NAME
     if path.exists():
         try:
-            ended = marked(folder)
+            ended = read_marked_epoch(folder)
         except DedupStoreError as error:
             return str(error)
         if ended.query == checkpoint.query_id and ended.batch < done:
             return f"{path} ends with the micro-batch {ended.batch}, and the checkpoint with {done}"
         return ""
-    if remembers(folder):
+    if has_dedup_state(folder):
         return ""
     if name == "archive":
         log = _logs(place.lake, name).get("messages")  # the query of 0.1 wrote none, and remembered nothing
-        if log is None or newest_write(place.lake, "messages", checkpoint.query_id, log) < 0:
+        if log is None or find_newest_write(place.lake, "messages", checkpoint.query_id, log) < 0:
             return ""
     return f"{path} is gone"
 
@@ -354,25 +354,25 @@ def _examine(place: DamageLocation, name: str) -> Damage | None:
     folder = checkpoint.path.folder
     if folder is None:
         return _older_in_store(name, checkpoint, lake, logs)
-    claimed, sound = claimed_ending(folder), sound_ending(folder)
+    claimed, sound = find_claimed_end(folder), find_sound_end(folder)
     if not is_whole(folder / "metadata"):
         return _without_metadata(name, folder, claimed)
     if sound is None:
-        bad = torn_files(folder, None)
+        bad = list_torn_files(folder, None)
         return Damage(name, f"no micro-batch of {checkpoint.path} is whole; torn: {_names(bad)}", _ELSE, tuple(bad))
     wrote, by = _newest_write(lake, checkpoint.query_id, logs)
-    extra = [] if sound == claimed else beyond(folder, sound)
-    files = [*torn, *summaries, *([] if sound == claimed else torn_files(folder, sound))]
+    extra = [] if sound == claimed else list_files_after(folder, sound)
+    files = [*torn, *summaries, *([] if sound == claimed else list_torn_files(folder, sound))]
     if not files and not extra and wrote <= claimed.batch:
         return None
     words = _older(name, checkpoint.path, claimed.batch, wrote, by) if wrote > claimed.batch else _torn(files or extra)
-    committed = newest_commit(folder, sound)
+    committed = read_newest_commit_time(folder, sound)
     since = min((each.torn_since for each in logs.values() if each.torn_since is not None), default=None)
     newer = since is None or committed is None or since > committed
     if newer and _goes_on(name, claimed, sound, wrote):
         remedy = f"These files were set aside, and {name} goes on with the micro-batch {sound.next}"
         return Damage(name, words, remedy, tuple(files), (*torn, *extra, *summaries))
-    back = sound if newer else sound_ending(folder, since)
+    back = sound if newer else find_sound_end(folder, since)
     if not logs or back is None:
         return Damage(name, words, _ELSE, tuple(files))
     remedy = (
@@ -387,10 +387,10 @@ _OF_NO_QUERY = tuple(TABLES.keys() - {table for query in QUERIES.values() for ta
 
 def _of_no_query(lake: Lake, table: str) -> Damage | None:
     """Who writes such a table goes on when the commit is on the disk: of one that is torn, nobody was told."""
-    place = log_of(lake.folder(table))
+    place = locate_log(lake.folder(table))
     if not place.exists():
         return None
-    log = look_at(lake, table)
+    log = inspect_log(lake, table)
     torn = [*(_entry(lake, table, version) for version in log.torn), *log.checkpoints]
     if not torn:
         return None
@@ -469,22 +469,22 @@ def _without_metadata(name: str, checkpoint: Path, claimed: LastGoodBatch) -> Da
 
 def _entry(lake: Lake, table: str, version: int) -> Path:
     """Of a lake on a disk: nothing is torn in a store."""
-    return Path(log_entry(lake.folder(table), version).uri)
+    return Path(locate_commit(lake.folder(table), version).uri)
 
 
 def _logs(lake: Lake, name: str) -> dict[str, TableLog]:
     """By table, of the tables that are there."""
-    there = (table for table in QUERIES[name].tables if log_of(lake.folder(table)).exists())
-    return {table: look_at(lake, table) for table in there}
+    there = (table for table in QUERIES[name].tables if locate_log(lake.folder(table)).exists())
+    return {table: inspect_log(lake, table) for table in there}
 
 
 def _newest_write(lake: Lake, query_id: str, logs: Mapping[str, TableLog]) -> tuple[int, str]:
     """The newest micro-batch that is in a table, and the table; -1: none is."""
-    return max(((newest_write(lake, table, query_id, each), table) for table, each in logs.items()), default=(-1, ""))
+    return max(((find_newest_write(lake, table, query_id, each), table) for table, each in logs.items()), default=(-1, ""))
 
 
 def _base(lake: Lake, table: str, query_id: str, batch: int) -> int:
-    version = last_before(lake, table, query_id, batch)
+    version = find_version_before(lake, table, query_id, batch)
     if version is None:
         raise DamageError(
             f"the log of the table {table} does not say how it was before the micro-batch {batch}, or somebody else "

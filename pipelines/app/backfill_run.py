@@ -31,26 +31,26 @@ from kiln.conf.settings.durations import micros, parse_duration
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batch_config, decode_config
-from kiln.pipelines.backfill.account import check_name
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.frames import FilePart, parts_of
+from kiln.pipelines.backfill.frames import FilePart, split_file
 from kiln.pipelines.backfill.run import (
-    LIVE,
+    LIVE_TABLES,
     RunError,
     RunInputs,
     RunOutcome,
     RunProgress,
     RunResources,
+    build_stopped_error,
     run,
-    stopped_in_words,
 )
+from kiln.pipelines.backfill.run_log import check_name
 from kiln.pipelines.backfill.terms import RunTerms, Source
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
-from kiln.pipelines.runtime.s3a import s3a_settings
+from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.captures.formats import FORMATS, recognise
@@ -92,7 +92,7 @@ class BackfillRequest:
             )
 
 
-def terms_of(settings: Settings, request: BackfillRequest) -> RunTerms:
+def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
     """The terms of a run. BundleError: the settings' topic bundles contradict those of the table `bundles`."""
     batches = batch_config(settings)
     return RunTerms(
@@ -108,7 +108,7 @@ def terms_of(settings: Settings, request: BackfillRequest) -> RunTerms:
         block_limit=batches.block_limit,
         which=batches.which,
         fetch=bool(settings.ipfs.api),
-        remembered=micros(settings.dedupe.signed),
+        signed_horizon=micros(settings.dedupe.signed),
         chunk=settings.backfill.chunk,
     )
 
@@ -148,10 +148,10 @@ def backfill(
         report=report,
     )
     try:
-        return run(terms, live, lambda: _inputs(settings, lake, terms, 2 * parallel), publish)
+        return run(terms, live, lambda: _read_inputs(settings, lake, terms, 2 * parallel), publish)
     except (Py4JError, PySparkException) as error:
         if stopped():  # Spark was told to give up what it was at
-            raise stopped_in_words(terms.name) from error
+            raise build_stopped_error(terms.name) from error
         said = str(error).strip().split("\n")[0]  # below stands a trace
         raise RunError(
             f"Spark has given up: {said}. What is done of the run {terms.name} is kept: the same command goes on from "
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             publish=options.publish,
         )
         with locked(settings.state, f"backfill-{check_name(request.name)}"):
-            outcome = _submitted(settings, request)
+            outcome = _run_submitted(settings, request)
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
@@ -238,15 +238,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
-    terms = terms_of(settings, request)
+def _run_submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
+    terms = build_terms(settings, request)
     spark = create_session(
         "kiln-backfill",
         master=settings.spark.master,
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
+        extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
     )
 
     def report(progress: RunProgress) -> None:
@@ -279,10 +279,10 @@ def _code_version() -> str:
         return "unknown"
 
 
-def _inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) -> RunInputs:
-    live = {name: lake.open(name).version() for name in LIVE}
+def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) -> RunInputs:
+    live = {name: lake.open(name).version() for name in LIVE_TABLES}
     if terms.as_of is not None:
-        known = _version_at(lake, "streams", terms.as_of)
+        known = _find_version_at(lake, "streams", terms.as_of)
         if known is None:
             del live["streams"]
         else:
@@ -293,11 +293,13 @@ def _inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) -> Ru
         offsets, gone = kafka_offsets(settings, terms)
         return replace(inputs, kafka=offsets, topic_id=topic_id, gone=gone)
     if terms.source == "files":
-        return replace(inputs, files=[part for file in terms.files for part in _parts(file, terms, settings.network)])
+        return replace(
+            inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network)]
+        )
     return inputs
 
 
-def _version_at(lake: Lake, table: str, at: int) -> int | None:
+def _find_version_at(lake: Lake, table: str, at: int) -> int | None:
     """The newest version of a table that was there at a time, µs; None: none was."""
     commits = lake.open(table).history()
     there = [int(str(each["version"])) for each in commits if int(str(each["timestamp"])) * 1000 <= at]
@@ -336,19 +338,23 @@ def kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[
         gone = {
             part.partition: words
             for part in parts
-            if (words := _gone(starts[part], None if oldest[part] is None else oldest[part].timestamp, terms.span))
+            if (
+                words := _describe_lost_range(
+                    starts[part], None if oldest[part] is None else oldest[part].timestamp, terms.span
+                )
+            )
         }
         if gone and all(first == end for first, end in offsets.values()):
             raise InputError(
-                f"{topic} holds nothing of the range any more: {'; '.join(_by_partition(gone))}. The table frames "
+                f"{topic} holds nothing of the range any more: {'; '.join(_format_by_partition(gone))}. The table frames "
                 "keeps what Kafka lets go: take --source frames"
             )
-        return offsets, [f"{topic}, {words}" for words in _by_partition(gone)]
+        return offsets, [f"{topic}, {words}" for words in _format_by_partition(gone)]
     finally:
         consumer.close()
 
 
-def _gone(start: int, oldest: int | None, span: TimeRange) -> str:
+def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str:
     """What of a range a partition has let go, in words; empty: nothing. `start`: its first offset. `oldest`: when the
     broker stamped the first record that is there, ms; None: there is none."""
     if not start:
@@ -361,11 +367,11 @@ def _gone(start: int, oldest: int | None, span: TimeRange) -> str:
     return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC are gone"
 
 
-def _by_partition(gone: Mapping[int, str]) -> list[str]:
+def _format_by_partition(gone: Mapping[int, str]) -> list[str]:
     return [f"partition {partition}: {words}" for partition, words in gone.items()]
 
 
-def _parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
+def _read_parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
     path = Path(file)
     try:
         with path.open("rb") as opened:
@@ -375,6 +381,6 @@ def _parts(file: str, terms: RunTerms, fallback: str) -> list[FilePart]:
         heard_at = path.stat().st_mtime_ns
         if found is None:
             raise InputError(f"{file} is of no format that Kiln reads: {', '.join(FORMATS)}")
-        return parts_of(file, found.name, digest, terms.network or fallback, heard_at)
+        return split_file(file, found.name, digest, terms.network or fallback, heard_at)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from error

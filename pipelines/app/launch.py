@@ -19,12 +19,12 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import UpdateFilter
 from kiln.pipelines.decode.breaker import DecodeBreaker
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
+from kiln.pipelines.delta.bundles import read_bundles, save_bundles
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
-from kiln.pipelines.runtime.query_plan import QueryContext, Report, unheard
+from kiln.pipelines.runtime.query_context import QueryContext, Report, ignore_report
 from kiln.pipelines.sink import query as sink
 from kiln.pipelines.updates import query as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
@@ -38,7 +38,7 @@ def launch(
     spark: SparkSession,
     settings: Settings,
     listener: StreamingQueryListener | None = None,
-    report: Report = unheard,
+    report: Report = ignore_report,
 ) -> StreamingQuery:
     """Starts one query as the settings say.
 
@@ -69,7 +69,7 @@ def query_context(
     spark: SparkSession,
     settings: Settings,
     listener: StreamingQueryListener | None = None,
-    report: Report = unheard,
+    report: Report = ignore_report,
 ) -> QueryContext:
     """Return what the settings say of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
@@ -114,7 +114,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
     given = BundleSet(settings.topic_table.bundles)
     if remember:
         lake.create(("bundles",))
-        bundles = remember_bundles(lake, given, datetime.now(UTC))
+        bundles = save_bundles(lake, given, datetime.now(UTC))
     else:
         bundles = given.joined(read_bundles(lake))
     return DecodeConfig(

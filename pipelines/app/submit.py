@@ -28,8 +28,8 @@ from kiln.conf.process.state_version import take_on
 from kiln.conf.settings.model import JobName, Kafka
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
-from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, query_families
-from kiln.pipelines.runtime.s3a import s3a_settings
+from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, build_query_metrics
+from kiln.pipelines.runtime.s3a import build_s3a_settings
 from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.runtime.topic_ends import TopicEnds
 from kiln.schemas.families import family
@@ -69,7 +69,7 @@ class SubmittedQuery:
         seen = self._newest
         if seen is not None:
             yield family("kiln_problems", [((), len(seen.problems))])
-            yield from query_families([seen.line])
+            yield from build_query_metrics([seen.line])
 
     def why_dead(self) -> list[str]:
         """A driver that starts is alive."""
@@ -107,7 +107,7 @@ def main(name: JobName) -> int:
         driver_memory=settings.spark.driver_memory,
         java_options=settings.spark.java_options,
         jars=(),
-        extra=s3a_settings(settings.places, os.environ) | settings.spark.conf,
+        extra=build_s3a_settings(settings.places, os.environ) | settings.spark.conf,
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

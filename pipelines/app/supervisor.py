@@ -22,29 +22,29 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
 from kiln.pipelines.batch.ticker import Ticker
 from kiln.pipelines.decode.breaker import DecodingBrokenError
-from kiln.pipelines.decode.breaker_state import BreakerState, forget_trip, remember_trip
+from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import DamageError, DamageLocation, mend
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import held
+from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
 from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
-from kiln.pipelines.runtime.query_plan import Report, unheard
+from kiln.pipelines.runtime.query_context import Report, ignore_report
 from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, note_topics
-from kiln.pipelines.runtime.trailing_clock import TrailingClock, behind_the_watermark, trails
+from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_watermark_lag, is_trailing
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.topic_table import BundleError
 
 _LOG = logging.getLogger("kiln.pipelines.app.supervisor")
-_BROKEN = DecodingBrokenError.__name__
+_BREAKER_ERROR = DecodingBrokenError.__name__
 """What a query fails with whose breaker tripped."""
-_FATAL = SecondWriterError.__name__
+_FATAL_ERROR = SecondWriterError.__name__
 """The error after which a query does harm when it goes on."""
-_DECODED = "frames"
+_FRAMES_TOPIC = "frames"
 """The topic of what strangers wrote."""
 _HOLD_PATIENCE = 10.0  # s for a micro-batch to end, of a query that is to be held
 _KEEP_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
@@ -85,17 +85,17 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
         )
 
 
-def place_of(settings: Settings) -> DamageLocation:
+def build_damage_location(settings: Settings) -> DamageLocation:
     """Where the settings have what `kiln.pipelines.recovery` looks at."""
     return DamageLocation(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
 
 
-def has_told(settings: Settings) -> bool:
+def has_progress_marker(settings: Settings) -> bool:
     """Whether `updates` may have told Kafka how far it got."""
     return Checkpoint(settings.checkpoints_root / "updates").exists
 
 
-def told_by(settings: Settings) -> ProgressReport | None:
+def read_progress_report(settings: Settings) -> ProgressReport | None:
     """How far `updates` got, as Kafka has it. KafkaError."""
     kafka = settings.broker
     with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
@@ -117,7 +117,7 @@ class Supervisor:
         spark: SparkSession,
         settings: Settings,
         names: Iterable[JobName],
-        report: Report = unheard,
+        report: Report = ignore_report,
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], int] = lambda: time.time_ns() // 1000,
         topics: Topics | None = None,
@@ -137,7 +137,7 @@ class Supervisor:
         self._kept = DurableCheckpoint(folder) if settings.durability == "power" and folder is not None else None
         self._kept_at = 0.0
         self._runs: dict[JobName, _QueryRun] = {}
-        self._listener = ProgressListener(lambda name: held((settings.checkpoints_root / name).folder))
+        self._listener = ProgressListener(lambda name: read_dedup_state((settings.checkpoints_root / name).folder))
         kafka = settings.broker
         # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
         self._sole = [
@@ -168,9 +168,13 @@ class Supervisor:
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         try:
-            told = told_by(self._settings) if "updates" in self._names and has_told(self._settings) else None
+            told = (
+                read_progress_report(self._settings)
+                if "updates" in self._names and has_progress_marker(self._settings)
+                else None
+            )
             reads = read_topics(self._settings, self._topics, self._names)
-            self.mended = mend(place_of(self._settings), self._names, told, reads)
+            self.mended = mend(build_damage_location(self._settings), self._names, told, reads)
         except DamageError as error:
             raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}
@@ -190,7 +194,7 @@ class Supervisor:
             self.ticker.start()
         for name in self._names:
             self._runs[name] = _QueryRun(self._start(name))
-            forget_trip(self._settings.state, name)
+            clear_breaker_state(self._settings.state, name)
 
     def _start(self, name: JobName) -> StreamingQuery:
         say(_LOG, "query starts", query=name)
@@ -268,15 +272,15 @@ class Supervisor:
 
     def _failed(self, name: JobName, run: _QueryRun) -> None:
         self._check_topics()  # which explains what Spark's error does not
-        run.error = failure_text(run.query.exception())
+        run.error = describe_failure(run.query.exception())
         progress = self._listener.snapshot().get(name)
         newest = progress.batch_id if progress else -1
         run.failures = run.failures + 1 if newest <= run.batch_id else 1
         run.batch_id = newest
-        if _BROKEN in run.error:
+        if _BREAKER_ERROR in run.error:
             self._trip(name, run.error)
             return
-        if _FATAL in run.error or run.failures > self._settings.jobs.restarts:
+        if _FATAL_ERROR in run.error or run.failures > self._settings.jobs.restarts:
             raise RestartsExhaustedError(f"{name} stopped: {run.error}")
         say(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
@@ -285,12 +289,12 @@ class Supervisor:
         """Holds every query that decodes frames, so that each can read on once decoding is mended. The other queries go
         on, and so does what brings frames. GaveUpError: no query is left."""
         trip = BreakerState(
-            name, error.partition(f"{_BROKEN}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
+            name, error.partition(f"{_BREAKER_ERROR}: ")[2] or error, datetime.fromtimestamp(self._clock() / 1e6, UTC)
         )
-        remember_trip(self._settings.state, trip)
+        save_breaker_state(self._settings.state, trip)
         say(_LOG, "breaker tripped", logging.ERROR, query=name, why=trip.why)
         for other, run in self._runs.items():
-            if _DECODED in QUERIES[other].reads:
+            if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
                 run.error = trip.in_words if other == name else f"held, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
@@ -298,7 +302,7 @@ class Supervisor:
             raise RestartsExhaustedError(f"{name} stopped: {trip.in_words}")
 
     @property
-    def held(self) -> set[str]:
+    def held_queries(self) -> set[str]:
         """The queries that the breaker holds."""
         return {name for name, run in self._runs.items() if run.held}
 
@@ -322,8 +326,8 @@ class Supervisor:
             found["clock of the log"] = self.ticker.clock_error
         if self._trailing.since is not None:
             at = self._trailing
-            late = [name for name, kept in self._reckoned().items() if trails(at.now, kept)]
-            found["clock"] = behind_the_watermark(late, at.now, at.kept, at.since)
+            late = [name for name, kept in self._reckoned().items() if is_trailing(at.now, kept)]
+            found["clock"] = describe_watermark_lag(late, at.now, at.kept, at.since)
         return found
 
     def _reckoned(self) -> dict[str, int]:
@@ -374,7 +378,7 @@ class Supervisor:
         run.query.stop()
 
 
-def failure_text(error: BaseException | None) -> str:
+def describe_failure(error: BaseException | None) -> str:
     """One line that says what ended a query: the last line of a Python traceback, else the first of Spark's message."""
     if error is None:
         return "the query ended by itself"

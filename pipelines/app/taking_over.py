@@ -21,15 +21,15 @@ from pyspark.sql import functions as F
 
 from kiln.conf.process.disk import to_disk
 from kiln.pipelines.archive.frame_dedup import FrameDedup
-from kiln.pipelines.archive.transform import IDENTITIES, PASSED, DecodeResult, decoded
+from kiln.pipelines.archive.transform import DECODE_RESULT, IDENTITIES, DecodeResult, decode_frames
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
-from kiln.pipelines.delta.files import discard
+from kiln.pipelines.delta.files import delete_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig, remembers
+from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig, has_dedup_state
 from kiln.pipelines.runtime.kafka import read_range
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.runtime.query_plan import QueryContext
+from kiln.pipelines.runtime.query_context import QueryContext
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
 
@@ -53,7 +53,7 @@ def take_over(plan: QueryContext, decoding: DecodeConfig) -> None:
             _catch_up(plan, decoding, archive, messages)
             (folder / "archive").rename(folder / _KEPT)
         (folder / "messages").rename(folder / "archive")
-    elif archive.exists and archive.committed >= 0 and not remembers(folder / "archive"):
+    elif archive.exists and archive.committed >= 0 and not has_dedup_state(folder / "archive"):
         (folder / "archive").rename(folder / _KEPT)  # `messages` never ran: all frames are read once more
 
 
@@ -80,12 +80,12 @@ def _write(
     if starts == ends:
         return
     records = read_range(plan.spark, plan.broker, "frames", {topic: starts}, {topic: ends})
-    told = decoded(records, decoding, plan.lake).where(F.col("kind") == PASSED).collect()
+    told = decode_frames(records, decoding, plan.lake).where(F.col("kind") == DECODE_RESULT).collect()
     rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
     passed = [msgspec.msgpack.decode(data, type=DecodeResult) for (data,) in rows]
     for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
         if files and not plan.commits.commit(table, files, write):
-            discard(plan.lake, files)
+            delete_files(plan.lake, files)
 
 
 def take_over_remembered(plan: QueryContext, query: str) -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from kiln.pipelines.archive.transform import DecodeResult
 from kiln.pipelines.delta.commits import WriteId
-from kiln.pipelines.delta.files import DataFile, rewritten
-from kiln.pipelines.delta.frame_ranges import HeldFrames, contains, overlap, side
-from kiln.pipelines.delta.held_frames import StoredFrameRanges, read_held_frames
+from kiln.pipelines.delta.files import DataFile, rewrite_file
+from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key, contains, overlap
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges, read_frame_ranges
 from kiln.schemas.kafka.frames import DIRECTIONS
 
 _Files = tuple[list[DataFile], list[DataFile]]
@@ -36,7 +36,7 @@ class FrameDedup:
             own = [(part, low, high) for each in in_order for part, (low, high) in each.spans.items()]
             newest = self._lake.open("frames").transaction_version(write.app_id("frames"))
             is_repeat = newest is not None and newest >= write.batch_id
-            self._held = read_held_frames(self._lake, own if is_repeat else ())
+            self._held = read_frame_ranges(self._lake, own if is_repeat else ())
         frames: list[DataFile] = []
         copies: list[DataFile] = []
         for each in in_order:
@@ -47,7 +47,7 @@ class FrameDedup:
             self._held.add(each.taken)
         return frames, copies
 
-    def _without(self, passed: DecodeResult, held: HeldFrames) -> _Files:
+    def _without(self, passed: DecodeResult, held: FrameRanges) -> _Files:
         """The files of a task, written anew without the frames in `held` and the copies in these frames."""
         repeated: set[tuple[int, int]] = set()  # partition and offset
 
@@ -57,7 +57,7 @@ class FrameDedup:
             for connection, direction, sequence, partition, offset in zip(
                 *(rows[name].to_pylist() for name in names), strict=True
             ):
-                is_held = contains(held.get(side(connection, DIRECTIONS.index(direction)), []), sequence)
+                is_held = contains(held.get(build_range_key(connection, DIRECTIONS.index(direction)), []), sequence)
                 if is_held:
                     repeated.add((partition, offset))
                 keep.append(not is_held)
@@ -67,5 +67,5 @@ class FrameDedup:
             places = zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
             return pa.array([place not in repeated for place in places], pa.bool_())
 
-        frames = [new for file in passed.frames for new in rewritten(self._lake, file, new_frames)]
-        return frames, [new for file in passed.copies for new in rewritten(self._lake, file, new_copies)]
+        frames = [new for file in passed.frames for new in rewrite_file(self._lake, file, new_frames)]
+        return frames, [new for file in passed.copies for new in rewrite_file(self._lake, file, new_copies)]

@@ -13,23 +13,23 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.transform import (
+    ARCHIVE_OUTPUT,
+    DECODE_RESULT,
     FAULT,
-    PASSED,
-    WROTE,
     ArchiveOutput,
     DecodeResult,
-    archived,
-    decoded,
-    first_copies,
-    written,
+    archive_frames,
+    decode_frames,
+    deduplicate_messages,
+    write_messages,
 )
 from kiln.pipelines.decode.breaker import DecodeBreaker, check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
-from kiln.pipelines.delta.files import DataFile, discard
+from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import stream_topics, write_topic
-from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, fitted, start_query
+from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, start_query, write_micro_batches
 from kiln.schemas.queries import QUERIES
 
 
@@ -40,7 +40,9 @@ def start(plan: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) ->
     plan.lake.create(QUERIES["archive"].tables)
     records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
     archive = _ArchiveWriter(plan, decoding, breaker)
-    return start_query("archive", plan, each_batch(archive.begun(records), archive.write, plan.kept("archive")))
+    return start_query(
+        "archive", plan, write_micro_batches(archive.begun(records), archive.write, plan.kept("archive"))
+    )
 
 
 class _ArchiveWriter:
@@ -59,22 +61,30 @@ class _ArchiveWriter:
         """What stands before the micro-batch: the operators of Spark, if they remember."""
         if self._remembered is not None:
             return records
-        return first_copies(decoded(records, self._decoding, self._plan.lake), self._plan.remembered)
+        return deduplicate_messages(decode_frames(records, self._decoding, self._plan.lake), self._plan.remembered)
 
     def _written(self, rows: DataFrame) -> DataFrame:
         lake, remembered = self._plan.lake, self._remembered
-        return written(rows, lake) if remembered is None else archived(rows, self._decoding, lake, remembered)
+        return (
+            write_messages(rows, lake) if remembered is None else archive_frames(rows, self._decoding, lake, remembered)
+        )
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
         plan, write = self._plan, WriteId(query_id, batch_id)
         self._clock.tell(rows.sparkSession.sparkContext)
-        out = self._written(fitted(rows, self._checkpoint.records(batch_id)))
+        out = self._written(coalesce_small(rows, self._checkpoint.records(batch_id)))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != FAULT).collect()
-            wrote = [msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput) for row in told if row.kind == WROTE]
-            passed = [msgspec.msgpack.decode(bytes(row.value), type=DecodeResult) for row in told if row.kind == PASSED]
+            wrote = [
+                msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput)
+                for row in told
+                if row.kind == ARCHIVE_OUTPUT
+            ]
+            passed = [
+                msgspec.msgpack.decode(bytes(row.value), type=DecodeResult) for row in told if row.kind == DECODE_RESULT
+            ]
             self._breaker.observe(tally for each in wrote for tally in each.tallies)
             if any(each.faults for each in wrote):
                 write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
@@ -89,4 +99,4 @@ class _ArchiveWriter:
 
     def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:
         if files and not self._plan.commits.commit(table, files, write):
-            discard(self._plan.lake, files)
+            delete_files(self._plan.lake, files)

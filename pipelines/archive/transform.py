@@ -25,22 +25,30 @@ from kiln.pipelines.decode.decoder import (
     FrameDecoder,
     MessageRef,
     RejectedMessage,
-    author,
-    failed,
-    identities,
+    compute_fault_identity,
+    compute_identities,
+    get_signer,
     is_lasting,
-    own_identity,
-    unreadable,
+    reject_failed,
+    reject_unreadable,
 )
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
-from kiln.pipelines.delta.arrow_rows import RowBuffer, columns_of
+from kiln.pipelines.delta.arrow_rows import RowBuffer, select_columns
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRangeFilter
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
-from kiln.pipelines.runtime.epoch import epoch_of_task
-from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
-from kiln.pipelines.runtime.row_packing import PackedRow, UniqueRow, loose, pack, packed, packed_ddl, unpacked
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
+from kiln.pipelines.runtime.row_packing import (
+    PackedRow,
+    UniqueRow,
+    build_packed_ddl,
+    pack,
+    pack_rows,
+    unpack_rows,
+    unwrap_rows,
+)
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS, read_frame
 from kiln.schemas.kafka.records import MAX_QUARANTINED, QuarantineRecord, encode, quarantine_key, quarantine_records
@@ -51,9 +59,9 @@ from kiln.schemas.wire.identity import Verdict, peer_text, raw_peer
 _Batches = Iterator[pa.RecordBatch]
 _Row = tuple[object, ...]
 
-FRAMES = columns_of(TABLES["frames"])
-COPIES = columns_of(TABLES["copies"])
-MESSAGES = columns_of(TABLES["messages"])
+FRAMES = select_columns(TABLES["frames"])
+COPIES = select_columns(TABLES["copies"])
+MESSAGES = select_columns(TABLES["messages"])
 _TYPE, _AUTHOR, _TIPS, _VERDICT = (
     next(place for place, column in enumerate(MESSAGES) if column.name == name)
     for name in ("type", "from_peer", "tips", "verdict")
@@ -62,8 +70,10 @@ _TYPE, _AUTHOR, _TIPS, _VERDICT = (
 IDENTITIES = ("early", "late")
 """The digests by which copies of a message are known (decision 5)."""
 
-WRITTEN = "kind string, key binary, value binary"
-FAULT, PASSED, WROTE = "fault", "passed", "wrote"
+OUTPUT_DDL = "kind string, key binary, value binary"
+FAULT = "fault"
+DECODE_RESULT = "decode_result"
+ARCHIVE_OUTPUT = "archive_output"
 """Kinds of rows beside those of `messages`: a record for quarantine, a `DecodeResult`, a `ArchiveOutput`."""
 
 
@@ -90,7 +100,7 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
     tallies: list[AuthorTally]
 
 
-def archived(records: DataFrame, how: DecodeConfig, lake: Lake, remembered: DedupStoreConfig) -> DataFrame:
+def archive_frames(records: DataFrame, how: DecodeConfig, lake: Lake, remembered: DedupStoreConfig) -> DataFrame:
     """Columns partition, offset, stamp, value in; WRITTEN out: records for quarantine, a `DecodeResult` and a
     `ArchiveOutput` a task, which name the files with the rows of `frames` and `copies`, and of `messages`.
 
@@ -98,51 +108,53 @@ def archived(records: DataFrame, how: DecodeConfig, lake: Lake, remembered: Dedu
     """
 
     def rows(batches: _Batches) -> _Batches:
-        items = items_of(batches, how, lake, _task_digest(), every_copy=True)
-        new = new_copies(items, remembered, seen_at(), epoch_of_task())
-        return written_rows(loose(with_rows(new)), lake)
+        items = decode_records(batches, how, lake, _compute_task_digest(), every_copy=True)
+        new = filter_new_copies(items, remembered, get_batch_time(), get_task_epoch())
+        return write_rows(unwrap_rows(build_message_rows(new)), lake)
 
-    return _source(records).mapInArrow(rows, WRITTEN)
+    return _select_columns(records).mapInArrow(rows, OUTPUT_DDL)
 
 
-def decoded(records: DataFrame, how: DecodeConfig, lake: Lake) -> DataFrame:
-    """The first stage of `archived`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
+def decode_frames(records: DataFrame, how: DecodeConfig, lake: Lake) -> DataFrame:
+    """The first stage of `archive_frames`. Columns partition, offset, stamp, value in; packed rows out: each copy of a
     message and each fault, and one `DecodeResult` a task."""
 
     def rows(batches: _Batches) -> _Batches:
-        return packed(with_rows(items_of(batches, how, lake, _task_digest())), IDENTITIES, seen_at())
+        return pack_rows(
+            build_message_rows(decode_records(batches, how, lake, _compute_task_digest())), IDENTITIES, get_batch_time()
+        )
 
-    return _source(records).mapInArrow(rows, packed_ddl(IDENTITIES))
+    return _select_columns(records).mapInArrow(rows, build_packed_ddl(IDENTITIES))
 
 
-def first_copies(rows: DataFrame, remembered: int) -> DataFrame:
+def deduplicate_messages(rows: DataFrame, remembered: int) -> DataFrame:
     """Packed rows in; kind, data out: one good copy of each message, and every fault. `remembered`: µs.
 
     Event time is the time of the micro-batch (`batch_clock`), so that no row is ever late.
     `dropDuplicatesWithinWatermark` drops late rows in silence, and after an outage Spark reads partitions at different
     speeds.
     """
-    seen = remembering(rows, remembered)
+    seen = with_dedup_watermark(rows, remembered)
     return seen.dropDuplicatesWithinWatermark(["early"]).dropDuplicatesWithinWatermark(["late"]).select("kind", "data")
 
 
-def written(rows: DataFrame, lake: Lake) -> DataFrame:
-    """The second stage of `archived`: kind, data in; WRITTEN out."""
+def write_messages(rows: DataFrame, lake: Lake) -> DataFrame:
+    """The second stage of `archive_frames`: kind, data in; WRITTEN out."""
 
     def made(batches: _Batches) -> _Batches:
-        return written_rows(unpacked(batches), lake)
+        return write_rows(unpack_rows(batches), lake)
 
-    return rows.select("kind", "data").mapInArrow(made, WRITTEN)
+    return rows.select("kind", "data").mapInArrow(made, OUTPUT_DDL)
 
 
-def _source(records: DataFrame) -> DataFrame:
+def _select_columns(records: DataFrame) -> DataFrame:
     return records.select("partition", "offset", "stamp", "value")
 
 
 # ---------------------------------------------------------------- the first stage
 
 
-def items_of(
+def decode_records(
     batches: _Batches, how: DecodeConfig, lake: Lake, task: bytes, *, every_copy: bool = False
 ) -> Iterator[PackedRow]:
     """Records of a task in; the copies of messages, each with its `DecodedMessage` as row, faults, and the task's
@@ -154,7 +166,7 @@ def items_of(
     """
     sieve = FrameRangeFilter({})
     refused: list[RejectedMessage] = []
-    refuse = partial(_refuse, refused)
+    refuse = partial(_record_rejection, refused)
     frames = TableFiles(lake, "frames", refuse=partial(refuse, FRAMES))
     copies = TableFiles(lake, "copies", refuse=partial(refuse, COPIES))
     decoder = FrameDecoder(how)
@@ -173,30 +185,30 @@ def items_of(
             held = len(value or b"")  # by the messages of a frame, all together, for as long as there is one
             for item, copy in zip(record.items, record.copies, strict=True):
                 if new and copy is not None:
-                    copies.add(copy, _BESIDE)
+                    copies.add(copy, _ROW_OVERHEAD)
                 if isinstance(item, RejectedMessage):
-                    yield from _faulty(item)
+                    yield from _pack_faults(item)
                     continue
                 good += 1
                 is_signed = item.verdict is Verdict.GOOD
                 signed = (item.network, item.message) if is_signed else None
                 if signed in passing and not every_copy:
                     continue
-                known_by = identities(item, "", how.unsigned_horizon)
+                known_by = compute_identities(item, "", how.unsigned_horizon)
                 if every_copy or known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
-                    yield PackedRow("messages", digests, item.place.text, item, held + _BESIDE)
+                    yield PackedRow("messages", digests, item.place.text, item, held + _ROW_OVERHEAD)
                     held = 0
     files = frames.close(), copies.close()
     for fault in refused:
-        yield from _faulty(fault)
+        yield from _pack_faults(fault)
     if spans:
         told = msgspec.msgpack.encode(DecodeResult(spans, sieve.taken, *files, good))
-        yield PackedRow(PASSED, (task,), task.hex(), (told,), len(told))
+        yield PackedRow(DECODE_RESULT, (task,), task.hex(), (told,), len(told))
 
 
-_BESIDE: Final = 500
+_ROW_OVERHEAD: Final = 500
 """bytes of a message, or of its row, about, beside its data"""
 
 
@@ -220,24 +232,24 @@ def read_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, 
     try:
         frame = read_frame(value)
         if isinstance(frame, Rejected):
-            return RecordRows([unreadable(frame, value, partition, offset, stamp)], [None])
-        row = frame_row(partition, offset, stamp, frame)
+            return RecordRows([reject_unreadable(frame, value, partition, offset, stamp)], [None])
+        row = build_frame_row(partition, offset, stamp, frame)
         items = list(decoder.decode_frame(frame, partition, offset))
-        copies = [None if item.copy is None else copy_row(item, frame) for item in items]
+        copies = [None if item.copy is None else build_copy_row(item, frame) for item in items]
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
-        fault = failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
+        fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return RecordRows([fault], [None], frame if row and isinstance(frame, Frame) else None, row)
     return RecordRows(items, copies, frame, row)
 
 
-def _refuse(
+def _record_rejection(
     faults: list[RejectedMessage], columns: tuple[Column, ...], row: Sequence[object], error: Exception
 ) -> None:
     """Takes a row that its table cannot hold."""
-    faults.append(refused_row(columns, row, error))
+    faults.append(reject_row(columns, row, error))
 
 
-def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> RejectedMessage:
+def reject_row(columns: tuple[Column, ...], row: Sequence[object], error: Exception) -> RejectedMessage:
     """The fault of a row, in the order of `columns`, that its table cannot hold. The bytes are the payload of the frame
     or the data of the message; a row of `copies` has none."""
     named = {column.name: value for column, value in zip(columns, row, strict=True)}
@@ -246,47 +258,49 @@ def refused_row(columns: tuple[Column, ...], row: Sequence[object], error: Excep
     assert isinstance(partition, int)
     assert isinstance(offset, int)
     place = MessageRef(partition, offset, index if isinstance(index, int) else None)
-    return failed("archive", error, place, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0)
+    return reject_failed(
+        "archive", error, place, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0
+    )
 
 
-def with_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
-    """Items of `items_of` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
+def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
+    """Items of `decode_records` in; out with rows of `messages`. To be called where most copies are gone: a row is dear."""
     for item in items:
         if not isinstance(item.row, DecodedMessage):
             yield item
             continue
         message = item.row
         try:
-            row = message_row(message)
+            row = build_message_row(message)
         except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
             data = message.envelope.SerializeToString()
-            yield from _faulty(failed("archive", error, message.place, data, message.observed_at))
+            yield from _pack_faults(reject_failed("archive", error, message.place, data, message.observed_at))
             continue
-        size = len(message.envelope.data) + len(message.message) + len(message.topic) + _BESIDE
+        size = len(message.envelope.data) + len(message.message) + len(message.topic) + _ROW_OVERHEAD
         yield PackedRow(item.kind, item.identities, item.place, row, size)
 
 
-def _faulty(item: RejectedMessage) -> Iterator[PackedRow]:
-    for identity, row in fault_rows(item):
+def _pack_faults(item: RejectedMessage) -> Iterator[PackedRow]:
+    for identity, row in build_fault_rows(item):
         yield PackedRow(FAULT, (identity,), item.place.text, row, len(row[-1]))
 
 
-def _task_digest() -> bytes:
+def _compute_task_digest() -> bytes:
     """The same for each attempt of a task, so that one attempt of the task counts."""
-    epoch, context = epoch_of_task(), TaskContext.get()
+    epoch, context = get_task_epoch(), TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return blake2b(f"{epoch.query}/{epoch.batch}/{partition}".encode(), digest_size=16).digest()
 
 
-def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
+def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
     """The row of a frame in the order of FRAMES; `stamp`: the broker's, µs."""
     protocol = frame.protocol
     return (
         frame.network,
         frame.connection,
         DIRECTIONS[frame.direction],
-        _peer(frame.local_peer, protocol),
-        _peer(frame.remote_peer, protocol),
+        _format_peer(frame.local_peer, protocol),
+        _format_peer(frame.remote_peer, protocol),
         protocol,
         frame.observed_at // 1000,
         frame.sequence,
@@ -303,37 +317,51 @@ def frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> _Row:
     )
 
 
-FrameRow = tuple[
-    *tuple[str, bytes, str, str, str, str, int, int],
-    *tuple[bytes, bytes, bytes, bytes, str, bytes, int, int, int, int],
-]
-"""A row in the order of FRAMES, times in µs."""
+class FrameRow(NamedTuple):
+    """A row of the table `frames`, in the order of FRAMES. Times are µs."""
+
+    network: str
+    connection: bytes
+    direction: str
+    local_peer: str
+    remote_peer: str
+    protocol: str
+    observed_at: int
+    sequence: int
+    payload: bytes
+    hello_in: bytes
+    hello_out: bytes
+    verdicts: bytes
+    origin: str
+    remote_address: bytes
+    declared_length: int
+    kafka_partition: int
+    kafka_offset: int
+    kafka_timestamp: int
 
 
-def frame_of(row: FrameRow) -> Frame:
-    """The Frame of a row, to the µs: the reverse of `frame_row`."""
-    network, connection, direction, local, remote, protocol, observed_at, sequence = row[:8]
-    payload, hello_in, hello_out, verdicts, origin, address, declared_length = row[8:15]
+def parse_frame_row(row: FrameRow) -> Frame:
+    """The Frame of a row, to the µs: the reverse of `build_frame_row`."""
     return Frame(
-        network=network,
-        connection=connection,
-        direction=Frame.IN if direction == DIRECTIONS[Frame.IN] else Frame.OUT,
-        local_peer=_raw(local, protocol),
-        remote_peer=_raw(remote, protocol),
-        protocol=protocol,
-        observed_at=observed_at * 1000,
-        sequence=sequence,
-        payload=payload,
-        hello_in=hello_in,
-        hello_out=hello_out,
-        verdicts=verdicts,
-        origin=Frame.LIVE if origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
-        remote_address=address,
-        declared_length=declared_length,
+        network=row.network,
+        connection=row.connection,
+        direction=Frame.IN if row.direction == DIRECTIONS[Frame.IN] else Frame.OUT,
+        local_peer=_parse_peer(row.local_peer, row.protocol),
+        remote_peer=_parse_peer(row.remote_peer, row.protocol),
+        protocol=row.protocol,
+        observed_at=row.observed_at * 1000,
+        sequence=row.sequence,
+        payload=row.payload,
+        hello_in=row.hello_in,
+        hello_out=row.hello_out,
+        verdicts=row.verdicts,
+        origin=Frame.LIVE if row.origin == ORIGINS[Frame.LIVE] else Frame.REPLAY,
+        remote_address=row.remote_address,
+        declared_length=row.declared_length,
     )
 
 
-def copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
+def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
     """The row, in the order of COPIES, of a message that came IN, good or not. ValueError: the item is no copy.
 
     The network is the topic's, whether the topic goes by name or by index, as in the table `messages`; else the
@@ -346,19 +374,19 @@ def copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row:
     return network, message, remote, item.observed_at, verdict, *item.place
 
 
-def _peer(raw: bytes, protocol: str) -> str:
+def _format_peer(raw: bytes, protocol: str) -> str:
     """A peer id as text. A node id of the BitTorrent DHT has no other text than hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
 
 
-def _raw(text: str, protocol: str) -> bytes:
+def _parse_peer(text: str, protocol: str) -> bytes:
     return bytes.fromhex(text) if protocol == BEP50 else raw_peer(text)
 
 
-def message_row(item: DecodedMessage) -> _Row:
+def build_message_row(item: DecodedMessage) -> _Row:
     """The row of a good message, in the order of MESSAGES."""
     content, envelope = item.content, item.envelope
-    signer = author(item)
+    signer = get_signer(item)
     return (
         item.message,
         item.network,
@@ -386,16 +414,16 @@ def message_row(item: DecodedMessage) -> _Row:
     )
 
 
-def fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
+def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, str, bytes, bytes]]]:
     """Identity and reason, author, key, value of the quarantine record. More than one where the bytes are too many for
     one record; each then holds a part, and says which."""
-    own = own_identity(item)
-    for number, record in enumerate(fault_records(item)):
+    own = compute_fault_identity(item)
+    for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
         yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
 
 
-def fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
+def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
     """What quarantine says of a fault, part after part."""
     return quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)
 
@@ -403,15 +431,15 @@ def fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
 # ---------------------------------------------------------------- the second stage
 
 
-def written_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
+def write_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
     """What has passed in; WRITTEN out. The rows of `messages` go into files."""
     refused: list[RejectedMessage] = []
-    files = TableFiles(lake, "messages", refuse=partial(_refuse, refused, MESSAGES))
+    files = TableFiles(lake, "messages", refuse=partial(_record_rejection, refused, MESSAGES))
     out = RowBuffer(pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())]))
     counts, good, bad = Counter[str](), Counter[str](), Counter[str]()
     for kind, row, size in rows:
         if kind == "messages":
-            files.add(with_pairs(row), size)
+            files.add(restore_tip_pairs(row), size)
             counts[str(row[_TYPE])] += 1
             if row[_VERDICT] == Verdict.GOOD:
                 good[str(row[_AUTHOR])] += 1
@@ -425,7 +453,7 @@ def written_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
             yield from out.drain()
     written = files.close()
     for fault in refused:
-        for _, (reason, by, key, value) in fault_rows(fault):
+        for _, (reason, by, key, value) in build_fault_rows(fault):
             counts[reason] += 1
             bad[by] += 1
             if out.add((FAULT, key, value), len(value)):
@@ -433,11 +461,11 @@ def written_rows(rows: Iterable[UniqueRow], lake: Lake) -> _Batches:
     faults = bad.total()
     del bad[""]  # signed by nobody
     tallies = [AuthorTally(name, good[name], bad[name]) for name in good.keys() | bad.keys()]
-    out.add((WROTE, None, pack(ArchiveOutput(written, counts, faults, tallies))))
+    out.add((ARCHIVE_OUTPUT, None, pack(ArchiveOutput(written, counts, faults, tallies))))
     yield from out.drain()
 
 
-def with_pairs(row: Sequence[object]) -> Sequence[object]:
+def restore_tip_pairs(row: Sequence[object]) -> Sequence[object]:
     """A map as Arrow takes one: a list of tuples, which packing makes lists."""
     pairs = row[_TIPS]
     if isinstance(pairs, list) and isinstance(row, list):

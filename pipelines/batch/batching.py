@@ -37,7 +37,7 @@ class BatchOutput(msgspec.Struct, frozen=True):
     value: bytes
 
 
-def batch_stretches(
+def batch_offset_ranges(
     windows: PartitionWindows, partition: int, stretches: Iterable[OffsetRange], limit: int
 ) -> Iterator[BatchOutput]:
     """Reads stretches of one partition, in the order of their offsets, into its windows; gives out the batches that
@@ -48,18 +48,18 @@ def batch_stretches(
     for stretch in stretches:
         for found in windows.take(stretch):
             if isinstance(found, int):
-                yield from _unreadable(partition, stretch, found)
+                yield from _quarantine_unreadable(partition, stretch, found)
             else:
-                yield from batch_outputs(found, limit)
+                yield from build_outputs(found, limit)
 
 
-def batch_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
+def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
     """The records of one window as they go to Kafka."""
-    for record in batch_records(closed, limit):
+    for record in build_batch_records(closed, limit):
         yield BatchOutput("batches", batch_key(record.network, record.separator), encode(record))
 
 
-def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
+def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
     """The blocks of one window as records of `kiln.batches`: more than one where the limit asks for it."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
@@ -75,7 +75,7 @@ def batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
         )
 
 
-def _unreadable(partition: int, stretch: OffsetRange, index: int) -> Iterator[BatchOutput]:
+def _quarantine_unreadable(partition: int, stretch: OffsetRange, index: int) -> Iterator[BatchOutput]:
     offset = stretch.offsets[index]
     reason = PROCESSING_FAILED if stretch.owners[index] == FAILED else "update_malformed"
     detail = f"record {partition}/{offset} of updates: {stretch.messages[index]}"

@@ -8,7 +8,7 @@ import msgspec
 
 from kiln.conf.process.location import Location
 
-Clock = Mapping[int, int]
+LogTimes = Mapping[int, int]
 """By partition: the greatest stamp so far, µs."""
 
 
@@ -26,11 +26,11 @@ class LogTimeFile:
         self._path = path
         self._kept = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
 
-    def before(self, batch_id: int) -> Clock:
+    def before(self, batch_id: int) -> LogTimes:
         """Where the clock stood when the micro-batch began."""
         return self._kept.before if self._kept.batch_id == batch_id else self._kept.after
 
-    def move(self, batch_id: int, seen: Clock) -> None:
+    def move(self, batch_id: int, seen: LogTimes) -> None:
         """Keeps where the clock stands after a micro-batch that saw these stamps; it never goes back."""
         before = dict(self.before(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in seen.items()}

@@ -87,7 +87,7 @@ class PackedOffsetRange(NamedTuple):
     data: bytes
 
 
-def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: UpdateFilter = ALL) -> OffsetRange:
+def read_offset_range(records: Iterable[tuple[int, int, bytes | None]], which: UpdateFilter = ALL) -> OffsetRange:
     """Reads (offset, stamp, value) of one partition, in any order."""
     everything = which == ALL
     ordered = list(records)
@@ -103,7 +103,7 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Update
         if value:
             try:
                 update = decode_update(value)
-                tip_of_stream = _key_of(update.stream) + cid_bytes(update.tip)
+                tip_of_stream = _read_stream_key(update.stream) + cid_bytes(update.tip)
                 separator = update.separator
                 if separator is not None and (everything or which.takes(update)):
                     leaf = tip_of_stream
@@ -131,12 +131,12 @@ def read_stretch(records: Iterable[tuple[int, int, bytes | None]], which: Update
     )
 
 
-def keep(stretch: OffsetRange) -> PackedOffsetRange:
+def pack_offset_range(stretch: OffsetRange) -> PackedOffsetRange:
     """The stretch, which has a record at least, as it passes between tasks."""
     return PackedOffsetRange(stretch.offsets[0], stretch.offsets[-1], _ENCODER.encode(stretch))
 
 
-def in_order(kept: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
+def merge_offset_ranges(kept: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
     """The stretches of one partition, such that offsets only go up. Those that overlap become one."""
     runs: list[list[PackedOffsetRange]] = []
     end = -1
@@ -148,10 +148,10 @@ def in_order(kept: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
         end = max(end, each.last)
     for run in runs:
         stretches = [_DECODER.decode(each.data) for each in run]
-        yield stretches[0] if len(stretches) == 1 else _merged(stretches)
+        yield stretches[0] if len(stretches) == 1 else _merge(stretches)
 
 
-def _merged(stretches: list[OffsetRange]) -> OffsetRange:
+def _merge(stretches: list[OffsetRange]) -> OffsetRange:
     table: dict[WindowOwner, int] = {}
     records: list[tuple[int, int, int, bytes, int, str]] = []
     for each in stretches:
@@ -164,7 +164,7 @@ def _merged(stretches: list[OffsetRange]) -> OffsetRange:
 
 
 @lru_cache(maxsize=65536)
-def _key_of(stream: str) -> bytes:
+def _read_stream_key(stream: str) -> bytes:
     """The key of a stream in a block, from any spelling. StreamIdError: it is none."""
     return stream_key(stream_text(stream))
 

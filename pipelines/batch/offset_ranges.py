@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kiln.pipelines.batch.offset_range import UpdateFilter, keep, read_stretch
+from kiln.pipelines.batch.offset_range import UpdateFilter, pack_offset_range, read_offset_range
 
 STRETCHES = "partition int, first bigint, last bigint, stretch binary"
 """Rows between tasks. The columns after `partition` are those of a KeptStretch."""
@@ -28,7 +28,12 @@ def stretches(which: UpdateFilter) -> Callable[[Iterator[pa.RecordBatch]], Itera
         for batch in batches:
             partitions = batch.column("partition").unique().to_pylist()
             kept = [
-                (partition, *keep(read_stretch(_records(batch, None if len(partitions) == 1 else partition), which)))
+                (
+                    partition,
+                    *pack_offset_range(
+                        read_offset_range(_records(batch, None if len(partitions) == 1 else partition), which)
+                    ),
+                )
                 for partition in partitions
             ]
             if not kept:

@@ -13,8 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessor, StatefulProcessorHandle, TimerValues
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_stretches
-from kiln.pipelines.batch.offset_range import PackedOffsetRange, in_order
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
+from kiln.pipelines.batch.offset_range import PackedOffsetRange, merge_offset_ranges
 from kiln.pipelines.batch.windows import PartitionWindows
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class BatchProcessor(StatefulProcessor):
         head = bytes(state[0]) if state else b""
         windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._parts)
         outputs: list[BatchOutput] = []
-        for output in batch_stretches(windows, key[0], in_order(kept), self._batching.block_limit):
+        for output in batch_offset_ranges(windows, key[0], merge_offset_ranges(kept), self._batching.block_limit):
             outputs.append(output)
             if len(outputs) == _OUTPUTS:
                 yield _frame(outputs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.batch.transform import batches
+from kiln.pipelines.batch.transform import batch_updates
 from kiln.pipelines.runtime.kafka import sink_options, stream_topics
-from kiln.pipelines.runtime.query_plan import QueryContext, start_query
+from kiln.pipelines.runtime.query_context import QueryContext, start_query
 from kiln.schemas.queries import QUERIES
 
 
@@ -18,5 +18,5 @@ def start(plan: QueryContext, batching: BatchConfig) -> StreamingQuery:
     # worker and a commit of state in every micro-batch.
     session.conf.set("spark.sql.shuffle.partitions", "1")
     records = stream_topics(session, plan.broker, QUERIES["batch"].reads, plan.at_most)
-    rows = batches(records, batching, plan.broker.prefix)
+    rows = batch_updates(records, batching, plan.broker.prefix)
     return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))

@@ -21,7 +21,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.librdkafka_options import librdkafka_options
 from kiln.pipelines.batch.tick_schedule import TickSchedule
-from kiln.pipelines.runtime.trailing_clock import TrailingClock, behind_the_log
+from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_log_lag
 from kiln.schemas.kafka.records import TICK
 
 _PATIENCE: Final = 5.0  # s for an answer of the broker
@@ -68,7 +68,7 @@ class Ticker:
     def clock_error(self) -> str | None:
         """What it means that the broker's stamps trail the log's clock; None: they do not."""
         clock = self._clock
-        return None if clock.since is None else behind_the_log(self._topic, clock.now, clock.kept, clock.since)
+        return None if clock.since is None else describe_log_lag(self._topic, clock.now, clock.kept, clock.since)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -88,15 +88,15 @@ class Ticker:
         try:
             found = producer.list_topics(timeout=_PATIENCE).topics.get(self._topic)
             names = [TopicPartition(self._topic, partition) for partition in (found.partitions if found else ())]
-            stood = greatest_stamps(self._options, names)
+            stood = read_log_times(self._options, names)
             partitions = {
                 name.partition: TickSchedule(self._span, self._span + _REST, stood.get(name.partition, 0))
                 for name in names
             }
             while not self._stop.wait(self._pause(partitions.values())):
-                ends = _ends(admin, names)
+                ends = _read_ends(admin, names)
                 due = [each for each in names if partitions[each.partition].due(ends[each.partition], _now())]
-                for record in _ticked(producer, due):
+                for record in _send_ticks(producer, due):
                     stamp = record.timestamp()[1]
                     partitions[record.partition() or 0].ticked(record.offset() or 0, stamp, _now())
                 self._look_at_clock(partitions.values())
@@ -124,7 +124,7 @@ def _now() -> int:
     return int(time.monotonic() * 1000)
 
 
-def _ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
+def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
     """The end offset of each partition. KafkaException, TimeoutError."""
     admin.poll(0)  # what librdkafka has to log waits for this
     wanted = {librdkafka.TopicPartition(each.topic, each.partition): _LATEST for each in partitions}
@@ -132,7 +132,7 @@ def _ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int,
     return {place.partition: answer.result(_PATIENCE).offset for place, answer in asked.items()}
 
 
-def _ticked(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
+def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
     """The records of one tick to each partition, as the broker took them. KafkaException, KafkaTimeoutError."""
     taken: list[Message] = []
     refused: list[LibrdkafkaError] = []
@@ -152,7 +152,7 @@ def _ticked(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Me
     return taken
 
 
-def greatest_stamps(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
+def read_log_times(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
     """Where the clock of each partition of a topic stands, by what the broker holds of it, ms; nothing for partitions
     without records, or where the broker is too old to be asked (before Kafka 3.0). KafkaError."""
     admin = open_client(KafkaAdminClient, **client_options)

@@ -10,7 +10,7 @@ from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
 
 
-def batches(records: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
+def batch_updates(records: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
     """Columns partition, offset, stamp, value in; topic, key, value out: batches, and updates that cannot be read."""
     return (
         records.select("partition", "offset", "stamp", "value")

@@ -25,11 +25,11 @@ from kiln.schemas.wire.batch_block import stream_key, tips_of
 
 # µs: before and after all that a record can say
 _NEVER: Final = -(2**63)
-_EVER: Final = 2**63
+_FOREVER: Final = 2**63
 
-_IN_HEAD: Final = 256
+_MAX_HEAD_WINDOWS: Final = 256
 """Most windows that the head of a state holds itself: to read and write them costs less than to reach parts."""
-_IN_PART: Final = 16
+_SHARD_WINDOWS: Final = 16
 """Windows of one part, on average."""
 _NO_DUE: Final = 2**63 - 1
 """The due of a part without windows."""
@@ -176,9 +176,9 @@ class PartitionWindows:
         self._kept: dict[int, dict[bytes, _ShardWindow]] = {}  # by part that has been read, what is not in `_open`
         self._changed: set[int] = set()
         self._elsewhere = kept.count  # windows that are not in `_open`
-        self._due_elsewhere = min(self._dues, default=_EVER)  # or less: none of these is due before
+        self._due_elsewhere = min(self._dues, default=_FOREVER)  # or less: none of these is due before
         for key, window in kept.windows or []:
-            self._put(key, _window(window))
+            self._put(key, _restore_window(window))
 
     def __len__(self) -> int:
         return self._elsewhere + len(self._open)
@@ -266,14 +266,14 @@ class PartitionWindows:
             state = _WindowsHead(self.clock, None, epoch, seen, epochs, self._dues.tobytes(), len(self), self._rank)
         else:
             in_order = sorted(self._open.items(), key=lambda opened: opened[1].rank)
-            windows = [(key, _kept(window)) for key, window in in_order]
+            windows = [(key, _save_window(window)) for key, window in in_order]
             state = _WindowsHead(self.clock, windows, epoch, seen, epochs)
         return _encoder.encode(state)
 
     def _fit(self) -> None:
         """Makes the number of parts that of the windows, and moves windows between parts."""
         before, count = len(self._dues), len(self)
-        now = 0 if self._parts is None or count <= _IN_HEAD else -(-count // _IN_PART)
+        now = 0 if self._parts is None or count <= _MAX_HEAD_WINDOWS else -(-count // _SHARD_WINDOWS)
         if now == before or self._parts is None:
             return
         if now < before:
@@ -285,7 +285,7 @@ class PartitionWindows:
         else:
             for part in range(before, now):
                 self._kept[part] = {}
-            for part in {_folded(part, before) for part in range(before, now)} if before else ():
+            for part in {_fold(part, before) for part in range(before, now)} if before else ():
                 found, self._kept[part] = self._read_part(part), {}
                 for digest, each in found.items():
                     self._put_kept(digest, each, now)
@@ -297,7 +297,7 @@ class PartitionWindows:
         if not parts:
             self._take_out(window)
             return
-        part = _part(digest, parts)
+        part = _shard_index(digest, parts)
         self._read_part(part)[digest] = window
         self._changed.add(part)
 
@@ -307,9 +307,9 @@ class PartitionWindows:
         windows = {part: list(self._read_part(part).values()) for part in self._changed}
         for key, window in self._open.items():
             digest = _key_digest(key)
-            part = windows.get(_part(digest, len(self._dues)))
+            part = windows.get(_shard_index(digest, len(self._dues)))
             if part is not None:
-                part.append(_ShardWindow(digest, window.rank, window.due, _encoder.encode((key, _kept(window)))))
+                part.append(_ShardWindow(digest, window.rank, window.due, _encoder.encode((key, _save_window(window)))))
         for number, found in windows.items():
             found.sort(key=lambda each: each.rank)
             self._parts[number] = _encoder.encode(found)
@@ -321,7 +321,7 @@ class PartitionWindows:
         if self._dues:
             for key in set(keys):
                 digest = _key_digest(key)
-                part = _part(digest, len(self._dues))
+                part = _shard_index(digest, len(self._dues))
                 self._changed.add(part)
                 window = self._read_part(part).pop(digest, None)
                 if window is not None:
@@ -338,7 +338,7 @@ class PartitionWindows:
                     if window.due <= clock:
                         self._take_out(found.pop(digest))
                 self._dues[part] = min((window.due for window in found.values()), default=_NO_DUE)
-        self._due_elsewhere = min(self._dues, default=_EVER)
+        self._due_elsewhere = min(self._dues, default=_FOREVER)
 
     def _read_part(self, part: int) -> dict[bytes, _ShardWindow]:
         found = self._kept.get(part)
@@ -349,7 +349,7 @@ class PartitionWindows:
 
     def _take_out(self, kept: _ShardWindow) -> None:
         key, found = _window_decoder.decode(kept.data)
-        window = _window(found)
+        window = _restore_window(found)
         window.rank = kept.rank
         self._open[key] = window
         heapq.heappush(self._due, (window.due, window.rank, key))
@@ -375,11 +375,11 @@ class PartitionWindows:
         window = self._open.pop(key)
         window.takes_until = _NEVER
         if self._dues:
-            self._changed.add(_part(_key_digest(key), len(self._dues)))
+            self._changed.add(_shard_index(_key_digest(key), len(self._dues)))
         return ClosedWindow(key, window)
 
     def _next_due(self) -> int:
-        return self._due[0][0] if self._due else _EVER
+        return self._due[0][0] if self._due else _FOREVER
 
     def _epoch(self, query: str, batch: int) -> _WriterEpoch | None:
         """The epoch of a writer, who wrote just now; None if the writer has begun a newer one."""
@@ -392,26 +392,26 @@ class PartitionWindows:
         return epoch if epoch.number == batch else None
 
 
-def _kept(window: Window) -> _SavedWindow:
+def _save_window(window: Window) -> _SavedWindow:
     return _SavedWindow(window.opened_at, window.closes_at, None, window.ends_at, sorted(window.leaves))
 
 
-def _window(kept: _SavedWindow) -> Window:
+def _restore_window(kept: _SavedWindow) -> Window:
     tips = (kept.tips or {}).items()
     leaves = {*kept.leaves, *(stream_key(stream) + tip for stream, found in tips for tip in found)}
-    return Window(kept.opened_at, kept.closes_at, leaves, kept.ends_at, kept.closes_at if kept.ends_at else _EVER)
+    return Window(kept.opened_at, kept.closes_at, leaves, kept.ends_at, kept.closes_at if kept.ends_at else _FOREVER)
 
 
 def _key_digest(key: WindowKey) -> bytes:
     return blake2b("\n".join(key).encode(), digest_size=16).digest()
 
 
-def _part(digest: bytes, parts: int) -> int:
+def _shard_index(digest: bytes, parts: int) -> int:
     """The part of a window, among so many."""
-    return _folded(int.from_bytes(digest[:8], "little") & ((1 << parts.bit_length()) - 1), parts)
+    return _fold(int.from_bytes(digest[:8], "little") & ((1 << parts.bit_length()) - 1), parts)
 
 
-def _folded(number: int, parts: int) -> int:
+def _fold(number: int, parts: int) -> int:
     """What is left of a number's low bits when higher ones are dropped until it is below `parts`."""
     while number >= parts:
         number &= (1 << (number.bit_length() - 1)) - 1

@@ -30,14 +30,14 @@ class BreakerState:
         )
 
 
-def remember_trip(state: Path, trip: BreakerState) -> None:
+def save_breaker_state(state: Path, trip: BreakerState) -> None:
     """Puts a trip into the state folder. OSError."""
     fresh = state / f"{_FILE}.new"
     fresh.write_bytes(msgspec.json.encode(trip))
     fresh.replace(state / _FILE)
 
 
-def read_trip(state: Path) -> BreakerState | None:
+def read_breaker_state(state: Path) -> BreakerState | None:
     """The trip that no start has followed; None: there is none."""
     try:
         return msgspec.json.decode((state / _FILE).read_bytes(), type=BreakerState)
@@ -45,8 +45,8 @@ def read_trip(state: Path) -> BreakerState | None:
         return None
 
 
-def forget_trip(state: Path, query: str) -> None:
+def clear_breaker_state(state: Path, query: str) -> None:
     """A query has started: what tripped it is over."""
-    trip = read_trip(state)
+    trip = read_breaker_state(state)
     if trip is not None and trip.query == query:
         (state / _FILE).unlink()

@@ -47,7 +47,7 @@ from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, ag
 from kiln.schemas.wire.topics import Separator, TopicError, parse_topic, separator_text, topic_name
 
 _ORIGINS: tuple[Origin, ...] = ("LIVE", "REPLAY")
-_GIVEN: Mapping[int, Judgement] = {
+_BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
     Verdict.GOOD: Judgement(Verdict.GOOD),
     Verdict.UNSIGNED: Judgement(Verdict.UNSIGNED),
     Verdict.BAD: Judgement(Verdict.BAD, "bad_signature"),
@@ -56,7 +56,7 @@ _GIVEN: Mapping[int, Judgement] = {
 """What a verdict of the bridge means, and why a message may not pass."""
 
 
-_WHOLE = (METADATA_ONLY, PROCESSING_FAILED)
+_WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
 """Reasons with which quarantine has the message, and not its data alone."""
 
 
@@ -146,12 +146,12 @@ def decode(
     return FrameDecoder(how).decode(value, partition, offset, stamp)
 
 
-def unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
+def reject_unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
     """The fault of a record that is no Frame."""
     return RejectedMessage(MessageRef(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
-def failed(
+def reject_failed(
     stage: str, error: Exception, place: MessageRef, data: bytes, at: int, frame: bytes = b""
 ) -> RejectedMessage:
     """The fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in
@@ -181,7 +181,7 @@ class FrameDecoder:
         """Everything in one record, as the function `decode` says."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
-            yield unreadable(frame, value, partition, offset, stamp)
+            yield reject_unreadable(frame, value, partition, offset, stamp)
         else:
             yield from self.decode_frame(frame, partition, offset)
 
@@ -191,14 +191,16 @@ class FrameDecoder:
             yield from self._items(frame, partition, offset)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             place = MessageRef(partition, offset, None)
-            yield failed("decode", error, place, frame.payload, frame.observed_at // 1000, _known_by(frame))
+            yield reject_failed(
+                "decode", error, place, frame.payload, frame.observed_at // 1000, _build_frame_key(frame)
+            )
 
     def _items(self, frame: Frame, partition: int, offset: int) -> Iterator[DecodedMessage | RejectedMessage]:
         if frame.direction != Frame.IN:
             return
         if frame.protocol == BEP50:
             if frame.payload:
-                yield _announced(frame, MessageRef(partition, offset, 0), self._how)
+                yield _decode_announcement(frame, MessageRef(partition, offset, 0), self._how)
             return
         observed_at = frame.observed_at // 1000
         agreed = agreement(frame.hello_in, frame.hello_out, self._how.bundles)
@@ -206,12 +208,12 @@ class FrameDecoder:
             hello = frame.hello_in if side == "hello_in" else frame.hello_out
             detail = f"{side}: {refused.detail}"
             whole = MessageRef(partition, offset, None)
-            yield RejectedMessage(whole, "hello", refused.reason, detail, hello, observed_at, _known_by(frame))
+            yield RejectedMessage(whole, "hello", refused.reason, detail, hello, observed_at, _build_frame_key(frame))
         messages = gossip_messages(frame)
         if isinstance(messages, Rejected):
             whole = MessageRef(partition, offset, None)
             yield RejectedMessage(
-                whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _known_by(frame)
+                whole, "rpc", messages.reason, messages.detail, frame.payload, observed_at, _build_frame_key(frame)
             )
             return
         if not messages:
@@ -221,25 +223,31 @@ class FrameDecoder:
         remote, origin = peer_text(frame.remote_peer), _ORIGINS[frame.origin]
         if len(verdicts) > len(messages):
             whole, detail = MessageRef(partition, offset, None), f"{len(verdicts)} verdicts on {len(messages)} messages"
-            yield RejectedMessage(whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _known_by(frame))
+            yield RejectedMessage(
+                whole, "rpc", TOO_MANY_VERDICTS, detail, verdicts, observed_at, _build_frame_key(frame)
+            )
             verdicts = b""  # nobody knows which verdict is of which message
         cost = unread = 0
         for index, message in enumerate(islice(messages, MAX_MESSAGES)):
             given = verdicts[index] if index < len(verdicts) else 0
-            if cost >= MAX_RPC_COST and given not in _GIVEN:
+            if cost >= MAX_RPC_COST and given not in _BRIDGE_JUDGEMENTS:
                 unread += 1
                 continue
             place = MessageRef(partition, offset, index)
             try:
                 judged = self._judged(message, given, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
-                yield failed("decode", error, place, message.SerializeToString(), observed_at, _known_by(frame))
+                yield reject_failed(
+                    "decode", error, place, message.SerializeToString(), observed_at, _build_frame_key(frame)
+                )
                 continue
             cost += judged.cost
             if judged.stage:
                 stage, reason, detail, author, copy = judged[:5]
-                data = message.SerializeToString() if reason in _WHOLE else message.data
-                yield RejectedMessage(place, stage, reason, detail, data, observed_at, _known_by(frame), author, copy)
+                data = message.SerializeToString() if reason in _WHOLE_MESSAGE_REASONS else message.data
+                yield RejectedMessage(
+                    place, stage, reason, detail, data, observed_at, _build_frame_key(frame), author, copy
+                )
             else:
                 yield DecodedMessage(
                     place,
@@ -260,17 +268,29 @@ class FrameDecoder:
         if unread:
             detail = f"{unread} of {len(messages)} messages are not read: checking the others cost all that one RPC may"
             yield RejectedMessage(
-                MessageRef(partition, offset, None), "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, _known_by(frame)
+                MessageRef(partition, offset, None),
+                "rpc",
+                RPC_TOO_COSTLY,
+                detail,
+                b"",
+                observed_at,
+                _build_frame_key(frame),
             )
         if len(messages) > MAX_MESSAGES:
             detail = f"{len(messages)} messages, of which the first {MAX_MESSAGES} are read"
             yield RejectedMessage(
-                MessageRef(partition, offset, None), "rpc", RPC_TOO_MANY, detail, b"", observed_at, _known_by(frame)
+                MessageRef(partition, offset, None),
+                "rpc",
+                RPC_TOO_MANY,
+                detail,
+                b"",
+                observed_at,
+                _build_frame_key(frame),
             )
 
     def _judged(self, message: Message, given: int, network: str, origin: Origin, table: TopicTable) -> _Verification:
         if message.ByteSize() > self._LARGEST:
-            return _judge(message, given, network, origin, table, self._how)
+            return _verify(message, given, network, origin, table, self._how)
         key = (message.SerializeToString(), given, network, origin, table)
         judged = self._known.get(key)
         if judged is None:
@@ -278,7 +298,7 @@ class FrameDecoder:
             if len(self._known) >= self._MOST or self._known_bytes > self._MOST_BYTES:
                 self._known.clear()
                 self._known_bytes = len(key[0])
-            judged = self._known[key] = _judge(message, given, network, origin, table, self._how)
+            judged = self._known[key] = _verify(message, given, network, origin, table, self._how)
         return judged
 
 
@@ -301,7 +321,7 @@ class _Verification(NamedTuple):
     cost: int = 0  # nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)
 
 
-def _judge(
+def _verify(
     message: Message, given: int, network: str, origin: Origin, table: TopicTable, how: DecodeConfig
 ) -> _Verification:
     """`given`: the bridge's verdict; `network`: the frame's."""
@@ -319,7 +339,7 @@ def _judge(
     if unverifiable:
         verdict, reason = Verdict.UNVERIFIABLE, ""
     else:
-        verdict, reason, signature_cost = _verdict(message, name, given, how.policy(network, origin))
+        verdict, reason, signature_cost = _check_signature(message, name, given, how.policy(network, origin))
         cost += signature_cost
     if reason:
         return _Verification("signature", reason, "", "", copy, cost=cost)
@@ -329,16 +349,16 @@ def _judge(
     try:
         content = read_message(message.data, how.batch_typ)
     except PROCESSING_ERRORS as error:  # pure; caught here too, as the breaker counts the author's messages that fail
-        author = _author(message, verdict) or ""
+        author = _get_signer(message, verdict) or ""
         return _Verification("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
     if isinstance(content, Rejected):
-        author = _author(message, verdict) or ""
+        author = _get_signer(message, verdict) or ""
         return _Verification("message", content.reason, content.detail, author, copy, cost=cost)
     source: TopicSource = "name" if message.HasField("topic") else "index"
     return _Verification("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
 
 
-def _announced(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMessage | RejectedMessage:
+def _decode_announcement(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMessage | RejectedMessage:
     """What a datagram of the BitTorrent DHT announces, as the BATCH_UPDATE that it stands for.
 
     Its author is the publisher's key, as the peer id that this key would have; its seqno the item's.
@@ -349,7 +369,9 @@ def _announced(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMes
     except TopicError as error:
         found = Rejected("bad_network", str(error))
     if isinstance(found, Rejected):
-        return RejectedMessage(place, "bep50", found.reason, found.detail, frame.payload, observed_at, _known_by(frame))
+        return RejectedMessage(
+            place, "bep50", found.reason, found.detail, frame.payload, observed_at, _build_frame_key(frame)
+        )
     item, announcement = found
     publisher = peer_of_ed25519(item.key)
     sequence = item.sequence.to_bytes(8, signed=True)
@@ -376,12 +398,12 @@ def _announced(frame: Frame, place: MessageRef, how: DecodeConfig) -> DecodedMes
     )
 
 
-def _verdict(message: Message, topic: str, given: int, policy: Policy) -> Judgement:
+def _check_signature(message: Message, topic: str, given: int, policy: Policy) -> Judgement:
     """The bridge's verdict where it has checked, else our own; the reason is empty if the message may pass.
 
     A signature is over the topic's name: the index that was on the wire in its place is not part of what was signed.
     """
-    found = _GIVEN.get(given)
+    found = _BRIDGE_JUDGEMENTS.get(given)
     if found is not None:
         return found
     if not message.HasField("topicIndex"):
@@ -394,16 +416,16 @@ def _verdict(message: Message, topic: str, given: int, policy: Policy) -> Judgem
     return found
 
 
-def author(decoded: DecodedMessage) -> str | None:
+def get_signer(decoded: DecodedMessage) -> str | None:
     """The peer id of the signer. None where nobody signed the message, whatever `from` claims."""
-    return _author(decoded.envelope, decoded.verdict)
+    return _get_signer(decoded.envelope, decoded.verdict)
 
 
-def _author(message: Message, verdict: Verdict) -> str | None:
+def _get_signer(message: Message, verdict: Verdict) -> str | None:
     return peer_text(getattr(message, "from")) if verdict is Verdict.GOOD else None
 
 
-def identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
+def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
     """Two digests by which copies of a message are known; copies agree in at least one of them.
 
     A signed message is one for as long as the digests are remembered; so is an unverifiable one with author and seqno.
@@ -413,13 +435,13 @@ def identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes
     a span in one way or the other; a repeat after a whole horizon shares none. `scope` keeps apart what must not meet.
     """
     signed = decoded.verdict is Verdict.GOOD
-    return identities_of(decoded.network, decoded.message, signed, decoded.observed_at, scope, horizon)
+    return compute_column_identities(decoded.network, decoded.message, signed, decoded.observed_at, scope, horizon)
 
 
-def identities_of(
+def compute_column_identities(
     network: str, message: str, signed: bool, observed_at: int, scope: str, horizon: int
 ) -> tuple[bytes, bytes]:
-    """As `identities`, from columns of the table `messages`; `observed_at` in µs."""
+    """As `compute_identities`, from columns of the table `messages`; `observed_at` in µs."""
     start = f"{scope}\n{network}\n{message}"
     if is_lasting(message, signed):
         digest = blake2b(start.encode(), digest_size=16).digest()
@@ -437,12 +459,12 @@ def is_lasting(message: str, signed: bool) -> bool:
     return signed or message.startswith(UNVERIFIED)
 
 
-def own_identity(fault: RejectedMessage) -> bytes:
+def compute_fault_identity(fault: RejectedMessage) -> bytes:
     """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
     written twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.place.position) if fault.frame else fault.place
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 
 
-def _known_by(frame: Frame) -> bytes:
+def _build_frame_key(frame: Frame) -> bytes:
     return b"%b%d/%d" % (frame.connection, frame.direction, frame.sequence)

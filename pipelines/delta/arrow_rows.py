@@ -29,11 +29,11 @@ _BYTES = 16 << 20
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
 """What Arrow raises on values that a column cannot hold. It is a fault of the rows alone: nothing here does I/O."""
 
-Refuse = Callable[[Sequence[object], Exception], None]
+RejectRow = Callable[[Sequence[object], Exception], None]
 """Takes a row that no Arrow batch can hold, and why."""
 
 
-def arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
+def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
     """The Arrow schema of table columns. `strict`: a column that must have a value is not nullable."""
     return pa.schema(
         [
@@ -43,12 +43,12 @@ def arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schem
     )
 
 
-def ddl(columns: Iterable[Column]) -> str:
+def build_ddl(columns: Iterable[Column]) -> str:
     """The same columns as Spark takes the schema of a `mapInArrow`."""
     return ", ".join(f"{column.name} {column.type}" for column in columns)
 
 
-def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
+def select_columns(table: Table, *names: str) -> tuple[Column, ...]:
     """Columns of a table by name, in the order of the names; with no names, all columns."""
     if not names:
         return tuple(table.columns)
@@ -59,7 +59,7 @@ def columns_of(table: Table, *names: str) -> tuple[Column, ...]:
 class RowBuffer:
     """Rows (tuples in the schema's order) on their way to Arrow batches of bounded size."""
 
-    def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: Refuse | None = None) -> None:
+    def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: RejectRow | None = None) -> None:
         """`rows`: the most rows of a batch. `refuse`: takes each row that cannot be converted; by default `drain`
         raises."""
         self._schema = schema

@@ -10,13 +10,13 @@ from datetime import datetime
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from kiln.pipelines.delta.arrow_rows import arrow_schema, columns_of
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.rows import read_rows
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.wire.topic_table import BundleSet
 
-BUNDLES = columns_of(TABLES["bundles"])
+BUNDLES = select_columns(TABLES["bundles"])
 
 
 def read_bundles(lake: Lake) -> BundleSet:
@@ -34,7 +34,7 @@ def read_bundles(lake: Lake) -> BundleSet:
     return known
 
 
-def remember_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
+def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
     """Adds the bundles of `given` that the table does not have. Returns all bundles, `given` first.
 
     BundleError: a given bundle has the hash of a known bundle and other topics. Nothing is added then.
@@ -43,7 +43,7 @@ def remember_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
     all_of_them = given.joined(known)
     rows = [(each.hex(), given.name(each), list(topics), now) for each, topics in given.items() if each not in known]
     if rows:
-        schema = arrow_schema(BUNDLES)
+        schema = build_arrow_schema(BUNDLES)
         columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
         write_deltalake(
             lake.table("bundles"),

@@ -10,7 +10,7 @@ from typing import Protocol
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.files import DataFile
 
-CARE = "kiln maintain"
+MAINTENANCE_PREFIX = "kiln maintain"
 """How the `userMetadata` of a commit of `kiln.pipelines.maintenance` begins. Such a commit adds no row."""
 
 
@@ -42,7 +42,7 @@ class Commits(Protocol):
         """
 
 
-def second_writer(table: str, write: WriteId) -> SecondWriterError:
+def build_second_writer_error(table: str, write: WriteId) -> SecondWriterError:
     """The error in words."""
     return SecondWriterError(
         f"another driver runs the query {write.query_id} and has just written to the table {table}: two of them would "

@@ -9,10 +9,10 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from kiln.pipelines.delta.commits import WriteId, second_writer
+from kiln.pipelines.delta.commits import WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.lake import Lake, log_entry
-from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
+from kiln.pipelines.delta.lake import Lake, locate_commit
+from kiln.pipelines.delta.log_faults import adds_any, read_commit
 
 _CONCURRENT = "Concurrent transaction"
 """How delta-rs says that a commit under the same application id came in between."""
@@ -63,15 +63,15 @@ class DeltaRsCommits:
             except CommitFailedError as error:
                 opened.update_incremental()
                 folder, since = self._lake.folder(table), range(known + 1, opened.version() + 1)
-                if any(adds_one_of(read_commit(folder, version), files) for version in since):
+                if any(adds_any(read_commit(folder, version), files) for version in since):
                     break  # the commit came through, and the store's answer did not
                 if _FILES_GONE in str(error):  # an append has read none of them
                     if opened.transaction_version(app_id) == newest:
                         continue
-                    raise second_writer(table, write) from error
+                    raise build_second_writer_error(table, write) from error
                 del self._tables[table]
                 if _CONCURRENT in str(error):
-                    raise second_writer(table, write) from error
+                    raise build_second_writer_error(table, write) from error
                 raise
         opened.update_incremental()
         self._newest[app_id] = write.batch_id
@@ -84,12 +84,12 @@ class DeltaRsCommits:
         (`kiln.pipelines.maintenance`), the table is read anew. SecondWriterError: somebody else has committed under the
         same query meanwhile."""
         opened = self._tables.get(table)
-        if opened is not None and log_entry(self._lake.folder(table), opened.version()).exists():
+        if opened is not None and locate_commit(self._lake.folder(table), opened.version()).exists():
             return opened
         fresh = self._tables[table] = self._lake.open(table)
         app_id = write.app_id(table)
         stood_still = opened is not None and app_id in self._newest
         if stood_still and fresh.transaction_version(app_id) != self._newest[app_id]:
             del self._tables[table]
-            raise second_writer(table, write)
+            raise build_second_writer_error(table, write)
         return fresh

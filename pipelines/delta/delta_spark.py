@@ -10,7 +10,7 @@ from delta.exceptions import ConcurrentTransactionException
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
-from kiln.pipelines.delta.commits import WriteId, second_writer
+from kiln.pipelines.delta.commits import WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
@@ -44,7 +44,7 @@ class DeltaSparkCommits:
         try:
             version = transaction.commit(jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions), append)
         except ConcurrentTransactionException as error:
-            raise second_writer(table, write) from error
+            raise build_second_writer_error(table, write) from error
         if self._durable:
             self._lake.keep(table, version, version)
         return True

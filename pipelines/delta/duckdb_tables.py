@@ -51,7 +51,7 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+), *(\d+)\)")
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
-def reach(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+def register_store(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     """From now on the connection can read the files of a lake in an object store."""
     root = lake.root
     if root.folder is None:
@@ -75,16 +75,16 @@ def show_tables(
     `reads_rows` False: the views are for listings of tables and columns. DuckDB then looks into one file of each table.
     A query that does read rows from a table with files of several schemas fails. LakeError.
     """
-    reach(connection, lake)
+    register_store(connection, lake)
     files: list[str] = []
     for name, table in tables.items():
-        columns = columns_of(table)
-        paths = None if columns is None else _files(lake.table(name), table)
+        columns = read_columns(table)
+        paths = None if columns is None else _list_files(lake.table(name), table)
         if columns is None or paths is None:
             connection.register(name, table.to_pyarrow_dataset(filesystem=_arrows_own(lake.folder(name))))
             continue
         connection.execute(
-            f"CREATE TEMP VIEW {quoted(name)} AS {select_columns(columns, paths, union_by_name=reads_rows)}"
+            f"CREATE TEMP VIEW {quote_name(name)} AS {build_columns_query(columns, paths, union_by_name=reads_rows)}"
         )
         files += paths
     return files
@@ -98,21 +98,21 @@ def _arrows_own(place: Location) -> SubTreeFileSystem | None:
     return None if place.folder is None else SubTreeFileSystem(str(place.folder), LocalFileSystem())
 
 
-def select_files(table: DeltaTable, paths: Sequence[str]) -> str:
+def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
     """A SELECT of a table's columns over these of its files. LakeError: the table takes more than reading its files."""
-    columns = columns_of(table)
+    columns = read_columns(table)
     if columns is None:
         raise LakeError(f"the table at {table.table_uri} was not made by Kiln: its files do not say all of its rows")
-    return select_columns(columns, paths)
+    return build_columns_query(columns, paths)
 
 
-def with_empty(select: str, tables: Iterable[str], there: Collection[str]) -> str:
+def add_empty_tables(select: str, tables: Iterable[str], there: Collection[str]) -> str:
     """The SELECT over `tables` (kiln.schemas.delta.tables), those that are not `there` being empty."""
-    empty = [f"{name} AS ({_nothing(name)})" for name in tables if name not in there]
+    empty = [f"{name} AS ({_build_empty_query(name)})" for name in tables if name not in there]
     return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
 
 
-def _nothing(name: str) -> str:
+def _build_empty_query(name: str) -> str:
     columns = (f"NULL::{_DDL_TYPES.get(column.type, column.type)} AS {column.name}" for column in TABLES[name].columns)
     return f"SELECT {', '.join(columns)} WHERE false"
 
@@ -120,7 +120,7 @@ def _nothing(name: str) -> str:
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
     """From now on the connection reads these files and no other, and no variable of this program. Nothing undoes it."""
     connection.execute("SET python_enable_replacements = false")
-    connection.execute(f"SET allowed_paths = {_list(files)}")
+    connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
@@ -140,13 +140,13 @@ def duckdb_type(told: object) -> str | None:
     return None
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name of a table or column in SQL."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
-def columns_of(table: DeltaTable) -> dict[str, str] | None:
+def read_columns(table: DeltaTable) -> dict[str, str] | None:
     """Columns and their types; None: the table takes more than reading its files."""
     if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
         return None
@@ -159,7 +159,7 @@ def columns_of(table: DeltaTable) -> dict[str, str] | None:
     return columns
 
 
-def _files(folder: str, table: DeltaTable) -> list[str] | None:
+def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
     """The files of the newest version, as paths; None: they are not all in the folder, or DuckDB would take one for a
     pattern. Delta's log has them as URIs, relative to the folder (PROTOCOL.md, Add File)."""
     relative = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
@@ -168,29 +168,29 @@ def _files(folder: str, table: DeltaTable) -> list[str] | None:
     return None if elsewhere or any(map(_GLOB.search, paths)) else paths
 
 
-ROW_PLACE: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
+ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
 """Where a row is, as DuckDB names it, in `select_columns(…, places=True)`."""
 
 
-def select_columns(
+def build_columns_query(
     columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, places: bool = False
 ) -> str:
     """The columns of the table, whichever of them a file has: a file that is older than a column has none of it.
 
     `places`: with the columns of ROW_PLACE.
     """
-    columns = {**columns, **ROW_PLACE} if places else columns
-    nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
+    columns = {**columns, **ROW_POSITION} if places else columns
+    nothing = f"SELECT {', '.join(f'NULL::{kind} AS {quote_name(name)}' for name, kind in columns.items())} WHERE false"
     if not files:
         return nothing
-    options = "".join(f", {name} = true" for name in ROW_PLACE) if places else ""
+    options = "".join(f", {name} = true" for name in ROW_POSITION) if places else ""
     scan = (
-        f"SELECT * FROM read_parquet({_list(files)}, union_by_name = {str(union_by_name).lower()}, "
+        f"SELECT * FROM read_parquet({_format_list(files)}, union_by_name = {str(union_by_name).lower()}, "
         f"hive_partitioning = false{options})"
     )
-    wanted = ", ".join(f"{quoted(name)}::{kind} AS {quoted(name)}" for name, kind in columns.items())
+    wanted = ", ".join(f"{quote_name(name)}::{kind} AS {quote_name(name)}" for name, kind in columns.items())
     return f"SELECT {wanted} FROM ({nothing} UNION ALL BY NAME {scan})"
 
 
-def _list(texts: Iterable[str]) -> str:
+def _format_list(texts: Iterable[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"

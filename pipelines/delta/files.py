@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.arrow_rows import Refuse, RowBuffer, arrow_schema
-from kiln.pipelines.delta.lake import Lake, skipped_by
+from kiln.pipelines.delta.arrow_rows import RejectRow, RowBuffer, build_arrow_schema
+from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
 
 FILE_BYTES = 128 << 20
@@ -47,13 +47,15 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 class TableFiles:
     """Rows of one table on their way into files, as few as their size allows. For one task; not thread-safe."""
 
-    def __init__(self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: Refuse | None = None) -> None:
+    def __init__(
+        self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: RejectRow | None = None
+    ) -> None:
         """Nothing is made before the first row comes. `file_bytes`: as `FILE_BYTES`, for this table. `refuse`: takes
         each row that the table cannot hold; by default `add` or `close` raises."""
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
         self._table = table
-        self._schema = _with_dictionaries(arrow_schema(TABLES[table].columns, strict=True))
+        self._schema = _with_dictionaries(build_arrow_schema(TABLES[table].columns, strict=True))
         self._buffer = RowBuffer(self._schema, rows=20_000, refuse=refuse)
         self._file: _OpenFile | None = None
         self._closed: list[DataFile] = []
@@ -106,7 +108,7 @@ class _OpenFile:
     def __init__(self, folder: Location, table: str, schema: pa.Schema) -> None:
         self._table = table
         self._name = f"part-{uuid4()}.snappy.parquet"
-        self._ranges = {name: _Range() for name in skipped_by(TABLES[table])}
+        self._ranges = {name: _Range() for name in list_stats_columns(TABLES[table])}
         self._rows = 0
         self._out = (folder / self._name).create()
         # A dictionary of bytes that hardly repeat is work for nothing.
@@ -132,7 +134,7 @@ class _OpenFile:
         self._writer.close()
         size = self._out.tell()
         self._out.close()
-        return DataFile(self._table, self._name, size, self._rows, _stats(self._rows, self._ranges))
+        return DataFile(self._table, self._name, size, self._rows, _build_stats(self._rows, self._ranges))
 
 
 class _Range:
@@ -157,10 +159,10 @@ class _Range:
         self.times = pa.types.is_timestamp(column.type)
 
 
-def _stats(rows: int, ranges: dict[str, _Range]) -> str:
+def _build_stats(rows: int, ranges: dict[str, _Range]) -> str:
     known = {name: found for name, found in ranges.items() if found.least is not None}
-    least = {name: _value(found.least, found.times) for name, found in known.items()}
-    greatest = {name: _value(found.greatest, found.times) for name, found in known.items()}
+    least = {name: _format_stat(found.least, found.times) for name, found in known.items()}
+    greatest = {name: _format_stat(found.greatest, found.times) for name, found in known.items()}
     return json.dumps(
         {
             "numRecords": rows,
@@ -172,7 +174,7 @@ def _stats(rows: int, ranges: dict[str, _Range]) -> str:
     )
 
 
-def _value(value: object, time: bool) -> object:
+def _format_stat(value: object, time: bool) -> object:
     """A value as the log has it (PROTOCOL.md, Per-file Statistics): times in ISO 8601. None: a time of a year that has
     not four digits, which no reader could read; a reader then takes the file as one that may hold any."""
     if not time or not isinstance(value, int):
@@ -182,13 +184,13 @@ def _value(value: object, time: bool) -> object:
     return (_EPOCH + timedelta(microseconds=value)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
-def discard(lake: Lake, files: Iterable[DataFile]) -> None:
+def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
     """Removes files that no commit names."""
     for each in files:
         (lake.folder(each.table) / each.name).remove()
 
 
-def rewritten(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
+def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
     """The rows of a file that `keep`, a mask, names, in a file of their own; no file where no row is kept. The old file
     is removed."""
     with (lake.folder(file.table) / file.name).open() as opened:
@@ -196,5 +198,5 @@ def rewritten(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedA
     files = TableFiles(lake, file.table)
     for batch in table.filter(keep(table)).to_batches(max_chunksize=20_000):
         files.add_batch(batch)
-    discard(lake, [file])
+    delete_files(lake, [file])
     return files.close()

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 Ranges = list[tuple[int, int]]
 """Sequences as ascending closed ranges that do not touch: a connection with no loss is one range."""
 
-HeldFrames = dict[bytes, Ranges]
+FrameRanges = dict[bytes, Ranges]
 """The ranges by connection and direction, as `side()` writes the two."""
 
 _LAST = 2**63
 
 
-def side(connection: bytes, direction: int) -> bytes:
-    """One direction of one connection, as the key of `HeldFrames`."""
+def build_range_key(connection: bytes, direction: int) -> bytes:
+    """One direction of one connection, as the key of `FrameRanges`."""
     return connection + bytes((direction,))
 
 
@@ -49,11 +49,11 @@ class FrameRangeFilter:
 
     def __init__(self, held: Mapping[bytes, Ranges]) -> None:
         self._held = held
-        self.taken: HeldFrames = {}
+        self.taken: FrameRanges = {}
 
     def passes(self, connection: bytes, direction: int, sequence: int) -> bool:
         """Whether a frame may pass. A second call for the same frame says no."""
-        key = side(connection, direction)
+        key = build_range_key(connection, direction)
         held = self._held.get(key)
         if held is not None and contains(held, sequence):
             return False
@@ -63,7 +63,7 @@ class FrameRangeFilter:
         return insert(taken, sequence, sequence)
 
 
-def merge(into: HeldFrames, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> HeldFrames:
+def merge(into: FrameRanges, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
     """Adds `taken` to `into`, in place."""
     for key, ranges in taken.items():
         kept = into.setdefault(key, [])

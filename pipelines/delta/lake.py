@@ -91,7 +91,7 @@ class Lake:
                 self._take_on(name)
                 continue
             table = TABLES[name]
-            fields = [_field(column) for column in table.columns]
+            fields = [_build_field(column) for column in table.columns]
             DeltaTable.create(
                 self.table(name),
                 deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields})),
@@ -100,7 +100,7 @@ class Lake:
                 description=table.comment,
                 configuration={
                     "delta.checkpointInterval": "50",
-                    "delta.dataSkippingStatsColumns": ",".join(skipped_by(table)),
+                    "delta.dataSkippingStatsColumns": ",".join(list_stats_columns(table)),
                     "delta.deletedFileRetentionDuration": "interval 1 days",
                     _VERSION: str(TABLES_VERSION),
                 },
@@ -133,7 +133,7 @@ class Lake:
         """
         table = self.folder(name)
         for version in range(first, last + 1):
-            log_entry(table, version).sync()
+            locate_commit(table, version).sync()
         (table / _LOG).sync()
 
     def sync_files(self, name: str) -> None:
@@ -151,14 +151,14 @@ class Lake:
         return dict(self.root.options) or None
 
 
-def log_of(table: Location) -> Location:
+def locate_log(table: Location) -> Location:
     """The folder of a table's log, in the table's folder."""
     return table / _LOG
 
 
-def log_entry(table: Location, version: int) -> Location:
+def locate_commit(table: Location, version: int) -> Location:
     """The file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
-    return log_of(table) / f"{version:020}.json"
+    return locate_log(table) / f"{version:020}.json"
 
 
 # Names of Spark DDL types in the Delta protocol (PROTOCOL.md, Schema Serialization Format), where they differ.
@@ -170,7 +170,7 @@ _DELTA_TYPES: dict[str, str | dict[str, object]] = {
 }
 
 
-def skipped_by(table: Table) -> list[str]:
+def list_stats_columns(table: Table) -> list[str]:
     """The columns whose least and greatest value each file states, so that a reader can skip the file.
 
     People filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
@@ -179,12 +179,12 @@ def skipped_by(table: Table) -> list[str]:
     return [each.name for each in table.columns if each.name in filtered or each.type in ("timestamp", "int", "bigint")]
 
 
-def delta_fields(table: Table) -> list[tuple[str, object]]:
+def list_delta_fields(table: Table) -> list[tuple[str, object]]:
     """The columns of a table as names and types of the Delta protocol."""
     return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
 
 
-def _field(column: Column) -> dict[str, object]:
+def _build_field(column: Column) -> dict[str, object]:
     return {
         "name": column.name,
         "type": _DELTA_TYPES.get(column.type, column.type),

@@ -1,5 +1,5 @@
 """Commits of a table that a power cut left empty or cut off, or whose files it took. Nothing is written here but by
-`take_back`."""
+`restore_version`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.commits import CARE, WriteId
+from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, WriteId
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.lake import Lake, locate_commit
 
-_LOOKED_AT = 50
+_INSPECTED_COMMITS = 50
 """commits, the newest ones: what is older is on the disk long since"""
 
 
@@ -37,7 +37,7 @@ class TableLog:
     """summaries of the log that cannot be read, of which the log itself says all"""
 
 
-def look_at(lake: Lake, table: str) -> TableLog:
+def inspect_log(lake: Lake, table: str) -> TableLog:
     """What is wrong with the newest commits of a table: nothing in a store, whose objects are whole or not there."""
     place = lake.folder(table)
     folder = place.folder
@@ -47,12 +47,12 @@ def look_at(lake: Lake, table: str) -> TableLog:
     log = TableLog(max(versions, default=-1))
     removed: set[str] = set()
     whole = False
-    for version in reversed(versions[-_LOOKED_AT:]):
+    for version in reversed(versions[-_INSPECTED_COMMITS:]):
         actions = read_commit(place, version)
         good = bool(actions) and all(
-            _is_there(folder, add) for add in _of(actions, "add") if add["path"] not in removed
+            _is_there(folder, add) for add in _select_actions(actions, "add") if add["path"] not in removed
         )
-        removed |= {str(remove["path"]) for remove in _of(actions, "remove")}
+        removed |= {str(remove["path"]) for remove in _select_actions(actions, "remove")}
         if not good:
             (log.within if whole else log.torn).append(version)
         whole = whole or good
@@ -67,40 +67,40 @@ def look_at(lake: Lake, table: str) -> TableLog:
 def read_commit(table: Location, version: int) -> list[dict[str, dict[str, object]]]:
     """The actions of a commit (PROTOCOL.md, Actions) in a table's folder; none where the file is not whole."""
     try:
-        actions = [json.loads(line) for line in log_entry(table, version).read().splitlines()]
+        actions = [json.loads(line) for line in locate_commit(table, version).read().splitlines()]
     except (ValueError, FileNotFoundError):
         return []
     return actions if all(isinstance(action, dict) for action in actions) else []
 
 
-def adds_one_of(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
+def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[DataFile]) -> bool:
     """Whether a commit makes one of these files part of its table."""
     names = {file.name for file in files}
     return any(action["add"]["path"] in names for action in actions if "add" in action)
 
 
-def newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
+def find_newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
     """The newest micro-batch of a query in the whole commits of a table; -1: none. LakeError: it cannot be read."""
     place = lake.folder(table)
     if place.folder is not None:  # what is torn cannot be opened
         last = log.newest - len(log.torn)
-        for version in range(last, max(-1, last - _LOOKED_AT), -1):
-            found = _batches(read_commit(place, version), query_id, table)
+        for version in range(last, max(-1, last - _INSPECTED_COMMITS), -1):
+            found = _list_batches(read_commit(place, version), query_id, table)
             if found:
                 return max(found)
-        if log.torn or last < _LOOKED_AT:
+        if log.torn or last < _INSPECTED_COMMITS:
             return -1
     opened = lake.open(table)
     wrote = (opened.transaction_version(WriteId(query_id, 0, name).app_id(table)) for name in ("append", "received"))
     return max((each for each in wrote if each is not None), default=-1)
 
 
-def _batches(actions: list[dict[str, dict[str, object]]], query_id: str, table: str) -> list[int]:
-    txns = _of(actions, "txn")
+def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, table: str) -> list[int]:
+    txns = _select_actions(actions, "txn")
     return [int(str(txn["version"])) for txn in txns if str(txn["appId"]).startswith(f"{query_id}:{table}:")]
 
 
-def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
+def find_version_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None:
     """The newest version of a table in which no micro-batch from `batch` on of a query is. None: the log does not say,
     or somebody else has committed in between."""
     place, newest = lake.folder(table), lake.open(table).version()
@@ -112,11 +112,11 @@ def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None
         if not actions:
             break  # `kiln.pipelines.maintenance` or Delta has cleaned up what is older
         oldest = version
-        if any(wrote >= batch for wrote in _batches(actions, query_id, table)):
+        if any(wrote >= batch for wrote in _list_batches(actions, query_id, table)):
             later.append(version)
-        elif _operation(actions) == "SET TBLPROPERTIES" or _is_care(actions):
+        elif _get_operation(actions) == "SET TBLPROPERTIES" or _is_maintenance(actions):
             continue  # adds no row
-        elif later or _operation(actions) != "RESTORE":  # such a one at the end is of a recovery that was cut short
+        elif later or _get_operation(actions) != "RESTORE":  # such a one at the end is of a recovery that was cut short
             apart.append(version)
     if not later:
         return newest
@@ -124,7 +124,7 @@ def last_before(lake: Lake, table: str, query_id: str, batch: int) -> int | None
     return base if base >= oldest and not any(version > base for version in apart) else None
 
 
-def take_back(lake: Lake, table: str, version: int) -> None:
+def restore_version(lake: Lake, table: str, version: int) -> None:
     """Makes a table what it was at a version, by one more commit."""
     opened = lake.open(table)
     if opened.version() == version:
@@ -136,27 +136,30 @@ def take_back(lake: Lake, table: str, version: int) -> None:
 
 def _written_since(table: Location, folder: Path, version: int) -> float:
     """When the first data file after a commit was written; when the commit was, where there is none."""
-    entry = Path(log_entry(table, version).uri)
+    entry = Path(locate_commit(table, version).uri)
     committed = entry.stat().st_mtime if entry.exists() else 0.0
     return min((at for path in folder.glob("*.parquet") if (at := path.stat().st_mtime) > committed), default=committed)
 
 
-def _of(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str, object]]:
+def _select_actions(actions: list[dict[str, dict[str, object]]], kind: str) -> list[dict[str, object]]:
     return [action[kind] for action in actions if kind in action]
 
 
-def _operation(actions: list[dict[str, dict[str, object]]]) -> object:
-    return next((info.get("operation") for info in _of(actions, "commitInfo")), None)
+def _get_operation(actions: list[dict[str, dict[str, object]]]) -> object:
+    return next((info.get("operation") for info in _select_actions(actions, "commitInfo")), None)
 
 
 def _committed_at(actions: list[dict[str, dict[str, object]]]) -> float | None:
     """When a commit that can be read was made, unix s, as it says."""
-    times = [info["timestamp"] for info in _of(actions, "commitInfo")]
+    times = [info["timestamp"] for info in _select_actions(actions, "commitInfo")]
     return next((at / 1_000 for at in times if isinstance(at, int)), None)
 
 
-def _is_care(actions: list[dict[str, dict[str, object]]]) -> bool:
-    return any(str(info.get("userMetadata", "")).startswith(CARE) for info in _of(actions, "commitInfo"))
+def _is_maintenance(actions: list[dict[str, dict[str, object]]]) -> bool:
+    return any(
+        str(info.get("userMetadata", "")).startswith(MAINTENANCE_PREFIX)
+        for info in _select_actions(actions, "commitInfo")
+    )
 
 
 def _is_there(folder: Path, add: dict[str, object]) -> bool:
@@ -167,8 +170,8 @@ def _is_there(folder: Path, add: dict[str, object]) -> bool:
 def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
     """Summaries that cannot be read, where the log tells all without them: from the first commit on, or from an older
     summary on that can be read."""
-    found = [path for path in log.glob("*.checkpoint*.parquet") if not _opens(path)]
-    if not _tells_all(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in found]):
+    found = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
+    if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in found]):
         return []
     last = log / "_last_checkpoint"
     try:
@@ -181,13 +184,13 @@ def _torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
     return found if named else [*found, last]
 
 
-def _tells_all(versions: list[int], summaries: list[Path]) -> bool:
+def _is_complete(versions: list[int], summaries: list[Path]) -> bool:
     if not versions or versions[-1] - versions[0] >= len(versions):
         return False
     return versions[0] == 0 or any(int(path.name.partition(".")[0]) >= versions[0] - 1 for path in summaries)
 
 
-def _opens(path: Path) -> bool:
+def _is_readable(path: Path) -> bool:
     try:
         pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError):

@@ -12,12 +12,12 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kiln.pipelines.delta.arrow_rows import ddl
+from kiln.pipelines.delta.arrow_rows import build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
-_ROUNDED: Final = 1_000
+_STATISTICS_ROUNDING: Final = 1_000
 """µs by which the greatest time of a file may be above what is stated: Spark states milliseconds (PROTOCOL.md,
 Per-file Statistics)."""
 
@@ -42,27 +42,27 @@ class TimeBounds(NamedTuple):
     def may_hold(self, files: pa.Table) -> pa.ChunkedArray:
         """Whether files, as delta-rs tells them, may have a row of the range: a file that does not state its least and
         greatest value may."""
-        least, greatest = (_stated(files, f"{of}.{self.column}") for of in ("min", "max"))
+        least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         found = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
         if self.low is not None:
-            found = pc.and_(found, pc.fill_null(pc.greater_equal(greatest, self.low - _ROUNDED), True))
+            found = pc.and_(found, pc.fill_null(pc.greater_equal(greatest, self.low - _STATISTICS_ROUNDING), True))
         if self.high is not None:
             found = pc.and_(found, pc.fill_null(pc.less(least, self.high), True))
         return found
 
 
-_ALWAYS = TimeBounds()
+_UNBOUNDED = TimeBounds()
 
 
-def _stated(files: pa.Table, name: str) -> pa.ChunkedArray:
+def _read_statistic(files: pa.Table, name: str) -> pa.ChunkedArray:
     if name not in files.column_names:  # not one of the files states any
         return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
     return pc.cast(files[name], pa.int64())
 
 
-def no_rows(spark: SparkSession, table: str) -> DataFrame:
+def create_empty(spark: SparkSession, table: str) -> DataFrame:
     """The columns of a table."""
-    return spark.createDataFrame([], ddl(TABLES[table].columns))
+    return spark.createDataFrame([], build_ddl(TABLES[table].columns))
 
 
 def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
@@ -75,7 +75,7 @@ def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None 
 
 
 def read_rows(
-    spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: TimeBounds = _ALWAYS
+    spark: SparkSession, lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED
 ) -> DataFrame:
     """As `read_table`, the rows in a range of times. LakeError.
 
@@ -86,11 +86,11 @@ def read_rows(
     found = pa.table(opened.get_add_actions(flatten=True))
     paths = found.filter(times.may_hold(found))["path"].to_pylist()
     if not paths:
-        return no_rows(spark, table)
+        return create_empty(spark, table)
     place = lake.folder(table).spark_uri
     if opened.protocol().min_reader_version > 1 or _PATTERN & set(place) or any(_NO_NAME & set(path) for path in paths):
         return read_table(spark, lake, table, version).where(times.holds)
-    columns = ddl(TABLES[table].columns)
+    columns = build_ddl(TABLES[table].columns)
     return spark.read.schema(columns).parquet(*(f"{place}/{path}" for path in paths)).where(times.holds)
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.runtime.dedup_store import held
-from kiln.pipelines.runtime.trailing_clock import trails
+from kiln.pipelines.runtime.dedup_store import read_dedup_state
+from kiln.pipelines.runtime.trailing_clock import is_trailing
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
 
 _NONE = -1
 
-STANDS_FOR = "stands-for"
+REPLACED_EPOCH_FILE = "stands-for"
 """A file of Kiln's in a checkpoint: an epoch as JSON."""
 
 
@@ -52,7 +52,7 @@ class Checkpoint:
     def reckoned(self, remembered: int) -> int:
         """The newest time that a query which remembers for so long has reckoned with (`batch_clock`); 0: none. µs."""
         watermark = self.watermark
-        return max(watermark and watermark + remembered, held(self.path.folder).at)
+        return max(watermark and watermark + remembered, read_dedup_state(self.path.folder).at)
 
     @property
     def conf(self) -> dict[str, str]:
@@ -64,7 +64,7 @@ class Checkpoint:
     def stands_for(self) -> Epoch | None:
         """The epoch for which the first micro-batch stands, which writes nothing: what it reads was written under an
         older checkpoint, which `kiln recover` has replaced by this one (decision 19). None: there was none."""
-        path = self.path / STANDS_FOR
+        path = self.path / REPLACED_EPOCH_FILE
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, kept: int) -> int | None:
@@ -73,7 +73,7 @@ class Checkpoint:
         since = None
         for batch in sorted(self._numbers("offsets"), reverse=True):
             began = int(self._metadata(batch)["batchTimestampMs"]) * 1000
-            if not trails(began, kept):
+            if not is_trailing(began, kept):
                 break
             since = began
         return since

@@ -46,13 +46,13 @@ def is_whole(path: Path) -> bool:
     return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
 
 
-def claimed_ending(checkpoint: Path) -> LastGoodBatch:
+def find_claimed_end(checkpoint: Path) -> LastGoodBatch:
     """Where the checkpoint ends by the names of its files, which is where Spark would go on."""
     newest = max(_numbers(checkpoint / "offsets"), default=-1)
     return LastGoodBatch(newest, newest in _numbers(checkpoint / "commits"))
 
 
-def sound_ending(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
+def find_sound_end(checkpoint: Path, before: float | None = None) -> LastGoodBatch | None:
     """Where the checkpoint ends by what is whole: the newest micro-batch that can be taken as done, or done again.
 
     None: there is none. `before`: of those alone that were noted as done before this time, unix s.
@@ -73,7 +73,7 @@ def sound_ending(checkpoint: Path, before: float | None = None) -> LastGoodBatch
     return None if batches or before is not None else LastGoodBatch(-1, True)
 
 
-def torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
+def list_torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
     """What is not whole of the newest micro-batches, for words: `ending` is the sound one."""
     least = -1 if ending is None else ending.batch
     logs = [checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _numbers(checkpoint / folder)]
@@ -82,7 +82,7 @@ def torn_files(checkpoint: Path, ending: LastGoodBatch | None) -> list[Path]:
     return [path for path in (*metadata, *(p for p in logs if int(p.name) >= least), *state) if not is_whole(path)]
 
 
-def beyond(checkpoint: Path, ending: LastGoodBatch) -> list[Path]:
+def list_files_after(checkpoint: Path, ending: LastGoodBatch) -> list[Path]:
     """The files of what comes after an ending: without them, Spark goes on there."""
     keep = ending.batch + 1 if ending.done else ending.batch
     found = [checkpoint / "offsets" / str(n) for n in _numbers(checkpoint / "offsets") if n > ending.batch]
@@ -92,7 +92,7 @@ def beyond(checkpoint: Path, ending: LastGoodBatch) -> list[Path]:
     return found + [path for path in sums if path.exists()]
 
 
-def newest_commit(checkpoint: Path, ending: LastGoodBatch) -> float | None:
+def read_newest_commit_time(checkpoint: Path, ending: LastGoodBatch) -> float | None:
     """When the newest micro-batch that an ending leaves as done was noted as done, unix s; None: none is."""
     done = [n for n in _numbers(checkpoint / "commits") if n < ending.next]
     return (checkpoint / "commits" / str(max(done))).stat().st_mtime if done else None

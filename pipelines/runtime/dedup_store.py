@@ -22,11 +22,13 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
 from kiln.schemas.kafka.records import Epoch
 
-NAME: Final = "remembered.sqlite"
+FILE_NAME: Final = "remembered.sqlite"
 
 _PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
-_SWEPT: Final = 8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
-_SWEPT_LEAST: Final = 64
+_SWEPT_PER_ROW: Final = (
+    8  # old rows looked at for each new one: the file is at most an eighth larger than what it must hold
+)
+_MIN_SWEPT: Final = 64
 _CHUNK: Final = 1_000  # rows asked for together
 _CHUNK_BYTES: Final = 16 << 20
 
@@ -41,13 +43,13 @@ class DedupStoreConfig:
     durable: bool = False
 
 
-def remembered_in(checkpoint: Location, master: str, span: int, *, durable: bool) -> DedupStoreConfig | None:
+def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: bool) -> DedupStoreConfig | None:
     """The file of a query with this checkpoint. None: what the query has let through is in Spark's state, as its tasks
     may run on machines that do not have the file. KilnError: there is a file, and now the tasks may run elsewhere.
     `master`: Spark's; `span`: µs."""
     if checkpoint.folder is None:
         return None
-    path = checkpoint.folder / NAME
+    path = checkpoint.folder / FILE_NAME
     if master.startswith("local"):
         return DedupStoreConfig(str(path), span, durable)
     if path.exists():
@@ -63,7 +65,7 @@ class DedupStoreError(KilnError):
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """While this lasts, no other task of this machine makes the file."""
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -100,7 +102,9 @@ class DedupStore:
         self._path = Path(remembered.path)
         with self._said():
             self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
-            with _alone(self._path.parent):  # SQLite lets nobody else in while the file is made, and does not wait
+            with _lock_folder(
+                self._path.parent
+            ):  # SQLite lets nobody else in while the file is made, and does not wait
                 self._file.execute("PRAGMA journal_mode = WAL")
                 self._file.execute(f"PRAGMA synchronous = {'NORMAL' if remembered.durable else 'OFF'}")
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
@@ -154,7 +158,7 @@ class DedupStore:
     def _forget(self, now: int) -> None:
         """Looks at some of the digests, in turn, and forgets those that are old."""
         (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
-        last = self._file.execute(_LAST, (first, _SWEPT * self._taken + _SWEPT_LEAST)).fetchone()
+        last = self._file.execute(_LAST, (first, _SWEPT_PER_ROW * self._taken + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
             forgotten = self._file.execute(_FORGET_REST, (first, now - self._span)).rowcount
         else:
@@ -206,12 +210,12 @@ def _key(digest: bytes, turn: int) -> bytes:
     return digest + bytes([turn]) if turn else digest
 
 
-def new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
+def filter_new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
-    file = _file(remembered)
+    file = _open_store(remembered)
     if not file.is_in_place():  # another state folder stands there now
-        _file.cache_clear()
-        file = _file(remembered)
+        _open_store.cache_clear()
+        file = _open_store(remembered)
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
@@ -225,7 +229,7 @@ def new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, 
 
 
 @lru_cache(maxsize=4)
-def _file(remembered: DedupStoreConfig) -> DedupStore:
+def _open_store(remembered: DedupStoreConfig) -> DedupStore:
     """The one of this process: a worker serves many tasks."""
     return DedupStore(remembered)
 
@@ -239,11 +243,11 @@ class DedupStoreState(NamedTuple):
     at: int = 0
 
 
-def held(checkpoint: Path | None) -> DedupStoreState:
+def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
     """Of the file beside a checkpoint; all 0 where there is none, or where it cannot be read: the query says so."""
-    if checkpoint is None or not (checkpoint / NAME).exists():
+    if checkpoint is None or not (checkpoint / FILE_NAME).exists():
         return DedupStoreState()
-    path = checkpoint / NAME
+    path = checkpoint / FILE_NAME
     with suppress(sqlite3.Error, OSError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
         rows, at = file.execute(_HELD).fetchone()
         (pages,), (page,) = (file.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
@@ -251,14 +255,14 @@ def held(checkpoint: Path | None) -> DedupStoreState:
     return DedupStoreState()
 
 
-def remembers(checkpoint: Path) -> bool:
+def has_dedup_state(checkpoint: Path) -> bool:
     """Whether a query with this checkpoint remembers what it let through, in such a file or in Spark's state."""
-    return (checkpoint / NAME).exists() or (checkpoint / "state").exists()
+    return (checkpoint / FILE_NAME).exists() or (checkpoint / "state").exists()
 
 
-def marked(checkpoint: Path) -> Epoch:
+def read_marked_epoch(checkpoint: Path) -> Epoch:
     """The newest micro-batch of which the file beside a checkpoint has all. RememberedError."""
-    path = checkpoint / NAME
+    path = checkpoint / FILE_NAME
     try:
         with closing(sqlite3.connect(path)) as file:
             query, batch = file.execute(_MARKED).fetchone()
@@ -267,7 +271,7 @@ def marked(checkpoint: Path) -> Epoch:
     return Epoch(str(query), int(batch))
 
 
-def release_places(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
+def release_positions(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost: Callable[[str], bool]) -> None:
     """Forget where copies passed: their topic is gone, and another record is at the same offset of the new one.
 
     A digest stays known, so a copy that comes again does not pass. RememberedError.
@@ -277,7 +281,7 @@ def release_places(checkpoint: Path, is_of_topic: Callable[[str], bool], is_lost
         is_of_topic: Tells whether a place is in the topic.
         is_lost: Tells whether what passed at a place never got further. Its digest is forgotten.
     """
-    path = checkpoint / NAME
+    path = checkpoint / FILE_NAME
     if not path.exists():
         return
     try:

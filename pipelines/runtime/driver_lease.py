@@ -56,7 +56,7 @@ class DriverLease:
         while (holder := self._holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"{self._query} is run by another driver, {_words(holder)}, and two of them would write the same "
+                    f"{self._query} is run by another driver, {_describe_process(holder)}, and two of them would write the same "
                     "things twice. Stop that one first. After its end this one may start at once on the same machine, "
                     f"and {SESSION:.0f} s later on another"
                 )
@@ -66,7 +66,7 @@ class DriverLease:
             **self._options,
             group_id=self._group,
             group_instance_id=_INSTANCE,
-            client_id=_process(),
+            client_id=_build_process_id(),
             session_timeout_ms=round(SESSION * 1000),
             heartbeat_interval_ms=round(SESSION * 1000 / 5),
             max_poll_interval_ms=2**31 - 1,  # a query may take long to start
@@ -124,7 +124,7 @@ class DriverLease:
     def _taken_over(self) -> SecondDriverError:
         holder = self._holder(self._now())
         return SecondDriverError(
-            f"{self._query} has been taken over by another driver{', ' + _words(holder) if holder else ''}: Kafka had "
+            f"{self._query} has been taken over by another driver{', ' + _describe_process(holder) if holder else ''}: Kafka had "
             f"heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
         )
 
@@ -152,12 +152,12 @@ class DriverLease:
             admin.close()
 
 
-def _process() -> str:
+def _build_process_id() -> str:
     """This process, as others are told of it: `PID_MACHINE_HOST`."""
-    return f"{os.getpid()}_{_machine()}_{socket.gethostname()}"
+    return f"{os.getpid()}_{_compute_machine_id()}_{socket.gethostname()}"
 
 
-def _machine() -> str:
+def _compute_machine_id() -> str:
     """What the processes have in common that see each other's ids: the machine since its start, and the namespace."""
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
@@ -169,7 +169,7 @@ def _machine() -> str:
 def _has_ended(process: str) -> bool:
     """Whether a driver ran here and is no more. A driver of this very process is one before this one."""
     pid, machine, _ = process.split("_", 2)
-    if machine != _machine():
+    if machine != _compute_machine_id():
         return False
     if int(pid) == os.getpid():
         return True
@@ -182,6 +182,6 @@ def _has_ended(process: str) -> bool:
     return False
 
 
-def _words(process: str) -> str:
+def _describe_process(process: str) -> str:
     pid, _, host = process.split("_", 2)
     return f"process {pid} on {host}"

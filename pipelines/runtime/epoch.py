@@ -7,7 +7,7 @@ from pyspark import TaskContext
 from kiln.schemas.kafka.records import Epoch
 
 
-def epoch_of_task() -> Epoch:
+def get_task_epoch() -> Epoch:
     """The same again when a crash makes a micro-batch run again. Outside a streaming query: "batch", 0.
 
     RuntimeError: this is no task.

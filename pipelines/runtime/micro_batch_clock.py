@@ -32,7 +32,7 @@ class MicroBatchClock:
         context.setLocalProperty(_PROPERTY, str(self._at))
 
 
-def seen_at() -> int:
+def get_batch_time() -> int:
     """The time of this task's micro-batch, µs. RuntimeError: the driver has told none."""
     context = TaskContext.get()
     told = context.getLocalProperty(_PROPERTY) if context is not None else None
@@ -41,6 +41,6 @@ def seen_at() -> int:
     return int(told)
 
 
-def remembering(rows: DataFrame, remembered: int) -> DataFrame:
-    """The rows, with `seen_at` as event time: operators after this forget what they saw `remembered` µs before."""
+def with_dedup_watermark(rows: DataFrame, remembered: int) -> DataFrame:
+    """The rows, with `get_batch_time` as event time: operators after this forget what they saw `remembered` µs before."""
     return rows.withWatermark("seen_at", f"{remembered // 1000} milliseconds")

@@ -66,7 +66,7 @@ class QueryBacklog:
         return now - self._seen[0][0] if lag and self._seen else 0.0
 
 
-def query_line(
+def build_query_state(
     name: str, progress: QueryProgress | None, ends: Ends, *, restarts: int, error: str, tripped: bool = False
 ) -> QueryState:
     """One query. `ends`: of the topics that the query reads; `error`: why the query failed last, while it is down;
@@ -104,16 +104,16 @@ class QueryWatch:
     def line(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as `query_line`."""
+        """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as `build_query_state`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
-        line = query_line(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
+        line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
         if line.lag is None:
             return line
         end = sum(sum(parts.values()) for parts in read.values())
         return replace(line, lag_seconds=self._waits.see(now, end, line.lag))
 
 
-def query_families(lines: Iterable[QueryState]) -> Iterator[Metric]:
+def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
     """The families of metrics about queries."""
     lines = list(lines)
 

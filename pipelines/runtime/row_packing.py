@@ -45,12 +45,12 @@ def unpack(data: bytes) -> list[object]:
     return _decoder.decode(data)
 
 
-def loose(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
+def unwrap_rows(items: Iterable[PackedRow]) -> Iterator[UniqueRow]:
     """Items that have passed."""
     return (UniqueRow(item.kind, item.row, item.size) for item in items)
 
 
-def packed(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
+def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
     """Items as Spark's operators take them. `identities`: names of the columns for the digests, of which an item may
     have one alone. `seen_at`: µs."""
     names = [("kind", pa.string()), *((name, pa.binary()) for name in identities), ("data", pa.binary())]
@@ -63,13 +63,13 @@ def packed(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) 
     yield from buffer.drain()
 
 
-def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
+def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[UniqueRow]:
     """Columns kind, data in: what Spark's operator has let through."""
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield UniqueRow(kind, unpack(data), len(data))
 
 
-def packed_ddl(identities: Sequence[str]) -> str:
-    """The columns of `packed` as Spark takes the schema of a `mapInArrow`."""
+def build_packed_ddl(identities: Sequence[str]) -> str:
+    """The columns of `pack_rows` as Spark takes the schema of a `mapInArrow`."""
     return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])

@@ -21,13 +21,14 @@ _FOUND: Final = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvi
 """Looks where delta-rs looks: variables, the files of a profile, a web identity, the machine's own role."""
 
 
-def s3a_settings(places: Iterable[Location], environ: Mapping[str, str]) -> dict[str, str]:
+def build_s3a_settings(places: Iterable[Location], environ: Mapping[str, str]) -> dict[str, str]:
     """For Spark's configuration; nothing where no place is in a store. Holds secrets: never print it."""
     found: dict[str, str] = {}
     for place in places:
         if isinstance(place, StorePrefix):
             told = {
-                f"{_PREFIX}bucket.{place.bucket}.{key}": value for key, value in _of(place.options, environ).items()
+                f"{_PREFIX}bucket.{place.bucket}.{key}": value
+                for key, value in _build_bucket_settings(place.options, environ).items()
             }
             found |= told
     if found:
@@ -35,10 +36,10 @@ def s3a_settings(places: Iterable[Location], environ: Mapping[str, str]) -> dict
     return found
 
 
-def _of(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def _build_bucket_settings(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """The settings for one bucket."""
-    known = {_short(key): environ[key] for key in reversed(_ENVIRONMENT) if environ.get(key)}
-    known |= {_short(key): value for key, value in options.items()}
+    known = {_normalize_key(key): environ[key] for key in reversed(_ENVIRONMENT) if environ.get(key)}
+    known |= {_normalize_key(key): value for key, value in options.items()}
     told: dict[str, str] = {}
     if endpoint := known.get("endpoint"):
         told["endpoint"] = endpoint
@@ -63,7 +64,7 @@ _ALIASES: Final = {
 }
 
 
-def _short(key: str) -> str:
+def _normalize_key(key: str) -> str:
     """delta-rs takes a key in small letters or in capitals, with `aws_` before it or without, and by several names."""
     plain = key.lower().removeprefix("aws_")
     return _ALIASES.get(plain, plain)

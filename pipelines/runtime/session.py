@@ -83,15 +83,15 @@ def create_session(
 ) -> SparkSession:
     """A session with Delta, the Kafka connector and the settings that Kiln's checkpoints are made with.
 
-    Takes the arguments of `session_settings`. Under `spark-submit`, its own options weigh more than `master` and
+    Takes the arguments of `build_session_settings`. Under `spark-submit`, its own options weigh more than `master` and
     `driver_memory`.
     """
     # Workers must run in the driver's interpreter: the system's has none of the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # RocksDB's memory in glibc's arenas, of which each thread may have another, would grow by megabytes a minute.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
-    conf = session_settings(
-        master=_submitted_to() or master,
+    conf = build_session_settings(
+        master=_get_submitted_master() or master,
         driver_memory=driver_memory,
         jars=jars,
         java_options=java_options,
@@ -111,7 +111,7 @@ def create_session(
     return builder.getOrCreate()
 
 
-def session_settings(
+def build_session_settings(
     *,
     master: str,
     driver_memory: str,
@@ -158,7 +158,7 @@ def session_settings(
     return conf | dict(extra or {})
 
 
-def _submitted_to() -> str | None:
+def _get_submitted_master() -> str | None:
     """The master that spark-submit was given, or its default; None: this process was not started by spark-submit."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
@@ -175,7 +175,7 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
         return
     before = os.environ.get("PYSPARK_SUBMIT_ARGS")
     with tempfile.NamedTemporaryFile("w", prefix="kiln-", suffix=".properties", encoding="ascii") as file:  # 0600
-        file.write(properties_text(conf))
+        file.write(format_properties(conf))
         file.flush()
         named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"{named} {before or 'pyspark-shell'}"
@@ -188,12 +188,12 @@ def _launch_jvm(conf: Mapping[str, str]) -> None:
                 os.environ["PYSPARK_SUBMIT_ARGS"] = before
 
 
-def properties_text(conf: Mapping[str, str]) -> str:
+def format_properties(conf: Mapping[str, str]) -> str:
     """`conf` as a file of Java's properties: ASCII, a line for each key."""
-    return "".join(f"{_property(key, ' =:#!')}={_property(value, '')}\n" for key, value in conf.items())
+    return "".join(f"{_escape_property(key, ' =:#!')}={_escape_property(value, '')}\n" for key, value in conf.items())
 
 
-def _property(text: str, special: str) -> str:
+def _escape_property(text: str, special: str) -> str:
     # units of UTF-16, as the escapes of a properties file are
     units = text.encode("utf-16-be")
     characters = (chr(int.from_bytes(units[at : at + 2])) for at in range(0, len(units), 2))

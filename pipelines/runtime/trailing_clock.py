@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-_NOTICED = 1_000_000
+_TOLERANCE = 1_000_000
 """Less than this is what clocks of one cluster differ by."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,18 +25,18 @@ class TrailingClock:
     def see(self, now: int, kept: int) -> None:
         """`kept`: what the clock has passed already."""
         self.now, self.kept = now, kept
-        if not trails(now, kept):
+        if not is_trailing(now, kept):
             self.since = None
         elif self.since is None:
             self.since = now
 
 
-def trails(now: int, kept: int) -> bool:
+def is_trailing(now: int, kept: int) -> bool:
     """Whether a clock that says `now` trails `kept` by more than clocks differ."""
-    return kept - now > _NOTICED
+    return kept - now > _TOLERANCE
 
 
-def behind_the_log(topic: str, now: int, kept: int, since: int | None) -> str:
+def describe_log_lag(topic: str, now: int, kept: int, since: int | None) -> str:
     """What it means, and what to do, where the broker's stamps trail the clock of the log (decision 1)."""
     return (
         f"the broker's clock trails the log {topic} by {_seconds(kept - now)}{_since(since)}: its stamps were ahead "
@@ -45,7 +45,7 @@ def behind_the_log(topic: str, now: int, kept: int, since: int | None) -> str:
     )
 
 
-def behind_the_watermark(queries: Iterable[str], now: int, kept: int, since: int | None) -> str:
+def describe_watermark_lag(queries: Iterable[str], now: int, kept: int, since: int | None) -> str:
     """The same where the clock of a query's machine trails what the query has reckoned with (decision 5)."""
     return (
         f"the clock of this machine trails the watermark of {', '.join(queries)} by {_seconds(kept - now)}"

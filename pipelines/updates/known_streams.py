@@ -76,7 +76,7 @@ class StreamsFile:
 
     def waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
         """Whether the record of a stream, by network and StreamID, names this tip as one that waited."""
-        return self._file.execute(_HAS_WAITED, (_digest_of_tip(stream, tip),)).fetchone() is not None
+        return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
 
     def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
         for value in values:
@@ -85,7 +85,7 @@ class StreamsFile:
             except UNREADABLE:
                 continue  # the sink puts it into quarantine
             if stream.waited:  # few, so they are not sorted first
-                waited = ((_digest_of_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
+                waited = ((_digest_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
                 self._file.executemany("INSERT OR IGNORE INTO waited VALUES (?)", waited)
             separator = stream.separator
             number = None if separator is None else self._number(separator.key, separator.value)
@@ -123,7 +123,7 @@ def _digest(*parts: str) -> bytes:
     return blake2b("\n".join(parts).encode(), digest_size=16).digest()
 
 
-def _digest_of_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
+def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
     return _digest(*stream, tip.origin, tip.tip)
 
 
@@ -172,10 +172,10 @@ class KnownStreams:
         """Reads on to where the topic ends now, unless another worker of this machine has done so."""
         ends = self._consumer.end_offsets(self._parts) if self._parts else {}
         places = self._file.places()
-        if _behind(places, ends):
-            with _alone(self._file.path):
+        if _is_behind(places, ends):
+            with _lock_file(self._file.path):
                 places = self._file.places()
-                if _behind(places, ends):
+                if _is_behind(places, ends):
                     values = self._read(places, ends)
                     places = {part.partition: end for part, end in ends.items()}
                     self._file.add(values, places)
@@ -193,12 +193,12 @@ class KnownStreams:
                     yield record.value
 
 
-def _behind(places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
+def _is_behind(places: Mapping[int, int], ends: Mapping[TopicPartition, int]) -> bool:
     return any(places.get(part.partition, 0) != end for part, end in ends.items())
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _lock_file(path: Path) -> Iterator[None]:
     """While this lasts, no other process of this machine reads the topic into the file."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -209,7 +209,7 @@ _NOT_THERE: Final = SeparatorRecord("-", "-")
 
 
 @lru_cache(maxsize=2)
-def known_streams(where: StreamsTopic) -> KnownStreams:
+def open_known_streams(where: StreamsTopic) -> KnownStreams:
     """The one `KnownStreams` of this process: a worker serves many tasks.
 
     The file is in the folder that Spark has for an application on each machine, and goes with the application.
@@ -232,5 +232,5 @@ def known_streams(where: StreamsTopic) -> KnownStreams:
         opened.pop_all()
     name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
     path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
-    with _alone(path):  # SQLite lets nobody else in while the file is made
+    with _lock_file(path):  # SQLite lets nobody else in while the file is made
         return KnownStreams(consumer, StreamsFile(path))

@@ -10,8 +10,14 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import stream_topics, write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
-from kiln.pipelines.runtime.query_plan import QueryContext, each_batch, is_small, start_query
-from kiln.pipelines.updates.transform import SeparatorConfig, first_updates, in_order_of_hearing, new_updates, updates
+from kiln.pipelines.runtime.query_context import QueryContext, is_small, start_query, write_micro_batches
+from kiln.pipelines.updates.transform import (
+    SeparatorConfig,
+    decode_updates,
+    deduplicate_updates,
+    select_first_updates,
+    sort_by_capture_time,
+)
 from kiln.schemas.queries import QUERIES
 
 _SMALL = 2_000  # records that one task decodes no later than several would
@@ -31,7 +37,7 @@ def start(plan: QueryContext, decoding: DecodeConfig, separating: SeparatorConfi
     remembered = plan.remembers("updates")
     begun = records
     if remembered is None:
-        begun = new_updates(updates(records, decoding, separating, stands_for), plan.remembered)
+        begun = deduplicate_updates(decode_updates(records, decoding, separating, stands_for), plan.remembered)
 
     clock = plan.batch_clock("updates")
     place = ProgressMarker(plan.client, plan.broker.topic("updates"))
@@ -41,12 +47,12 @@ def start(plan: QueryContext, decoding: DecodeConfig, separating: SeparatorConfi
         if remembered is not None:
             small = is_small(checkpoint.records(batch_id), _SMALL)
             read = rows.coalesce(1) if small else rows
-            new = first_updates(read, decoding, separating, remembered, stands_for)
+            new = select_first_updates(read, decoding, separating, remembered, stands_for)
             rows = new if small else new.repartition(1)  # several tasks decode, and one writes
         if batch_id == 0 and stands_for is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which remember
         else:
-            write_records(in_order_of_hearing(rows), plan.broker)
+            write_records(sort_by_capture_time(rows), plan.broker)
         place.tell(query_id, batch_id, checkpoint.ends(batch_id))
 
-    return start_query("updates", plan, each_batch(begun, write, plan.kept("updates")))
+    return start_query("updates", plan, write_micro_batches(begun, write, plan.kept("updates")))

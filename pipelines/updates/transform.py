@@ -20,17 +20,17 @@ from kiln.pipelines.decode.decoder import (
     DecodedMessage,
     FrameDecoder,
     RejectedMessage,
-    author,
-    failed,
-    identities,
-    own_identity,
+    compute_fault_identity,
+    compute_identities,
+    get_signer,
+    reject_failed,
 )
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
-from kiln.pipelines.runtime.epoch import epoch_of_task
-from kiln.pipelines.runtime.micro_batch_clock import remembering, seen_at
-from kiln.pipelines.updates.known_streams import StreamsTopic, known_streams
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
+from kiln.pipelines.updates.known_streams import StreamsTopic, open_known_streams
 from kiln.schemas.kafka.records import (
     Coordinates,
     Epoch,
@@ -103,7 +103,7 @@ class UpdateRow(NamedTuple):
         return len(self.value)
 
 
-def first_updates(
+def select_first_updates(
     records: DataFrame,
     how: DecodeConfig,
     separating: SeparatorConfig,
@@ -114,41 +114,41 @@ def first_updates(
     good copies have to say. `first`: the epoch of the first micro-batch; None: that of its query."""
 
     def rows(batches: _Batches) -> _Batches:
-        said = rows_of(batches, how, separating, _epoch(first), every_copy=True)
+        said = decode_records(batches, how, separating, _get_epoch(first), every_copy=True)
         buffer = RowBuffer(_NEW)
-        for row in new_copies(said, remembered, seen_at(), epoch_of_task()):
+        for row in filter_new_copies(said, remembered, get_batch_time(), get_task_epoch()):
             if buffer.add((row.topic, row.key, row.value, row.heard_at), row.size):
                 yield from buffer.drain()
         yield from buffer.drain()
 
-    return _source(records).mapInArrow(rows, _NEW_COLUMNS)
+    return _select_columns(records).mapInArrow(rows, _NEW_COLUMNS)
 
 
-def updates(
+def decode_updates(
     records: DataFrame, how: DecodeConfig, separating: SeparatorConfig, first: Epoch | None = None
 ) -> DataFrame:
-    """As `first_updates`, for each copy, with identity and seen_at."""
+    """As `select_first_updates`, for each copy, with identity and seen_at."""
 
     def rows(batches: _Batches) -> _Batches:
-        return copies(rows_of(batches, how, separating, _epoch(first)), seen_at())
+        return write_copies(decode_records(batches, how, separating, _get_epoch(first)), get_batch_time())
 
-    return _source(records).mapInArrow(rows, _COPIES_COLUMNS)
+    return _select_columns(records).mapInArrow(rows, _COPIES_COLUMNS)
 
 
-def new_updates(rows: DataFrame, remembered: int) -> DataFrame:
-    """What `updates` gave in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
+def deduplicate_updates(rows: DataFrame, remembered: int) -> DataFrame:
+    """What `decode_updates` gave in; topic, key, value, heard_at out, once for each identity. `remembered`: µs.
 
     As in `archive`, no row is ever late.
     """
-    new = remembering(rows, remembered).dropDuplicatesWithinWatermark(["identity"])
+    new = with_dedup_watermark(rows, remembered).dropDuplicatesWithinWatermark(["identity"])
     return new.select("topic", "key", "value", "heard_at")
 
 
-def _source(records: DataFrame) -> DataFrame:
+def _select_columns(records: DataFrame) -> DataFrame:
     return records.select("partition", "offset", "stamp", "value")
 
 
-def in_order_of_hearing(rows: DataFrame) -> DataFrame:
+def sort_by_capture_time(rows: DataFrame) -> DataFrame:
     """Rows of one micro-batch, topic, key, value, heard_at in; topic, key, value out, in the order in which they were
     heard: a window takes its times from the records as they stand in the log (decision 1).
 
@@ -165,7 +165,9 @@ class SeparatedUpdate(NamedTuple):
     contradicted: Separator | None = None
 
 
-def separate(claims: Claims, stream: tuple[str, str], known: KnownSeparators, how: SeparatorConfig) -> SeparatedUpdate:
+def resolve_separator(
+    claims: Claims, stream: tuple[str, str], known: KnownSeparators, how: SeparatorConfig
+) -> SeparatedUpdate:
     """The separator of an update (decision 4): what the verified genesis says, else the topic's, else `model`.
 
     `stream`: network and StreamID. A genesis without a separator contradicts no claim, and is believed all the same.
@@ -182,12 +184,12 @@ def separate(claims: Claims, stream: tuple[str, str], known: KnownSeparators, ho
     return SeparatedUpdate(claims.first, "topic" if claims.topic is not None else "model")
 
 
-def claims_of(topic: Separator | None, model: str | None) -> Claims:
+def build_claims(topic: Separator | None, model: str | None) -> Claims:
     """What an UPDATE claims: the separator of its topic, and its field `model`."""
     return Claims(topic, None if model is None else Separator("model", model))
 
 
-def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
+def build_false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
     """What quarantine says of an UPDATE whose claim the genesis contradicts; `data`: of the message."""
     return QuarantineRecord(
         stage="separator",
@@ -198,16 +200,16 @@ def false_claim(claimed: Separator, separator: Separator, data: bytes, observed_
     )
 
 
-def copies(rows: Iterable[UpdateRow], seen_at: int) -> _Batches:
-    """What `updates` gives, as Arrow. `seen_at`: the time of the micro-batch, µs."""
+def write_copies(rows: Iterable[UpdateRow], get_batch_time: int) -> _Batches:
+    """What `decode_updates` gives, as Arrow. `get_batch_time`: the time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
-        if buffer.add((row.identity, row.topic, row.key, row.value, row.heard_at, seen_at), row.size):
+        if buffer.add((row.identity, row.topic, row.key, row.value, row.heard_at, get_batch_time), row.size):
             yield from buffer.drain()
     yield from buffer.drain()
 
 
-def rows_of(
+def decode_records(
     batches: _Batches, how: DecodeConfig, separating: SeparatorConfig, epoch: Epoch, *, every_copy: bool = False
 ) -> Iterator[UpdateRow]:
     """Records of a task in; what their good copies have to say out, each identity once. `every_copy`: once for each
@@ -217,7 +219,7 @@ def rows_of(
     known: KnownSeparators = {}
     waited: WaitedUpdate = _nothing_waited
     if separating.streams is not None:
-        known = streams = known_streams(separating.streams)
+        known = streams = open_known_streams(separating.streams)
         waited = streams.waited
         streams.refresh()
     for batch in batches:
@@ -225,14 +227,14 @@ def rows_of(
             for item in decoder.decode(value, partition, offset, stamp):
                 if isinstance(item, RejectedMessage):
                     continue
-                for row in _of_message(item, epoch, how, known, waited, separating):
+                for row in _build_rows(item, epoch, how, known, waited, separating):
                     key = (row.identity, row.place if every_copy else "")
                     if key not in passing:
                         passing.add(key)
                         yield row
 
 
-def _of_message(
+def _build_rows(
     item: DecodedMessage,
     epoch: Epoch,
     how: DecodeConfig,
@@ -243,13 +245,13 @@ def _of_message(
     """What a message has to say. Where this fails, the message is a fault."""
     try:
         if item.content.type == "UPDATE":
-            return list(_of_update(item, epoch, how, known, waited, separating))
+            return list(_build_update_rows(item, epoch, how, known, waited, separating))
         if item.content.type == "BATCH_UPDATE" and separating.fetch:
-            return list(_of_batch(item))
+            return list(_build_wanted_batches(item))
     except PROCESSING_ERRORS as error:  # `known` and `waited` raise sqlite3.Error alone; all else is pure
         data = item.envelope.SerializeToString()
-        fault = failed("updates", error, item.place, data, item.observed_at)
-        key, identity = quarantine_key(*item.place), own_identity(fault)
+        fault = reject_failed("updates", error, item.place, data, item.observed_at)
+        key, identity = quarantine_key(*item.place), compute_fault_identity(fault)
         records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
         return [
             UpdateRow(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
@@ -258,13 +260,13 @@ def _of_message(
     return []
 
 
-def _epoch(first: Epoch | None) -> Epoch:
+def _get_epoch(first: Epoch | None) -> Epoch:
     """Of the micro-batch that this task is of (decision 7)."""
-    own = epoch_of_task()
+    own = get_task_epoch()
     return own if first is None else Epoch(first.query, first.batch + own.batch)
 
 
-def _new_once(item: DecodedMessage, separator: Separator | None) -> bytes:
+def _compute_update_identity(item: DecodedMessage, separator: Separator | None) -> bytes:
     """The identity of an update: whoever announces it, however often and on whichever topic (decision 4).
 
     The separator is part of it: an announcement under a false separator must not mask the true one.
@@ -279,7 +281,7 @@ def _nothing_waited(stream: tuple[str, str], tip: WaitedTip, /) -> bool:
     return False
 
 
-def _of_update(
+def _build_update_rows(
     item: DecodedMessage,
     epoch: Epoch,
     how: DecodeConfig,
@@ -289,9 +291,9 @@ def _of_update(
 ) -> Iterator[UpdateRow]:
     content = item.content
     stream, tip = content.stream or "", content.tip or ""
-    claims = claims_of(item.separator, content.model)
-    found = separate(claims, (item.network, stream), known, separating)
-    named = _record_of(found.separator)
+    claims = build_claims(item.separator, content.model)
+    found = resolve_separator(claims, (item.network, stream), known, separating)
+    named = _build_separator_record(found.separator)
     record = UpdateRecord(
         network=item.network,
         origin=item.origin,
@@ -299,13 +301,13 @@ def _of_update(
         separator_source=found.source,
         stream=stream,
         tip=tip,
-        from_=author(item),
+        from_=get_signer(item),
         message=item.message,
         epoch=epoch,
         frame=Coordinates(item.place.partition, item.place.offset, item.place.position or 0),
         observed_at=item.observed_at,
     )
-    identity, place = _new_once(item, found.separator), item.place.text
+    identity, place = _compute_update_identity(item, found.separator), item.place.text
     waits = found.source is None and separating.fetch
     again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
     if not waits and not again:
@@ -320,24 +322,24 @@ def _of_update(
             item.observed_at,
             message=item.message,
             update=record,
-            topic=_record_of(claims.topic),
-            model=_record_of(claims.model),
+            topic=_build_separator_record(claims.topic),
+            model=_build_separator_record(claims.model),
         )
         asks = identity if waits else identity + b"?"  # a claim is beside the update that goes on
         yield UpdateRow(asks, place, "wanted", genesis.encode(), encode(wanted), item.observed_at)
     if found.contradicted is not None and found.separator is not None:
-        fault = false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
-        message, _ = identities(item, item.origin, how.unsigned_horizon)
+        fault = build_false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
+        message, _ = compute_identities(item, item.origin, how.unsigned_horizon)
         yield UpdateRow(
             message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at
         )
 
 
-def _record_of(separator: Separator | None) -> SeparatorRecord | None:
+def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
     return None if separator is None else SeparatorRecord(*separator)
 
 
-def _of_batch(item: DecodedMessage) -> Iterator[UpdateRow]:
+def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
     """The batches that a BATCH_UPDATE of somebody else names. The batch that a message announces is wanted at each
     announcement: the fetcher may have given the batch up, or followed another interest then. Those before it are wanted
     once, whoever names them."""

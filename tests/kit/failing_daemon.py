@@ -47,8 +47,8 @@ def put_in_faults() -> None:
     """From here on the functions of this process fail."""
     for stage, module, name in (
         ("decode", decode, "read_message"),
-        ("archive", archive, "message_row"),
-        ("updates", updates, "separate"),
+        ("archive", archive, "build_message_row"),
+        ("updates", updates, "resolve_separator"),
         ("batch", stretch, "decode_update"),
     ):
         setattr(module, name, _failing(stage, getattr(module, name)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kiln.pipelines.batch.batching import BatchOutput, batch_outputs, batch_stretches
-from kiln.pipelines.batch.offset_range import WindowKey, read_stretch
+from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_outputs
+from kiln.pipelines.batch.offset_range import WindowKey, read_offset_range
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, decode_update, encode, quarantine_record_key
 from kiln.schemas.wire.cid import CidError, cid_bytes
@@ -26,15 +26,15 @@ def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], lim
     """What the batcher gives for records of one partition that come in one stretch."""
     log = list(records)
     if log:
-        stretch = read_stretch((record.offset, record.stamp, record.value) for record in log)
-        yield from batch_stretches(windows, log[0].partition, [stretch], limit)
+        stretch = read_offset_range((record.offset, record.stamp, record.value) for record in log)
+        yield from batch_offset_ranges(windows, log[0].partition, [stretch], limit)
 
 
 def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
     """The same for records in the order of their offsets, with nothing done for speed."""
     for record in records:
         for closed in windows.advance(record.stamp):
-            yield from batch_outputs(closed, limit)
+            yield from build_outputs(closed, limit)
         if not record.value:
             continue
         try:
@@ -49,7 +49,7 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
         message = f"{update.network}\n{update.origin}\n{update.message}"
         if not windows.repeats(update.epoch.query, update.epoch.batch, message):
             for closed in windows.add(key, stream, tip, min(update.observed_at, windows.clock)):
-                yield from batch_outputs(closed, limit)
+                yield from build_outputs(closed, limit)
 
 
 def _unreadable(record: LogRecord, error: Exception) -> BatchOutput:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.pipelines.archive.transform import copy_row, frame_row, message_row
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, author
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.archive.transform import build_copy_row, build_frame_row, build_message_row
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import read_frame
@@ -53,10 +53,10 @@ def rows_of(
     for offset, value in enumerate(values):
         frame = read_frame(value)
         assert not isinstance(frame, Rejected)
-        frames.append(frame_row(0, offset, frame.observed_at // 1000 + stamped_after, frame))
+        frames.append(build_frame_row(0, offset, frame.observed_at // 1000 + stamped_after, frame))
         for item in decoder.decode(value, 0, offset, 0):
             if item.copy is not None:
-                copies.append(copy_row(item, frame))
+                copies.append(build_copy_row(item, frame))
             if isinstance(item, DecodedMessage):
                 said.setdefault((item.network, item.message), item)
                 continue
@@ -65,7 +65,7 @@ def rows_of(
             rows["quarantine"].append(place | fault | {"cid": None})
     rows["frames"] = _named("frames", frames)
     rows["copies"] = _named("copies", copies)
-    rows["messages"] = _named("messages", [message_row(item) for item in said.values()])
+    rows["messages"] = _named("messages", [build_message_row(item) for item in said.values()])
     _batched(rows, sorted(said.values(), key=lambda item: item.observed_at))
     return rows
 
@@ -96,7 +96,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage]) -> Non
         }
         rows["updates"].append(
             common
-            | {"origin": item.origin, "message": item.message, "from_peer": author(item), "separator_key": key}
+            | {"origin": item.origin, "message": item.message, "from_peer": get_signer(item), "separator_key": key}
             | {"separator_value": value, "separator_source": source, "updated_at": clock}
             | {"log_partition": 0, "log_offset": offset}
         )
@@ -137,7 +137,7 @@ def write_rows(lake: Lake, rows: Mapping[str, Sequence[Row]]) -> None:
 
 def append(lake: Lake, table: str, rows: Sequence[Row]) -> None:
     """One commit more."""
-    schema = arrow_schema(TABLES[table].columns, strict=True)
+    schema = build_arrow_schema(TABLES[table].columns, strict=True)
     told = pa.Table.from_pylist(list(rows), schema=schema)
     write_deltalake(lake.table(table), told, mode="append", storage_options=lake.storage_options)
 

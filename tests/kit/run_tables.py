@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import count
 
-from kiln.pipelines.backfill.account import BackfillRun, find_run, tell
+from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -153,9 +153,9 @@ def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **det
     """A run in the account, whose tables are there and empty, and of the source `frames`."""
     lake.run(name).create(RUN_TABLES)
     said = {"source": "frames", "network": None, **details}
-    tell(lake, name, "begun", at, range_from=FROM, range_to=TO, details=said)
+    append_event(lake, name, "begun", at, range_from=FROM, range_to=TO, details=said)
     if done:
-        tell(lake, name, "done", at + 1, range_from=FROM, range_to=TO)
+        append_event(lake, name, "done", at + 1, range_from=FROM, range_to=TO)
     run = find_run(lake, name)
     assert run is not None
     return run

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from deltalake import DeltaTable
 
-from kiln.pipelines.backfill.account import find_run
+from kiln.pipelines.backfill.run_log import find_run
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
-from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
@@ -42,4 +42,4 @@ if __name__ == "__main__":
     run = find_run(lake, sys.argv[2])
     assert run is not None
     then = run.events[-1].happened_at + 1
-    swap(lake, run, Killing(lake, int(sys.argv[3])), lambda: then, lambda words: None)
+    swap_run(lake, run, Killing(lake, int(sys.argv[3])), lambda: then, lambda words: None)

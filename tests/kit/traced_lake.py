@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.wire.cid import block_cid, cid_bytes, cid_text
@@ -214,6 +214,6 @@ def make_lake(folder: Path) -> Lake:
     for name, of in rows().items():
         full = [{column.name: row.get(column.name) for column in TABLES[name].columns} for row in of]
         for part in (full[::2], full[1::2]):  # two files
-            schema = arrow_schema(TABLES[name].columns)
+            schema = build_arrow_schema(TABLES[name].columns)
             write_deltalake(lake.table(name), pa.Table.from_pylist(part, schema=schema), mode="append")
     return lake

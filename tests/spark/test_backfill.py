@@ -20,12 +20,12 @@ from kiln.conf.settings.model import Backfill, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, terms_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
 from kiln.pipelines.backfill import publishing
-from kiln.pipelines.backfill.account import find_run
-from kiln.pipelines.backfill.range_comparison import time_of
+from kiln.pipelines.backfill.run_log import find_run
+from kiln.pipelines.backfill.range_comparison import datetime_of
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, decode_batch
@@ -60,7 +60,7 @@ class World:
         self, asked: BackfillRequest, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000
     ) -> RunOutcome:
         settings = self.settings.model_copy(update={"backfill": Backfill(chunk=chunk)})
-        return backfill(self.spark, settings, terms_of(settings, asked), stopped, lambda _: None)
+        return backfill(self.spark, settings, build_terms(settings, asked), stopped, lambda _: None)
 
     def rows(self, run: str | None, table: str) -> Rows:
         lake = self.lake if run is None else self.lake.run(run)
@@ -181,14 +181,14 @@ def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -
         "replayed": ("REPLAY", closed, []),
     }
     common: dict[str, object] = {"network": "n", "separator_key": "model", "streams": 1, "tips": 1, "bytes": 1}
-    times = {"opened_at": time_of(START), "closed_at": time_of(closed)}
+    times = {"opened_at": datetime_of(START), "closed_at": datetime_of(closed)}
     rows = [
         {**common, **times, "separator_value": f"k{number}", "cid": cid, "origin": origin}
-        | {"emitted_at": time_of(emitted), "block": cid.encode()}
+        | {"emitted_at": datetime_of(emitted), "block": cid.encode()}
         for number, (cid, (origin, emitted, _)) in enumerate(batches.items())
     ]
     receipts = [
-        {"cid": cid, "transport": "gossipsub", "published_at": time_of(stamped), "error": error}
+        {"cid": cid, "transport": "gossipsub", "published_at": datetime_of(stamped), "error": error}
         for cid, (_, _, errors) in batches.items()
         for error in errors
     ]
@@ -197,7 +197,7 @@ def test_a_run_hands_over_the_live_batches_that_nobody_publishes(world: World) -
         for table, some in (("batches", rows), ("publications", receipts))
         for names in [[column.name for column in TABLES[table].columns]]
     )
-    records = publishing.records(publishing.to_publish(made, published)).collect()
+    records = publishing.build_records(publishing.select_unpublished(made, published)).collect()
     found = {(bytes(each.key), decode_batch(bytes(each.value))) for each in records}
     expected = {"never live": "k0", "given up by live": "k1", "in doubt, of a run": "k2"}
     assert found == {
@@ -214,7 +214,7 @@ def test_later_truth_moves_an_update_and_as_of_takes_what_was_known_then(world: 
     claimed = [row for row in world.rows(None, "updates") if row[4] == "model" and row[6] == "topic"]
     network, value, stream = claimed[0][0], claimed[0][5], claimed[0][7]
     other = next(row[5] for row in world.rows(None, "updates") if row[4] == "model" and row[5] != value)
-    schema = arrow_schema(TABLES["streams"].columns)
+    schema = build_arrow_schema(TABLES["streams"].columns)
     told = pa.table([[network], [stream], ["model"], [other], ["genesis"]], schema=schema)
     write_deltalake(world.lake.table("streams"), told, mode="append")
     world.run("today")

@@ -17,7 +17,7 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import ALL
 from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import OUTPUT
-from kiln.pipelines.batch.transform import batches
+from kiln.pipelines.batch.transform import batch_updates
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from kiln.schemas.wire.batch_block import stream_key, write_leaves
 from kiln.schemas.wire.cid import block_cid, cid_text
@@ -88,7 +88,7 @@ def test_a_checkpoint_from_before_there_were_parts_goes_on(spark: SparkSession, 
     def run(old: bool = False) -> None:
         """All that is there, by a query that starts from the checkpoint."""
         records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(folder))
-        rows = before_parts(records, state) if old else batches(records, BatchConfig(T), "")
+        rows = before_parts(records, state) if old else batch_updates(records, BatchConfig(T), "")
 
         def take(rows: DataFrame, batch_id: int) -> None:
             made = [decode_batch(bytes(row.value)) for row in rows.collect()]

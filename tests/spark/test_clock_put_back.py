@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.runtime.query_plan import each_batch
+from kiln.pipelines.runtime.query_context import write_micro_batches
 from kiln.pipelines.runtime.row_packing import unpack
-from kiln.pipelines.sink.transform import once_each, table_rows
+from kiln.pipelines.sink.transform import deduplicate_rows, decode_table_rows
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 
 pytest_plugins = ["kit.local_spark"]
@@ -59,9 +59,9 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "1")
     records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(source))
-    rows = once_each(table_rows(records), REMEMBERED)
+    rows = deduplicate_rows(decode_table_rows(records), REMEMBERED)
     query = (
-        each_batch(rows, write).option("checkpointLocation", str(checkpoint.path)).trigger(availableNow=True).start()
+        write_micro_batches(rows, write).option("checkpointLocation", str(checkpoint.path)).trigger(availableNow=True).start()
     )
     query.awaitTermination()
     return found

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 
 from kiln.deploy.query.ask import ask
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import Commits, SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.delta_spark import DeltaSparkCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
-from kiln.pipelines.delta.lake import Lake, LakeError, skipped_by
+from kiln.pipelines.delta.lake import Lake, LakeError, list_stats_columns
 from kiln.pipelines.delta.tables import read_table, write_files
 from kiln.schemas.delta.tables import TABLES
 
@@ -362,7 +362,7 @@ def test_the_statistics_in_the_log_hold_for_every_row(lake: Lake, writer: Opened
         path = Path(lake.table(TABLE)) / name
         rows, stats = in_micros(pq.read_table(path)), json.loads(add["stats"])
         assert (add["size"], stats["numRecords"]) == (path.stat().st_size, len(rows))
-        for column in skipped_by(TABLES[TABLE]):
+        for column in list_stats_columns(TABLES[TABLE]):
             values = [each[COLUMNS.index(column)] for each in rows]
             there = [value for value in values if value is not None]
             assert stats["nullCount"][column] == len(values) - len(there)
@@ -395,7 +395,7 @@ def test_rows_that_spark_computes_are_in_files_that_a_commit_adds(
     spark: SparkSession, lake: Lake, writer: Opened
 ) -> None:
     everything = [each for part in ROWS for each in part]
-    columns = zip(zip(*everything, strict=True), arrow_schema(TABLES[TABLE].columns), strict=True)
+    columns = zip(zip(*everything, strict=True), build_arrow_schema(TABLES[TABLE].columns), strict=True)
     arrays = [pa.array(values, field.type) for values, field in columns]
     pq.write_table(pa.Table.from_arrays(arrays, names=COLUMNS), Path(lake.path) / "rows.parquet")
     rows = spark.read.parquet(str(Path(lake.path) / "rows.parquet")).repartition(3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.pipelines.runtime.session import properties_text
+from kiln.pipelines.runtime.session import format_properties
 
 pytestmark = pytest.mark.spark
 
@@ -110,7 +110,7 @@ def test_what_may_be_secret_is_on_no_command_line_and_the_rpc_refuses_strangers(
 
 
 def test_a_properties_file_is_ascii_and_has_a_line_for_each_key() -> None:
-    text = properties_text({"a b": ODD, "c": ""})
+    text = format_properties({"a b": ODD, "c": ""})
     assert text.isascii()
     assert text.splitlines()[1] == "c="
     assert text.startswith("a\\ b=\\u0020two blanks,  a tab\\u0009, back\\\\slash")

@@ -17,26 +17,26 @@ from kiln.conf.process.location import location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.app.taking_over import remember_state
 from kiln.pipelines.archive.transform import (
+    ARCHIVE_OUTPUT,
+    DECODE_RESULT,
     FAULT,
-    PASSED,
-    WROTE,
     ArchiveOutput,
     DecodeResult,
-    archived,
-    decoded,
-    first_copies,
+    archive_frames,
+    decode_frames,
+    deduplicate_messages,
 )
-from kiln.pipelines.archive.transform import written as archive_written
+from kiln.pipelines.archive.transform import write_messages as write_archived_messages
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import NAME, DedupStoreConfig
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.runtime.query_plan import each_batch
-from kiln.pipelines.sink.transform import FILLED, once_each, table_rows, written, written_once
+from kiln.pipelines.runtime.query_context import write_micro_batches
+from kiln.pipelines.sink.transform import OUTPUT_TABLES, deduplicate_rows, decode_table_rows, write_tables, sink_records
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
-from kiln.pipelines.updates.transform import SeparatorConfig, first_updates, new_updates, updates
+from kiln.pipelines.updates.transform import SeparatorConfig, select_first_updates, deduplicate_updates, decode_updates
 from kiln.schemas.kafka.records import decode_update
 from kiln.schemas.queries import QUERIES
 
@@ -79,7 +79,7 @@ def micro_batches(
 
     schema = spark.read.parquet(str(source)).schema
     records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
-    query = each_batch(begun(records), write).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = write_micro_batches(begun(records), write).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     query.start().awaitTermination()
 
 
@@ -93,7 +93,7 @@ def rows_of(lake: Lake, files: list[DataFile], *columns: str) -> Counter[tuple[o
 
 def remembered(folder: Path) -> DedupStoreConfig:
     folder.mkdir()
-    return DedupStoreConfig(str(folder / NAME), 2 * SPAN)
+    return DedupStoreConfig(str(folder / FILE_NAME), 2 * SPAN)
 
 
 def as_is(rows: DataFrame) -> DataFrame:
@@ -110,9 +110,9 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
 
     def take(made: DataFrame) -> None:
         for row in made.collect():
-            if row.kind == WROTE:
+            if row.kind == ARCHIVE_OUTPUT:
                 files.extend(msgspec.msgpack.decode(bytes(row.value), type=ArchiveOutput).messages)
-            elif row.kind == PASSED:
+            elif row.kind == DECODE_RESULT:
                 passed = msgspec.msgpack.decode(bytes(row.value), type=DecodeResult)
                 files.extend([*passed.frames, *passed.copies])
             else:
@@ -120,10 +120,10 @@ def test_archive(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
                 faults[bytes(row.key)] += 1
 
     ways: dict[str, Ways] = {
-        "file": (as_is, lambda rows: archived(rows, HOW, lake, memory)),
+        "file": (as_is, lambda rows: archive_frames(rows, HOW, lake, memory)),
         "Spark": (
-            lambda records: first_copies(decoded(records, HOW, lake), SPAN),
-            lambda rows: archive_written(rows, lake),
+            lambda records: deduplicate_messages(decode_frames(records, HOW, lake), SPAN),
+            lambda rows: write_archived_messages(rows, lake),
         ),
     }
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
@@ -159,9 +159,9 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
     ways: Ways = (
-        (as_is, lambda rows: first_updates(rows, HOW, SEPARATING, memory))
+        (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory))
         if by == "file"
-        else (lambda records: new_updates(updates(records, HOW, SEPARATING), SPAN), as_is)
+        else (lambda records: deduplicate_updates(decode_updates(records, HOW, SEPARATING), SPAN), as_is)
     )
     micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
     assert len(found) > 50
@@ -173,13 +173,13 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
 def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each record of `kiln.updates` twice, as its writer was killed and began again; two files."""
     folder, source = tmp_path_factory.mktemp("updates"), tmp_path_factory.mktemp("twice")
-    memory = DedupStoreConfig(str(folder / NAME), 2 * SPAN)
+    memory = DedupStoreConfig(str(folder / FILE_NAME), 2 * SPAN)
     made: list[tuple[bytes, bytes]] = []
 
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    micro_batches(spark, frames, folder, (as_is, lambda rows: first_updates(rows, HOW, SEPARATING, memory)), take)
+    micro_batches(spark, frames, folder, (as_is, lambda rows: select_first_updates(rows, HOW, SEPARATING, memory)), take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
         rows = [
@@ -193,7 +193,7 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("by", ["file", "Spark"])
 def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: dict[str, object]) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    lake.create(FILLED)
+    lake.create(OUTPUT_TABLES)
     memory = remembered(tmp_path / "checkpoint")
     files: list[DataFile] = []
 
@@ -203,9 +203,9 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
                 files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
 
     ways: Ways = (
-        (as_is, lambda rows: written_once(rows, lake, {}, memory))
+        (as_is, lambda rows: sink_records(rows, lake, {}, memory))
         if by == "file"
-        else (lambda records: once_each(table_rows(records), SPAN), lambda rows: written(rows, lake, {}))
+        else (lambda records: deduplicate_rows(decode_table_rows(records), SPAN), lambda rows: write_tables(rows, lake, {}))
     )
     micro_batches(spark, twice, tmp_path / "checkpoint", ways, take)
     found = rows_of(lake, [file for file in files if file.table == "updates"], "network", "origin", "message")

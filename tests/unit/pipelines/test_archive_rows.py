@@ -21,22 +21,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.archive.transform import (
+    ARCHIVE_OUTPUT,
     COPIES,
+    DECODE_RESULT,
     FAULT,
     FRAMES,
     IDENTITIES,
     MESSAGES,
-    PASSED,
-    WROTE,
     ArchiveOutput,
     DecodeResult,
-    copy_row,
-    fault_rows,
-    frame_row,
-    items_of,
-    message_row,
-    with_rows,
-    written_rows,
+    build_copy_row,
+    build_fault_rows,
+    build_frame_row,
+    build_message_row,
+    build_message_rows,
+    decode_records,
+    write_rows,
 )
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import (
@@ -44,16 +44,16 @@ from kiln.pipelines.decode.decoder import (
     DecodedMessage,
     FrameDecoder,
     RejectedMessage,
+    compute_fault_identity,
+    compute_identities,
     decode,
-    identities,
-    own_identity,
 )
-from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema
+from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.frame_ranges import side
+from kiln.pipelines.delta.frame_ranges import build_range_key
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, new_copies
-from kiln.pipelines.runtime.row_packing import pack, packed, unpack, unpacked
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
+from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack, unpack_rows
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import MAX_MESSAGES, read_frame
 from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantine_key
@@ -103,7 +103,7 @@ def named(columns: tuple[Column, ...], row: tuple[object, ...]) -> dict[str, obj
 
 
 def to_arrow(columns: tuple[Column, ...], *rows: tuple[object, ...]) -> pa.RecordBatch:
-    buffer = RowBuffer(arrow_schema(columns))
+    buffer = RowBuffer(build_arrow_schema(columns))
     for row in rows:
         buffer.add(row)
     (batch,) = buffer.drain()
@@ -113,7 +113,7 @@ def to_arrow(columns: tuple[Column, ...], *rows: tuple[object, ...]) -> pa.Recor
 
 
 def test_a_frame_is_in_its_row_byte_for_byte() -> None:
-    row = named(FRAMES, frame_row(3, 77, 1_800_000_000_000_000, frame()))
+    row = named(FRAMES, build_frame_row(3, 77, 1_800_000_000_000_000, frame()))
     assert TABLES["frames"].columns == FRAMES
     assert row == {
         "network": "mainnet",
@@ -149,7 +149,7 @@ def test_a_frame_is_in_its_row_byte_for_byte() -> None:
     ],
 )
 def test_a_column(fields: dict[str, object], column: str, found: object) -> None:
-    assert named(FRAMES, frame_row(0, 0, 0, frame(**fields)))[column] == found
+    assert named(FRAMES, build_frame_row(0, 0, 0, frame(**fields)))[column] == found
 
 
 @given(
@@ -170,14 +170,14 @@ def test_a_column(fields: dict[str, object], column: str, found: object) -> None
 def test_whatever_is_a_frame_has_a_row_that_arrow_takes(fields: dict[str, object]) -> None:
     made = frame(**fields)
     assert not isinstance(read_frame(made.SerializeToString()), Rejected)
-    (row,) = to_arrow(FRAMES, frame_row(0, 0, 0, made)).select(["payload", "sequence"]).to_pylist()
+    (row,) = to_arrow(FRAMES, build_frame_row(0, 0, 0, made)).select(["payload", "sequence"]).to_pylist()
     assert row == {"payload": fields["payload"], "sequence": fields["sequence"]}
 
 
 def test_a_length_beyond_a_bigint_does_not_stop_the_query() -> None:
     read = read_frame(frame(declared_length=2**63).SerializeToString())
     if not isinstance(read, Rejected):
-        to_arrow(FRAMES, frame_row(0, 0, 0, read))
+        to_arrow(FRAMES, build_frame_row(0, 0, 0, read))
 
 
 # ---------------------------------------------------------------- records in, files and packed rows out
@@ -211,7 +211,7 @@ class PackedRow(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What `packed` makes of records."""
+    """What `pack_rows` makes of records."""
 
     rows: list[PackedRow]
     passed: DecodeResult
@@ -236,7 +236,7 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
 
 
 def first_packed(batches: Iterator[pa.RecordBatch], how: DecodeConfig, lake: Lake) -> Iterator[pa.RecordBatch]:
-    return packed(with_rows(items_of(batches, how, lake, TASK)), IDENTITIES, NOW)
+    return pack_rows(build_message_rows(decode_records(batches, how, lake, TASK)), IDENTITIES, NOW)
 
 
 def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None = None) -> Made:
@@ -247,7 +247,7 @@ def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None
         assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
         for each in batch.to_pylist():
             row = unpack(each["data"])
-            if each["kind"] == PASSED:
+            if each["kind"] == DECODE_RESULT:
                 assert each["early"] == each["late"] == TASK
                 (data,) = row
                 assert isinstance(data, bytes)
@@ -275,7 +275,7 @@ def copies(lake: Lake, made: Frame, bundles: BundleSet = NO_BUNDLES) -> list[dic
     how = DecodeConfig(bundles=bundles)
     items = [item for item in FrameDecoder(how).decode_frame(made, 3, 77) if item.copy is not None]
     found = make(lake, (3, 77, made), how=how).copies
-    assert found == [named(COPIES, copy_row(item, made)) for item in items]
+    assert found == [named(COPIES, build_copy_row(item, made)) for item in items]
     return found
 
 
@@ -351,7 +351,7 @@ def test_what_has_no_copies(lake: Lake, fields: dict[str, object]) -> None:
 def test_what_is_no_copy_has_no_row() -> None:
     (fault,) = decode(b"\xff", 3, 77, 0, DecodeConfig())
     with pytest.raises(ValueError, match="no copy of a message"):
-        copy_row(fault, frame())
+        build_copy_row(fault, frame())
 
 
 # ---------------------------------------------------------------- one decode for all tables
@@ -370,7 +370,7 @@ def heard(*messages: Message, **fields: object) -> Frame:
 
 def test_the_rows_of_a_frame_are_in_the_file(lake: Lake) -> None:
     made = make(lake, (3, 77, frame()))
-    assert made.frames == [named(FRAMES, frame_row(3, 77, 1_600_000_000_000_077, frame()))]
+    assert made.frames == [named(FRAMES, build_frame_row(3, 77, 1_600_000_000_000_077, frame()))]
 
 
 def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake) -> None:
@@ -381,11 +381,11 @@ def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake
     assert [row.kind for row in made.rows] == ["messages", "messages", FAULT]
     for row, item in zip(made.rows, items, strict=True):
         if isinstance(item, DecodedMessage):
-            assert (row.early, row.late) == identities(item, "", how.unsigned_horizon)
-            assert row.row == unpack(pack(message_row(item)))
+            assert (row.early, row.late) == compute_identities(item, "", how.unsigned_horizon)
+            assert row.row == unpack(pack(build_message_row(item)))
         else:
-            assert row.early == row.late == own_identity(item)
-            ((_, expected),) = fault_rows(item)
+            assert row.early == row.late == compute_fault_identity(item)
+            ((_, expected),) = build_fault_rows(item)
             assert row.row == list(expected)
     reason, author, key, value = made.rows[2].row
     assert isinstance(key, bytes)
@@ -409,15 +409,15 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / "remembered"), 1_000)
     later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
     for records in ([later], [earlier, later], [earlier]):
-        items = items_of(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
-        passed = [item.place for item in new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"]
+        items = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
+        passed = [item.place for item in filter_new_copies(items, remembered, 0, Epoch("q", 0)) if item.kind == "messages"]
         assert passed == (["5/90/0"] if later in records else [])
 
 
 def test_a_copy_that_waits_to_be_asked_for_counts_the_frame_that_it_keeps_in_memory(lake: Lake) -> None:
     """Else a thousand small messages, each beside megabytes that nobody reads, could fill the memory."""
     large = heard(UPDATE, Message(data=b"x" * 1_000_000, topic=CLAY))
-    items = list(items_of(batches_of(*in_turn(large, heard(ANSWER))), DecodeConfig("none"), lake, TASK))
+    items = list(decode_records(batches_of(*in_turn(large, heard(ANSWER))), DecodeConfig("none"), lake, TASK))
     first, other = (item.size for item in items if item.kind == "messages")
     assert first > 1_000_000
     assert other < 10_000
@@ -432,7 +432,7 @@ def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
     faults = [row.early for row in made.rows if row.kind == FAULT]
     assert (len(faults), len(set(faults))) == (3, 2)
     assert made.passed.good == 2
-    assert made.passed.taken == {side(b"0123456789abcdef", Frame.IN): [(7, 8)]}
+    assert made.passed.taken == {build_range_key(b"0123456789abcdef", Frame.IN): [(7, 8)]}
 
 
 def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:
@@ -449,7 +449,7 @@ def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:
 
 
 def test_a_task_without_records_says_and_writes_nothing(lake: Lake) -> None:
-    assert list(items_of(batches_of(), DecodeConfig(), lake, TASK)) == []
+    assert list(decode_records(batches_of(), DecodeConfig(), lake, TASK)) == []
 
 
 def test_a_task_without_frames_writes_no_file(lake: Lake) -> None:
@@ -495,9 +495,9 @@ class Second(NamedTuple):
 def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
     schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
     batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
-    found = [tuple(row.values()) for batch in written_rows(unpacked(batches), lake) for row in batch.to_pylist()]
+    found = [tuple(row.values()) for batch in write_rows(unpack_rows(batches), lake) for row in batch.to_pylist()]
     kind, _, value = found.pop()
-    assert kind == WROTE
+    assert kind == ARCHIVE_OUTPUT
     told = msgspec.msgpack.decode(value, type=ArchiveOutput)
     return Second(told, found, in_files(lake, told.messages))
 
@@ -523,17 +523,17 @@ def test_messages_are_in_the_file_as_they_were_decoded(lake: Lake) -> None:
     ]
     found = write(lake, *first_stage(lake, sent))
     assert TABLES["messages"].columns == MESSAGES
-    assert found.messages == [as_read(message_row(item)) for item in items]
+    assert found.messages == [as_read(build_message_row(item)) for item in items]
     assert found.messages[1]["tips"] == [(STREAM, TIP)]
     assert found.told.counts == {"UPDATE": 1, "RESPONSE": 1, "QUERY": 1, "KEEPALIVE": 1}
-    assert [kind for kind, _, _ in found.others] == [PASSED]
+    assert [kind for kind, _, _ in found.others] == [DECODE_RESULT]
 
 
 def test_faults_go_on_to_quarantine_and_what_a_task_told_goes_on(lake: Lake) -> None:
     rows = first_stage(lake, heard(GARBAGE, ASKED), b"no frame")
     found = write(lake, *rows)
     (_, key, value), (_, other_key, other), (_, none, told) = found.others
-    assert [kind for kind, _, _ in found.others] == [FAULT, FAULT, PASSED]
+    assert [kind for kind, _, _ in found.others] == [FAULT, FAULT, DECODE_RESULT]
     assert none is None
     assert key is not None
     assert other_key is not None
@@ -598,12 +598,12 @@ def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, data
     sent = heard(*(Message(data=data, topic=CLAY) for data in datas), observed_at=at, sequence=next(numbers))
     items = list(decode(sent.SerializeToString(), 3, 77, 0, DecodeConfig("either")))
     found = write(lake, *first_stage(lake, sent))
-    (told,) = (value for kind, _, value in found.others if kind == PASSED)
+    (told,) = (value for kind, _, value in found.others if kind == DECODE_RESULT)
     first: dict[tuple[bytes, bytes], DecodedMessage] = {}
     for item in items:
         if isinstance(item, DecodedMessage):
-            first.setdefault(identities(item, "", 120_000_000), item)
-    expected = [as_read(message_row(item)) for item in first.values()]
+            first.setdefault(compute_identities(item, "", 120_000_000), item)
+    expected = [as_read(build_message_row(item)) for item in first.values()]
     assert found.messages == expected
     assert found.told.faults == sum(isinstance(item, RejectedMessage) for item in items)
     assert sum(file.rows for file in msgspec.msgpack.decode(told, type=DecodeResult).copies) == len(datas)

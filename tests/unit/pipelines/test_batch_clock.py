@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext, TaskContext
 
-from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock, seen_at
+from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock, get_batch_time
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +42,7 @@ LONG = iter(range(0, 2**62, 2**40)).__next__
 
 def told(clock: MicroBatchClock, properties: Properties) -> int:
     clock.tell(cast(SparkContext, properties))
-    return seen_at()
+    return get_batch_time()
 
 
 def test_the_time_is_the_caller_s_and_never_goes_back(properties: Properties) -> None:
@@ -86,10 +86,10 @@ def test_a_clock_that_is_set_changes_no_order(steps: list[tuple[int, int]], leas
 
 def test_a_task_that_was_told_nothing_does_not_guess(properties: Properties, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="has not told this task"):
-        seen_at()
+        get_batch_time()
     monkeypatch.setattr(TaskContext, "get", lambda: None)
     with pytest.raises(RuntimeError, match="has not told this task"):
-        seen_at()
+        get_batch_time()
 
 
 def test_no_query_takes_the_time_from_spark() -> None:

@@ -25,8 +25,8 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_outputs, batch_stretches
-from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_stretch
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges, build_outputs
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
 from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
@@ -171,7 +171,7 @@ def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the
     ]
 
     def batched(which: UpdateFilter) -> list[int]:
-        stretch = read_stretch(records, which)
+        stretch = read_offset_range(records, which)
         assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
         return [offset for offset, owner in enumerate(stretch.owners) if owner >= 0]
 
@@ -206,7 +206,7 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
             stamp += pause
             records.append((len(records), stamp, values[number]))
         records.append((24, stamp + T, TICK))
-        for output in batch_stretches(windows, 0, [read_stretch(records, UpdateFilter(authors))], MAX_BLOCK):
+        for output in batch_offset_ranges(windows, 0, [read_offset_range(records, UpdateFilter(authors))], MAX_BLOCK):
             for stream, tips in tips_of(decode_batch(output.value)).items():
                 found += [(stream, tip) for tip in tips]
         return found
@@ -349,9 +349,9 @@ def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
 @pytest.mark.parametrize(("streams", "tips"), [(40, 1), (5, 30), (1, 100)], ids=["many", "some", "one"])
 def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: int) -> None:
     limit = 1_000
-    expected = list(batch_outputs(window_of(streams, tips, 0), limit))
+    expected = list(build_outputs(window_of(streams, tips, 0), limit))
     assert len(expected) > 1
-    assert all(list(batch_outputs(window_of(streams, tips, order), limit)) == expected for order in range(1, 5))
+    assert all(list(build_outputs(window_of(streams, tips, order), limit)) == expected for order in range(1, 5))
 
     batches = [decode_batch(output.value) for output in expected]
     assert all(len(batch.block) <= limit for batch in batches)
@@ -365,7 +365,7 @@ def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: in
 
 
 def test_a_block_is_as_large_as_js_ceramic_loads_and_no_larger() -> None:
-    batches = [decode_batch(output.value) for output in batch_outputs(window_of(1, 7_000, 0), MAX_BLOCK)]
+    batches = [decode_batch(output.value) for output in build_outputs(window_of(1, 7_000, 0), MAX_BLOCK)]
     assert [len(batch.block) <= 256_000 for batch in batches] == [True, True]
     assert len(batches[0].block) > 255_900
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from kiln.conf.settings.model import Settings, TopicTable
 from kiln.pipelines.app.launch import decode_config
-from kiln.pipelines.delta.bundles import read_bundles, remember_bundles
+from kiln.pipelines.delta.bundles import read_bundles, save_bundles
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.wire.topic_table import BundleError, BundleSet, bundle_hash
@@ -38,7 +38,7 @@ def test_there_are_none_without_a_table(tmp_path: Path) -> None:
 
 
 def test_a_row_says_what_the_table_says_it_does(lake: Lake) -> None:
-    remember_bundles(lake, BundleSet(MAIN), FIRST)
+    save_bundles(lake, BundleSet(MAIN), FIRST)
     assert rows(lake) == [
         {
             "hash": bundle_hash(MAIN["main"]).hex(),
@@ -55,32 +55,32 @@ def test_a_row_says_what_the_table_says_it_does(lake: Lake) -> None:
 
 
 def test_what_left_the_settings_is_still_known_and_comes_last(lake: Lake) -> None:
-    assert remember_bundles(lake, BundleSet(CLAY), FIRST) == BundleSet(CLAY)
-    assert remember_bundles(lake, BundleSet(MAIN), LATER) == BundleSet(MAIN | CLAY)
+    assert save_bundles(lake, BundleSet(CLAY), FIRST) == BundleSet(CLAY)
+    assert save_bundles(lake, BundleSet(MAIN), LATER) == BundleSet(MAIN | CLAY)
     assert read_bundles(lake) == BundleSet(CLAY | MAIN)
-    assert remember_bundles(lake, BundleSet(), LATER) == BundleSet(CLAY | MAIN)
+    assert save_bundles(lake, BundleSet(), LATER) == BundleSet(CLAY | MAIN)
 
 
 def test_known_ones_are_not_written_again(lake: Lake) -> None:
-    remember_bundles(lake, BundleSet(CLAY | MAIN), FIRST)
+    save_bundles(lake, BundleSet(CLAY | MAIN), FIRST)
     version, before = DeltaTable(lake.table("bundles")).version(), rows(lake)
-    remember_bundles(lake, BundleSet({"another name": MAIN["main"]} | CLAY), LATER)
+    save_bundles(lake, BundleSet({"another name": MAIN["main"]} | CLAY), LATER)
     assert (DeltaTable(lake.table("bundles")).version(), rows(lake)) == (version, before)
 
 
 def test_a_name_used_again_for_other_topics_takes_nothing_away(lake: Lake) -> None:
-    remember_bundles(lake, BundleSet({"one": ["a"]}), FIRST)
-    both = remember_bundles(lake, BundleSet({"one": ["b"]}), LATER)
+    save_bundles(lake, BundleSet({"one": ["a"]}), FIRST)
+    both = save_bundles(lake, BundleSet({"one": ["b"]}), LATER)
     assert set(both.values()) == {("a",), ("b",)}
     assert set(read_bundles(lake).values()) == {("a",), ("b",)}
 
 
 def test_other_topics_under_a_known_hash_are_refused(lake: Lake) -> None:
     # the draft joins topics with nothing between them
-    remember_bundles(lake, BundleSet({"one": ["ab", "c"]}), FIRST)
+    save_bundles(lake, BundleSet({"one": ["ab", "c"]}), FIRST)
     version = DeltaTable(lake.table("bundles")).version()
     with pytest.raises(BundleError, match=r"'two'.*'one'"):
-        remember_bundles(lake, BundleSet({"two": ["a", "bc"], "new": ["d"]}), LATER)
+        save_bundles(lake, BundleSet({"two": ["a", "bc"], "new": ["d"]}), LATER)
     assert DeltaTable(lake.table("bundles")).version() == version
 
 

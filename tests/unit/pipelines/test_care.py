@@ -28,8 +28,8 @@ from kiln.deploy.query.ask import ask
 from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.delta.lake import Lake, log_entry, skipped_by
-from kiln.pipelines.delta.log_faults import last_before, look_at, newest_write, take_back
+from kiln.pipelines.delta.lake import Lake, list_stats_columns, locate_commit
+from kiln.pipelines.delta.log_faults import find_newest_write, find_version_before, inspect_log, restore_version
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.state import read_log, read_state
@@ -154,7 +154,7 @@ def test_a_compacted_file_states_what_holds_for_its_rows_and_is_sorted(lake: Lak
     adds = pa.table(lake.open(TABLE).get_add_actions(flatten=True))
     data = lake.open(TABLE).to_pyarrow_table()
     assert adds["num_records"].to_pylist() == [200]
-    for name in skipped_by(TABLES[TABLE]):
+    for name in list_stats_columns(TABLES[TABLE]):
         told = [adds[f"{end}.{name}"][0].as_py() for end in ("min", "max")]
         assert told == [pc.min(data[name]).as_py(), pc.max(data[name]).as_py()], name
         assert adds[f"null_count.{name}"][0].as_py() == data[name].null_count
@@ -168,7 +168,7 @@ def test_a_compacted_file_states_what_holds_for_its_rows_and_is_sorted(lake: Lak
 def test_streaming_readers_are_told_that_no_row_is_new(lake: Lake) -> None:
     Appender(lake).append(10)
     cared(lake)
-    entry = log_entry(lake.folder(TABLE), lake.open(TABLE).version()).read().splitlines()
+    entry = locate_commit(lake.folder(TABLE), lake.open(TABLE).version()).read().splitlines()
     actions = [json.loads(line) for line in entry]
     assert {each[kind]["dataChange"] for each in actions for kind in ("add", "remove") if kind in each} == {False}
 
@@ -382,7 +382,7 @@ def test_a_kill_in_the_midst_leaves_a_table_and_the_next_one_goes_on(long: Lake,
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert rows(lake) == before
-    assert look_at(lake, TABLE).torn == []
+    assert inspect_log(lake, TABLE).torn == []
     cared(lake)
     assert number_of_files(lake) == 1
     assert rows(lake) == before
@@ -398,19 +398,19 @@ def test_a_table_goes_back_to_before_a_micro_batch_over_a_compaction(lake: Lake)
     cared(lake)
     appender.append(10)
     cared(lake)
-    base = last_before(lake, TABLE, "q", 20)
+    base = find_version_before(lake, TABLE, "q", 20)
     assert base is not None
-    take_back(lake, TABLE, base)
+    restore_version(lake, TABLE, base)
     assert rows(lake) == before
 
 
 def test_a_table_goes_back_within_a_short_log(long: Lake) -> None:
     cared(long, at=now() + 13 * HOUR)
-    assert newest_write(long, TABLE, "q", look_at(long, TABLE)) == LONG - 1
-    assert last_before(long, TABLE, "q", 20) is None, "the log does not tell"
-    base = last_before(long, TABLE, "q", 100)
+    assert find_newest_write(long, TABLE, "q", inspect_log(long, TABLE)) == LONG - 1
+    assert find_version_before(long, TABLE, "q", 20) is None, "the log does not tell"
+    base = find_version_before(long, TABLE, "q", 100)
     assert base is not None
-    take_back(long, TABLE, base)
+    restore_version(long, TABLE, base)
     assert len(rows(long)) == 1000
 
 
@@ -421,7 +421,7 @@ def test_a_torn_checkpoint_of_a_short_log_is_found(long: Lake) -> None:
     log = folder(lake) / "_delta_log"
     newest = max(log.glob("*.checkpoint.parquet"))
     newest.write_bytes(b"")
-    found = look_at(lake, TABLE).checkpoints
+    found = inspect_log(lake, TABLE).checkpoints
     assert newest in found
     for path in found:
         path.unlink()
@@ -434,7 +434,7 @@ def test_nothing_looks_torn_after_care(long: Lake) -> None:
     Appender(lake, batch=LONG).append(60)
     cared(lake, MaintenancePolicy(128 * MIB, keep=0), at=now() + 2 * DAY)
     assert versions(lake)[0] > 0
-    log = look_at(lake, TABLE)
+    log = inspect_log(lake, TABLE)
     assert (log.torn, log.within, log.checkpoints) == ([], [], [])
 
 

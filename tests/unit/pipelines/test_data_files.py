@@ -16,17 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kiln.pipelines.delta import files as module
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.files import DataFile, TableFiles, discard, rewritten
-from kiln.pipelines.delta.lake import Lake, skipped_by
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files, rewrite_file
+from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES, Column
 
 TABLE = "updates"
 COLUMNS = TABLES[TABLE].columns
-SCHEMA = arrow_schema(COLUMNS)
-SKIPPED = skipped_by(TABLES[TABLE])
+SCHEMA = build_arrow_schema(COLUMNS)
+SKIPPED = list_stats_columns(TABLES[TABLE])
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last µs of the years 1 to 9999, which are all that a statistic can name."""
@@ -108,7 +108,7 @@ def test_a_file_holds_its_rows_and_states_what_holds_for_each(lake: Lake, rows: 
             low, high = (stated(stats[name][column.name], column.type) for name in ("minValues", "maxValues"))
             in_order = sorted(values, key=_order)
             assert (low, high) == (in_order[0], in_order[-1])
-    discard(lake, [file])
+    delete_files(lake, [file])
 
 
 def _order(value: object) -> tuple[bytes, int]:
@@ -130,7 +130,7 @@ def test_a_time_that_no_statistic_can_name_stops_nothing_and_no_statistic_lies(l
         assert ("observed_at" in stats[name]) == (FIRST <= extreme <= LAST)
         if "observed_at" in stats[name]:
             assert stated(stats[name]["observed_at"], "timestamp") == extreme
-    discard(lake, [file])
+    delete_files(lake, [file])
 
 
 def test_nothing_is_made_where_there_is_no_row(lake: Lake) -> None:
@@ -152,7 +152,7 @@ def test_a_file_that_is_large_is_closed_and_the_next_begun(lake: Lake, monkeypat
         (20_000, 39_999),
         (40_000, 40_000),
     ]
-    discard(lake, found)
+    delete_files(lake, found)
 
 
 def test_a_row_without_what_must_be_there_is_no_file(lake: Lake) -> None:
@@ -229,7 +229,7 @@ def test_a_file_written_anew_has_the_rows_to_keep_and_statistics_of_its_own(lake
     rows = (row(log_offset=number, separator_value="v" if number % 2 else None) for number in range(50_000))
     (file,) = write(lake, *rows)
     assert json.loads(file.stats)["nullCount"]["separator_value"] == 25_000  # of several batches of rows
-    (anew,) = rewritten(lake, file, lambda table: pa.compute.greater_equal(table["log_offset"], 100))
+    (anew,) = rewrite_file(lake, file, lambda table: pa.compute.greater_equal(table["log_offset"], 100))
     folder = Path(lake.table(TABLE))
     assert not (folder / file.name).exists()
     assert pq.read_table(folder / anew.name)["log_offset"].to_pylist() == list(range(100, 50_000))
@@ -237,12 +237,12 @@ def test_a_file_written_anew_has_the_rows_to_keep_and_statistics_of_its_own(lake
     assert (anew.rows, stats["numRecords"]) == (49_900, 49_900)
     assert (stats["minValues"]["log_offset"], stats["maxValues"]["log_offset"]) == (100, 49_999)
     assert stats["nullCount"]["separator_value"] == 24_950
-    assert rewritten(lake, anew, lambda table: pa.compute.less(table["log_offset"], 0)) == []
+    assert rewrite_file(lake, anew, lambda table: pa.compute.less(table["log_offset"], 0)) == []
     assert not (folder / anew.name).exists()
 
 
 def test_what_is_thrown_away_is_gone_and_may_be_gone_before(lake: Lake) -> None:
     (file,) = write(lake, row())
     for _ in range(2):
-        discard(lake, [file])
+        delete_files(lake, [file])
         assert not (Path(lake.table(TABLE)) / file.name).exists()

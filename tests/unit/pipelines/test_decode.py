@@ -19,16 +19,16 @@ from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.pipelines.archive.transform import fault_rows
+from kiln.pipelines.archive.transform import build_fault_rows
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,
     MessageRef,
     RejectedMessage,
-    author,
+    compute_fault_identity,
+    compute_identities,
     decode,
-    identities,
-    own_identity,
+    get_signer,
 )
 from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from kiln.schemas.dht.items import item_fields, put_fields
@@ -142,7 +142,7 @@ def test_a_message_and_what_is_known_of_it() -> None:
         TIP,
         MODEL,
     )
-    assert author(item) == peer_text(peer_of(ANNA))
+    assert get_signer(item) == peer_text(peer_of(ANNA))
 
 
 def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
@@ -185,7 +185,7 @@ def test_an_unsigned_message_has_no_author_whatever_it_claims() -> None:
     setattr(message, "from", peer_of(ANNA))
     item = good(frame(message))
     assert item.message == "sha256/" + hashlib.sha256(UPDATE).hexdigest()
-    assert author(item) is None
+    assert get_signer(item) is None
 
 
 # ---------------------------------------------------------------- nothing to read
@@ -231,7 +231,7 @@ def test_an_announcement_in_the_dht_is_a_batch_update() -> None:
     assert (item.content.type, item.content.sep, item.content.batch) == ("BATCH_UPDATE", "model/kabc", cid_text(BATCH))
     assert (item.topic, item.topic_source, item.separator) == (topic_name("mainnet", BY_MODEL), "name", BY_MODEL)
     assert (item.network, item.verdict, item.remote_peer) == ("mainnet", Verdict.GOOD, (b"n" * 20).hex())
-    assert author(item) == peer_text(publisher)
+    assert get_signer(item) == peer_text(publisher)
     assert item.envelope.seqno == (7).to_bytes(8)
     assert item.previous == (cid_text(BEFORE),)
 
@@ -338,7 +338,7 @@ def test_two_bad_hellos_are_two_faults() -> None:
     bad = BAD_HELLOS["hello_repeats"]
     items = read(frame(hello_in=bad, hello_out=bad))
     assert [item.stage for item in items if isinstance(item, RejectedMessage)] == ["hello", "hello"]
-    assert len({own_identity(item) for item in items if isinstance(item, RejectedMessage)}) == 2
+    assert len({compute_fault_identity(item) for item in items if isinstance(item, RejectedMessage)}) == 2
 
 
 # ---------------------------------------------------------------- topics
@@ -402,7 +402,7 @@ def test_an_index_is_resolved_by_the_hellos_of_its_frame_and_the_signature_is_ov
     assert (item.topic_source, named.topic_source) == ("index", "name")
     assert item.verdict is Verdict.GOOD
     assert item._replace(envelope=named.envelope, topic_source="name") == named
-    assert identities(item, "", 10) == identities(named, "", 10)
+    assert compute_identities(item, "", 10) == compute_identities(named, "", 10)
 
 
 def test_an_index_of_another_topic_than_was_signed() -> None:
@@ -602,7 +602,7 @@ def test_a_signature_is_over_the_topic_too() -> None:
 
 
 def digests(item: DecodedMessage | RejectedMessage, horizon: int = 120_000_000) -> set[bytes]:
-    return {own_identity(item)} if isinstance(item, RejectedMessage) else set(identities(item, "", horizon))
+    return {compute_fault_identity(item)} if isinstance(item, RejectedMessage) else set(compute_identities(item, "", horizon))
 
 
 def test_a_forged_first_copy_does_not_mask_the_true_one() -> None:
@@ -624,14 +624,14 @@ def test_copies_through_other_peers_are_known_as_such() -> None:
     again = good(
         frame(signed(), remote_peer=peer_of(ANNA), connection=b"c" * 16, observed_at=1_700_040_000_000_000_000)
     )
-    assert identities(first, "", 120_000_000) == identities(again, "", 120_000_000)
+    assert compute_identities(first, "", 120_000_000) == compute_identities(again, "", 120_000_000)
 
 
 def test_faults_are_kept_each_time_they_come() -> None:
     how = DecodeConfig(default_policy="either")
     values = [frame(unsigned(b"garbage"), unsigned(b"garbage"), sequence=number) for number in (1, 2, 3, 4)]
     items = [item for value in values for item in decode(value.SerializeToString(), 0, value.sequence, 0, how)]
-    assert len({own_identity(item) for item in items if isinstance(item, RejectedMessage)}) == len(items) == 8
+    assert len({compute_fault_identity(item) for item in items if isinstance(item, RejectedMessage)}) == len(items) == 8
 
 
 def at(observed_at: int, message: Message) -> DecodedMessage:
@@ -649,7 +649,7 @@ def test_unsigned_copies_less_than_half_a_horizon_apart_agree_in_one(
 ) -> None:
     apart = data.draw(st.integers(0, (horizon - 1) // 2))
     first, second = at(time, unsigned(QUERY)), at(time + apart, unsigned(QUERY))
-    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    pairs = zip(compute_identities(first, "", horizon), compute_identities(second, "", horizon), strict=True)
     assert any(one == other for one, other in pairs)
 
 
@@ -658,7 +658,7 @@ def test_an_unsigned_message_that_comes_again_after_a_horizon_agrees_in_none(
     time: int, horizon: int, more: int
 ) -> None:
     first, second = at(time, unsigned(QUERY)), at(time + horizon + more, unsigned(QUERY))
-    pairs = zip(identities(first, "", horizon), identities(second, "", horizon), strict=True)
+    pairs = zip(compute_identities(first, "", horizon), compute_identities(second, "", horizon), strict=True)
     assert not any(one == other for one, other in pairs)
 
 
@@ -667,22 +667,22 @@ SIGNED = signed()
 
 @given(times, times, horizons)
 def test_a_signed_message_is_one_for_ever(time: int, later: int, horizon: int) -> None:
-    early, late = identities(at(time, SIGNED), "", horizon)
+    early, late = compute_identities(at(time, SIGNED), "", horizon)
     assert early == late
-    assert identities(at(later, SIGNED), "", horizon) == (early, late)
+    assert compute_identities(at(later, SIGNED), "", horizon) == (early, late)
 
 
 def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
     base = at(0, SIGNED)
     others = [
-        identities(at(0, signed(seqno=b"\0\2")), "", 10),
-        identities(at(0, signed(key=BERT)), "", 10),
-        identities(at(0, signed(topic="/ceramic/mainnet")), "", 10),
-        identities(base, "REPLAY", 10),
-        identities(at(0, unsigned()), "", 10),
-        identities(at(0, unsigned(QUERY)), "", 10),
+        compute_identities(at(0, signed(seqno=b"\0\2")), "", 10),
+        compute_identities(at(0, signed(key=BERT)), "", 10),
+        compute_identities(at(0, signed(topic="/ceramic/mainnet")), "", 10),
+        compute_identities(base, "REPLAY", 10),
+        compute_identities(at(0, unsigned()), "", 10),
+        compute_identities(at(0, unsigned(QUERY)), "", 10),
     ]
-    digests = [digest for pair in (identities(base, "", 10), *others) for digest in set(pair)]
+    digests = [digest for pair in (compute_identities(base, "", 10), *others) for digest in set(pair)]
     assert len(digests) == len(set(digests))
 
 
@@ -692,7 +692,7 @@ def test_other_messages_networks_and_scopes_are_kept_apart() -> None:
 def test_what_goes_to_quarantine_fits_into_a_record_and_all_bytes_are_there() -> None:
     data = b"\xff" * (MAX_RECORD - 1_000)
     for item in (fault(frame(payload=b"\xff" * MAX_RPC)), fault(data)):
-        rows = list(fault_rows(item))
+        rows = list(build_fault_rows(item))
         values = [value for _, (_, _, _, value) in rows]
         assert all(isinstance(value, bytes) and len(value) < MAX_RECORD - 1_000 for value in values)
         assert b"".join(decode_quarantine(value).data for value in values if isinstance(value, bytes)) == item.data
@@ -705,8 +705,8 @@ def test_a_fault_in_a_frame_that_was_written_twice_is_one() -> None:
     (first,), (again,) = (decode(value.SerializeToString(), 3, offset, 0, how) for offset in (77, 78))
     assert isinstance(first, RejectedMessage)
     assert isinstance(again, RejectedMessage)
-    assert own_identity(first) == own_identity(again)
-    assert own_identity(first) != own_identity(fault(frame(payload=b"\xff", sequence=2)))
+    assert compute_fault_identity(first) == compute_fault_identity(again)
+    assert compute_fault_identity(first) != compute_fault_identity(fault(frame(payload=b"\xff", sequence=2)))
 
 
 # ---------------------------------------------------------------- any bytes
@@ -719,10 +719,10 @@ def check(items: Sequence[DecodedMessage | RejectedMessage]) -> None:
             assert item.stage in {"frame", "hello", "rpc", "topic", "signature", "message"}
             record = QuarantineRecord(item.stage, item.reason, item.detail, item.data, item.observed_at)
             QUARANTINE.validate(json.loads(encode(record)))
-            own_identity(item)
+            compute_fault_identity(item)
         else:
-            identities(item, "", 120_000_000)
-            author(item)
+            compute_identities(item, "", 120_000_000)
+            get_signer(item)
 
 
 @given(st.none() | st.binary(max_size=300))

@@ -1,17 +1,17 @@
-"""kiln.pipelines.backfill.first: which copy of a message is kept, and which UPDATE is new, in history (decision 21)."""
+"""kiln.pipelines.backfill.deduplication: which copy of a message is kept, and which UPDATE is new, in history (decision 21)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.first import (
+from kiln.pipelines.backfill.deduplication import (
     FirstCopySelector,
     FramePosition,
     UpdateCandidate,
-    new_updates,
-    same_signed,
-    same_unsigned,
+    match_signed,
+    match_unsigned,
+    select_new_updates,
 )
 
 DAY = 86_400_000_000
@@ -19,34 +19,34 @@ A, B, C = (FramePosition(0, offset, 0) for offset in (1, 2, 3))
 
 
 def kept(choice: FirstCopySelector[FramePosition], *copies: tuple[int, FramePosition]) -> list[FramePosition]:
-    found = [place for at, place in copies if choice.keep(at, place, place)]
-    return [*found, *choice.rest()]
+    found = [place for at, place in copies if choice.offer(at, place, place)]
+    return [*found, *choice.list_fallbacks()]
 
 
 def test_the_first_copy_is_kept_where_live_has_none() -> None:
-    assert kept(FirstCopySelector(same_signed(DAY)), (5, B), (6, A), (7, C)) == [B]
+    assert kept(FirstCopySelector(match_signed(DAY)), (5, B), (6, A), (7, C)) == [B]
 
 
 def test_the_copy_that_live_keeps_is_kept() -> None:
-    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
-    choice.chosen_by_live(6, A)
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(match_signed(DAY))
+    choice.add_live_choice(6, A)
     assert kept(choice, (5, B), (6, A), (7, C)) == [A]
 
 
 def test_no_message_is_lost_where_live_s_copy_is_no_good_copy_today() -> None:
-    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
-    choice.chosen_by_live(6, A)
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(match_signed(DAY))
+    choice.add_live_choice(6, A)
     assert kept(choice, (5, B), (7, C)) == [B]
 
 
 def test_what_is_kept_in_another_chunk_is_not_kept_here_but_a_message_of_another_day_is() -> None:
-    choice: FirstCopySelector[FramePosition] = FirstCopySelector(same_signed(DAY))
-    choice.known_elsewhere(0)
+    choice: FirstCopySelector[FramePosition] = FirstCopySelector(match_signed(DAY))
+    choice.add_known(0)
     assert kept(choice, (5, A), (DAY - 1, B), (DAY, C)) == [C]
 
 
 def test_an_unsigned_message_may_come_again_after_its_horizon() -> None:
-    same = same_unsigned(100)
+    same = match_unsigned(100)
     assert same(10, 90)
     assert same(90, 110), "the second way of cutting"
     assert not same(10, 190)
@@ -55,9 +55,9 @@ def test_an_unsigned_message_may_come_again_after_its_horizon() -> None:
 
 @given(st.lists(st.integers(0, 500), min_size=1), st.integers(1, 200))
 def test_copies_that_are_kept_are_apart_and_the_others_are_near_one(times: list[int], remembered: int) -> None:
-    choice: FirstCopySelector[int] = FirstCopySelector(same_signed(remembered))
+    choice: FirstCopySelector[int] = FirstCopySelector(match_signed(remembered))
     ordered = sorted(times)
-    found = [at for number, at in enumerate(ordered) if choice.keep(at, FramePosition(0, number, 0), at)]
+    found = [at for number, at in enumerate(ordered) if choice.offer(at, FramePosition(0, number, 0), at)]
     assert all(abs(one - other) >= remembered for one in found for other in found if one is not other)
     assert all(any(abs(at - one) < remembered for one in found) for at in ordered)
 
@@ -68,10 +68,10 @@ def told(*heard: tuple[int, str, bool]) -> list[tuple[UpdateCandidate, int]]:
 
 def test_an_update_is_new_once_in_a_day_for_each_claim() -> None:
     said = told((0, "a", False), (5, "a", False), (6, "b", False), (DAY - 1, "a", False), (DAY, "a", False))
-    assert list(new_updates((), said, DAY)) == [0, 6, DAY]
+    assert list(select_new_updates((), said, DAY)) == [0, 6, DAY]
 
 
 def test_what_live_stamped_is_new_and_what_is_near_it_is_none() -> None:
     stamped = [(7, "a"), (9, "a")]
     said = told((5, "a", False), (7, "a", True), (9, "a", True), (10, "a", False), (11, "b", False))
-    assert list(new_updates(stamped, said, DAY)) == [7, 9, 11]
+    assert list(select_new_updates(stamped, said, DAY)) == [7, 9, 11]

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from kiln.pipelines.delta.frame_ranges import (
     FrameRangeFilter,
-    HeldFrames,
+    FrameRanges,
     Ranges,
+    build_range_key,
     contains,
     insert,
     merge,
     overlap,
-    side,
 )
-from kiln.pipelines.delta.held_frames import StoredFrameRanges
+from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))
@@ -66,7 +66,7 @@ def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
 def test_a_connection_without_loss_is_one_range() -> None:
     sieve = FrameRangeFilter({})
     assert all(sieve.passes(A, 0, sequence) for sequence in range(1, 1_001))
-    assert sieve.taken == {side(A, 0): [(1, 1_000)]}
+    assert sieve.taken == {build_range_key(A, 0): [(1, 1_000)]}
 
 
 @given(
@@ -76,7 +76,7 @@ def test_a_connection_without_loss_is_one_range() -> None:
 def test_a_frame_passes_if_not_held_and_once(
     frames: list[tuple[bytes, int, int]], before: dict[tuple[bytes, int], set[int]]
 ) -> None:
-    sieve = FrameRangeFilter({side(*key): ranges_of(held) for key, held in before.items()})
+    sieve = FrameRangeFilter({build_range_key(*key): ranges_of(held) for key, held in before.items()})
     seen = {(*key, number) for key, held in before.items() for number in held}
     taken: set[tuple[bytes, int, int]] = set()
     for frame in frames:
@@ -84,7 +84,7 @@ def test_a_frame_passes_if_not_held_and_once(
         taken |= {frame} - seen
         seen.add(frame)
     assert {(key, number) for key, ranges in sieve.taken.items() for number in numbers_in(ranges)} == {
-        (side(connection, direction), number) for connection, direction, number in taken
+        (build_range_key(connection, direction), number) for connection, direction, number in taken
     }
 
 
@@ -95,12 +95,12 @@ def test_the_largest_sequence_passes_once() -> None:
     assert not FrameRangeFilter(sieve.taken).passes(A, 0, 2**63 - 1)
 
 
-held = st.dictionaries(st.sampled_from((side(A, 0), side(A, 1), side(B, 0))), st.sets(numbers).map(ranges_of))
+held = st.dictionaries(st.sampled_from((build_range_key(A, 0), build_range_key(A, 1), build_range_key(B, 0))), st.sets(numbers).map(ranges_of))
 
 
 @given(st.lists(held, max_size=5))
-def test_what_tasks_took_is_brought_together_as_a_union(parts: list[HeldFrames]) -> None:
-    total: HeldFrames = {}
+def test_what_tasks_took_is_brought_together_as_a_union(parts: list[FrameRanges]) -> None:
+    total: FrameRanges = {}
     for part in (*parts, *parts[:1]):  # a task may run twice
         total = merge(total, part)
     for key in {key for part in parts for key in part}:
@@ -108,7 +108,7 @@ def test_what_tasks_took_is_brought_together_as_a_union(parts: list[HeldFrames])
 
 
 @given(held, held)
-def test_merging_leaves_what_is_merged_alone(into: HeldFrames, taken: HeldFrames) -> None:
+def test_merging_leaves_what_is_merged_alone(into: FrameRanges, taken: FrameRanges) -> None:
     before = {key: list(ranges) for key, ranges in taken.items()}
     merged = merge(into, taken)
     assert merged is into
@@ -118,8 +118,8 @@ def test_merging_leaves_what_is_merged_alone(into: HeldFrames, taken: HeldFrames
 
 
 @given(held, held)
-def test_two_overlap_if_they_share_a_frame(one: HeldFrames, other: HeldFrames) -> None:
-    def frames(ranges: HeldFrames) -> set[tuple[bytes, int]]:
+def test_two_overlap_if_they_share_a_frame(one: FrameRanges, other: FrameRanges) -> None:
+    def frames(ranges: FrameRanges) -> set[tuple[bytes, int]]:
         return {(key, number) for key, each in ranges.items() for number in numbers_in(each)}
 
     assert overlap(one, other) == bool(frames(one) & frames(other))
@@ -130,17 +130,17 @@ def test_two_overlap_if_they_share_a_frame(one: HeldFrames, other: HeldFrames) -
     [((1, 2), False), ((2, 3), True), ((5, 6), True), ((4, 4), True), ((6, 9), False), ((1, 9), True)],
 )
 def test_two_overlap_from_their_first_frame_to_their_last(taken: tuple[int, int], shared: bool) -> None:
-    assert overlap({side(A, 0): [(3, 5), (20, 22)]}, {side(A, 0): [taken]}) == shared
-    assert not overlap({side(A, 0): [(3, 5)]}, {side(A, 1): [taken]})
+    assert overlap({build_range_key(A, 0): [(3, 5), (20, 22)]}, {build_range_key(A, 0): [taken]}) == shared
+    assert not overlap({build_range_key(A, 0): [(3, 5)]}, {build_range_key(A, 1): [taken]})
 
 
 # ---------------------------------------------------------------- on disk
 
 
 @given(st.lists(held, max_size=8), held)
-def test_ranges_on_disk_are_those_in_memory(parts: list[HeldFrames], asked: HeldFrames) -> None:
+def test_ranges_on_disk_are_those_in_memory(parts: list[FrameRanges], asked: FrameRanges) -> None:
     """Of what touches or adjoins the frames that are asked for; nothing is forgotten, and nothing made up."""
-    on_disk, all_of_it = StoredFrameRanges(), HeldFrames()
+    on_disk, all_of_it = StoredFrameRanges(), FrameRanges()
     for part in parts:
         on_disk.add(part)
         merge(all_of_it, part)
@@ -159,7 +159,7 @@ def test_ranges_on_disk_are_those_in_memory(parts: list[HeldFrames], asked: Held
 
 
 def test_the_largest_sequence_is_held_on_disk() -> None:
-    largest: HeldFrames = {side(A, 0): [(2**63 - 1, 2**63 - 1)]}
+    largest: FrameRanges = {build_range_key(A, 0): [(2**63 - 1, 2**63 - 1)]}
     on_disk = StoredFrameRanges()
     on_disk.add(largest)
     on_disk.add(largest)

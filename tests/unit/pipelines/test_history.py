@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from kiln.pipelines.app.backfill_run import parse_source, parse_time
-from kiln.pipelines.archive.transform import frame_of, frame_row
-from kiln.pipelines.backfill.account import RunNameError, check_name, find_run, runs, tell
-from kiln.pipelines.backfill.chunks import TimeRange, cut, pieces, reach
+from kiln.pipelines.archive.transform import FrameRow, build_frame_row, parse_frame_row
+from kiln.pipelines.backfill.chunks import TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, run
-from kiln.pipelines.backfill.terms import RunTerms, differences
+from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
+from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
@@ -31,18 +31,18 @@ TERMS = RunTerms("a-run", TimeRange(10, 20), DecodeConfig())
 
 @given(st.integers(0, 100), st.integers(1, 100), st.lists(st.integers(-10, 210)))
 def test_chunks_are_the_whole_once(low: int, length: int, inner: list[int]) -> None:
-    chunks = cut(TimeRange(low, low + length), inner)
+    chunks = split_range(TimeRange(low, low + length), inner)
     assert [at for chunk in chunks for at in range(*chunk)] == list(range(low, low + length))
     assert all(chunk.low < chunk.high for chunk in chunks)
 
 
 def test_pieces_and_reach() -> None:
-    assert [pieces(count, 10) for count in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
-    assert reach(5, 2) == 600_000_007
+    assert [count_pieces(count, 10) for count in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
+    assert compute_margin(5, 2) == 600_000_007
 
 
 def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> None:
-    terms = replace(TERMS, window=5, grace=2, remembered=1_000)
+    terms = replace(TERMS, window=5, grace=2, signed_horizon=1_000)
     assert terms.reads == TimeRange(10 - 600_000_007, 20 + 600_000_007)
     assert replace(terms, source="kafka").reads == TimeRange(10 - 600_001_007, 20 + 600_000_007)
 
@@ -60,28 +60,28 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
     ],
 )
 def test_other_terms_are_told(change: dict[str, object], words: str) -> None:
-    assert differences(TERMS.told(), TERMS.span, TERMS) == []
+    assert describe_differences(TERMS.told(), TERMS.span, TERMS) == []
     others = replace(TERMS, **change)  # type: ignore[arg-type]  # fields of Terms
-    assert differences(TERMS.told(), TERMS.span, others) == [words]
-    assert differences(TERMS.told(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
+    assert describe_differences(TERMS.told(), TERMS.span, others) == [words]
+    assert describe_differences(TERMS.told(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
 
 
 def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    assert runs(lake) == []
+    assert read_runs(lake) == []
     for at, name in ((1, "one"), (2, "two")):
-        tell(lake, name, "begun", at, range_from=10, range_to=20, details={"window_us": at})
-    tell(lake, "one", "chunk", 3, range_from=10, range_to=15, rows=7, details={"step": "decoding", "number": 0})
-    one, two = runs(lake)
+        append_event(lake, name, "begun", at, range_from=10, range_to=20, details={"window_us": at})
+    append_event(lake, "one", "chunk", 3, range_from=10, range_to=15, rows=7, details={"step": "decoding", "number": 0})
+    one, two = read_runs(lake)
     assert (one.name, one.range_from, one.range_to, one.details, one.done) == ("one", 10, 20, {"window_us": 1}, False)
     assert [(each.range_to, each.rows) for each in one.chunks] == [(15, 7)]
     assert two.chunks == []
-    tell(lake, "one", "done", 4)
-    tell(lake, "two", "dropped", 5)
-    (one,) = runs(lake)
+    append_event(lake, "one", "done", 4)
+    append_event(lake, "two", "dropped", 5)
+    (one,) = read_runs(lake)
     assert one.done
     assert find_run(lake, "two") is None
-    tell(lake, "two", "begun", 6, range_from=1, range_to=2)
+    append_event(lake, "two", "begun", 6, range_from=1, range_to=2)
     again = find_run(lake, "two")
     assert again is not None
     assert again.range_to == 2
@@ -151,4 +151,4 @@ _small = st.binary(max_size=20)
     )
 )
 def test_a_frame_out_of_its_row(frame: Frame) -> None:
-    assert frame_of(frame_row(3, 4, 5, frame)) == frame  # type: ignore[arg-type]  # a row of any table
+    assert parse_frame_row(FrameRow._make(build_frame_row(3, 4, 5, frame))) == frame  # type: ignore[arg-type]  # a row of any table

@@ -13,8 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.frames import HELD, FrameFilter, _from_files, _from_kafka, _written, parts_of
-from kiln.pipelines.backfill.grouped import MergedRow, MergedRowBuffer
+from kiln.pipelines.backfill.frames import (
+    RUN_FRAME,
+    FrameFilter,
+    _read_file_partition,
+    _read_kafka_partition,
+    _write_partition,
+    split_file,
+)
+from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.messages import RunTarget
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
@@ -54,9 +61,9 @@ def settle(batches: Iterator[pa.RecordBatch], where: RunTarget, held: tuple[int,
     rows = [MergedRow._make(row.values()) for batch in batches for row in batch.to_pylist()]
     side = next(row.name for row in rows if row.name)
     out = MergedRowBuffer()
-    ordered = sorted([*rows, *(MergedRow("", side, HELD, sequence) for sequence in held)])
+    ordered = sorted([*rows, *(MergedRow("", side, RUN_FRAME, sequence) for sequence in held)])
     made = [batch for row in ordered for batch in out.add(row)]
-    list(_written(where)(iter([*made, *out.rest()])))
+    list(_write_partition(where)(iter([*made, *out.rest()])))
 
 
 def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:
@@ -66,7 +73,7 @@ def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:
 
 def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(where: RunTarget) -> None:
     values = (frame(1, 9), frame(2, 12), frame(3, 13), frame(2, 12), frame(4, 20), frame(5, 200), b"no frame")
-    settle(_from_kafka(WHOLE, where)(records(*values)), where)
+    settle(_read_kafka_partition(WHOLE, where)(records(*values)), where)
     place = ("sequence", "kafka_partition", "kafka_offset")
     assert written(where.run, "frames", *place) == [(2, 1, 1), (3, 1, 2)]
     assert written(where.beyond, "frames", *place) == [(1, 1, 0), (4, 1, 4)], "what is far from the range is left out"
@@ -75,13 +82,13 @@ def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(wher
 
 
 def test_what_an_earlier_chunk_had_is_not_written_again(where: RunTarget) -> None:
-    settle(_from_kafka(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8))
+    settle(_read_kafka_partition(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8))
     assert written(where.run, "frames", "sequence") == [(9,)]
 
 
 def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: RunTarget) -> None:
     wanted = FrameFilter(WHOLE.span, "n")
-    settle(_from_kafka(wanted, where)(records(frame(1, 12), frame(2, 12, "other"))), where)
+    settle(_read_kafka_partition(wanted, where)(records(frame(1, 12), frame(2, 12, "other"))), where)
     assert written(where.run, "frames", "sequence", "network") == [(1, "n")]
 
 
@@ -94,9 +101,9 @@ def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_go
         write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", b"them", "/meshsub/1.2.0", rpc)])
         out.write(b"\x00\x00\x00\x09cut")
     digest = hashlib.sha256(file.read_bytes()).digest()
-    (part,) = parts_of(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+    (part,) = split_file(str(file), "kiln-capture", digest, "n", 12_000_000_000)
     given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
-    settle(_from_files(WHOLE, where)(iter([given])), where)
+    settle(_read_file_partition(WHOLE, where)(iter([given])), where)
     rows = written(where.run, "frames", "sequence", "kafka_partition", "kafka_offset", "payload", "origin")
     assert rows[0] == (1, part.partition, 0, rpc, "REPLAY")
     assert part.partition < 0
@@ -115,9 +122,9 @@ def test_a_frame_beyond_the_bounds_goes_to_quarantine_with_its_bytes_and_the_res
         peers = (b"them", giant, b"others")
         write_capture(out, [CaptureRecord("R", 12_000_000_000, b"us", peer, "/meshsub/1.2.0", rpc) for peer in peers])
     digest = hashlib.sha256(file.read_bytes()).digest()
-    (part,) = parts_of(str(file), "kiln-capture", digest, "n", 12_000_000_000)
+    (part,) = split_file(str(file), "kiln-capture", digest, "n", 12_000_000_000)
     given = pa.RecordBatch.from_pydict({"part": [msgspec.msgpack.encode(part)]})
-    rows = [row for batch in _from_files(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
+    rows = [row for batch in _read_file_partition(WHOLE, where)(iter([given])) for row in batch.to_pylist()]
     assert len({row["name"] for row in rows if row["name"]}) == 2, "two connections are read"
     refused = written(where.run, "quarantine", "stage", "reason", "data", "detail")
     assert [each[:2] for each in refused] == [("frame", "frame_invalid")] * 2, "the frame, and the closing one"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.pipelines.archive.transform import FAULT, MESSAGES, PASSED, items_of, with_rows
+from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, build_message_rows, decode_records
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.items import Item, UnreadableItem
@@ -49,10 +49,10 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    for item in with_rows(items_of(records(), DecodeConfig("strict"), lake, b"task")):
+    for item in build_message_rows(decode_records(records(), DecodeConfig("strict"), lake, b"task")):
         if item.kind == FAULT:
             faults[str(item.row[0])] += 1
-        elif item.kind != PASSED:
+        elif item.kind != DECODE_RESULT:
             messages.append(dict(zip((column.name for column in MESSAGES), item.row, strict=True)))
     return messages, faults
 

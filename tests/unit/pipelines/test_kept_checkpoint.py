@@ -15,9 +15,9 @@ from kiln.bridge.capture.segments import Segments
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
-from kiln.pipelines.runtime.query_plan import each_batch
+from kiln.pipelines.runtime.query_context import write_micro_batches
 from kiln.schemas.delta.tables import TABLES
 
 
@@ -96,7 +96,7 @@ def test_a_micro_batch_s_offsets_are_kept_before_it_acts_and_its_state_before_it
         write(folder / "state" / "0" / "0" / f"{batch + 1}.changelog")
         found.append(query)
 
-    call = cast(Callable[[object, int], None], each_batch(cast(DataFrame, rows), act, DurableCheckpoint(folder)))
+    call = cast(Callable[[object, int], None], write_micro_batches(cast(DataFrame, rows), act, DurableCheckpoint(folder)))
     for batch in range(2):
         write(folder / "offsets" / str(batch))
         call(rows, batch)
@@ -115,7 +115,7 @@ def test_a_commit_is_on_the_disk_with_all_that_it_names(tmp_path: Path, disk: Di
         files.add(tuple("x" if column.type == "string" else batch for column in TABLES["tips"].columns))
         assert commits.commit("tips", files.close(), WriteId("query", batch))
         assert disk.lost(Path(lake.path)) == []
-    assert Path(log_entry(lake.folder("tips"), 2).uri) in disk.order
+    assert Path(locate_commit(lake.folder("tips"), 2).uri) in disk.order
 
 
 @pytest.mark.parametrize("durable", [True, False])

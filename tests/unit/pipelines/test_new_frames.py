@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from kiln.pipelines.archive.frame_dedup import FrameDedup
-from kiln.pipelines.archive.transform import PASSED, DecodeResult, items_of
+from kiln.pipelines.archive.transform import DECODE_RESULT, DecodeResult, decode_records
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.files import discard
+from kiln.pipelines.delta.files import delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -49,7 +49,7 @@ class Driver:
         write = WriteId("query", batch)
         for table, files in zip(TABLES, self._new.of(reversed(passed), write), strict=True):
             if files and (table not in tables or not self._commits.commit(table, files, write)):
-                discard(self._lake, files)
+                delete_files(self._lake, files)
 
     def _passed(self, task: Task) -> DecodeResult:
         partition, first, values = task
@@ -60,8 +60,8 @@ class Driver:
             "value": pa.array(values, pa.binary()),
         }
         digest = b"%d/%d" % (partition, first)
-        made = items_of(iter([pa.RecordBatch.from_pydict(columns)]), DecodeConfig("none"), self._lake, digest)
-        ((told,),) = (item.row for item in made if item.kind == PASSED)
+        made = decode_records(iter([pa.RecordBatch.from_pydict(columns)]), DecodeConfig("none"), self._lake, digest)
+        ((told,),) = (item.row for item in made if item.kind == DECODE_RESULT)
         assert isinstance(told, bytes)
         return msgspec.msgpack.decode(told, type=DecodeResult)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.backfill import messages as history_messages
 from kiln.pipelines.batch import offset_range as stretch
-from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_stretches
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode import decoder as decode
 from kiln.pipelines.decode.breaker import AuthorTally
@@ -26,7 +26,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import UniqueRow, loose
+from kiln.pipelines.runtime.row_packing import UniqueRow, unwrap_rows
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.schemas.delta.tables import TABLES
@@ -103,7 +103,7 @@ def batches_of(*values: bytes, **more: object) -> Iterator[pa.RecordBatch]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     made = Lake(str(tmp_path / "lake"))
-    made.create(("frames", "copies", "messages", *sink.FILLED))
+    made.create(("frames", "copies", "messages", *sink.OUTPUT_TABLES))
     return made
 
 
@@ -119,14 +119,14 @@ def column(lake: Lake, files: list[DataFile], table: str, name: str) -> list[obj
 def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[bytes, bytes]]]:
     """The files of the query `archive`, and key and value of its records for quarantine."""
     batches = batches_of(*(record.SerializeToString() for record in records))
-    items = archive.items_of(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
-    rows = [row for batch in archive.written_rows(loose(archive.with_rows(items)), lake) for row in batch.to_pylist()]
+    items = archive.decode_records(batches, DecodeConfig("either"), lake, b"task", every_copy=True)
+    rows = [row for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake) for row in batch.to_pylist()]
     files: list[DataFile] = []
     for row in rows:
-        if row["kind"] == archive.PASSED:
+        if row["kind"] == archive.DECODE_RESULT:
             passed = msgspec.msgpack.decode(row["value"], type=archive.DecodeResult)
             files += passed.frames + passed.copies
-        elif row["kind"] == archive.WROTE:
+        elif row["kind"] == archive.ARCHIVE_OUTPUT:
             files += msgspec.msgpack.decode(row["value"], type=archive.ArchiveOutput).messages
     return files, [(row["key"], row["value"]) for row in rows if row["kind"] == archive.FAULT]
 
@@ -137,9 +137,9 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
         (decode, "read_message", "decode", b"3/78/0", False, True),
         (decode, "gossip_messages", "decode", b"3/78", False, True),
         (archive, "read_frame", "archive", b"3/78", True, False),
-        (archive, "frame_row", "archive", b"3/78", True, False),
-        (archive, "copy_row", "archive", b"3/78", True, True),
-        (archive, "message_row", "archive", b"3/78/0", False, True),
+        (archive, "build_frame_row", "archive", b"3/78", True, False),
+        (archive, "build_copy_row", "archive", b"3/78", True, True),
+        (archive, "build_message_row", "archive", b"3/78/0", False, True),
     ],
 )
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
     (frame,) = frames(b"")
     frame.payload = RPC(publish=[message]).SerializeToString()
     monkeypatch.setattr(decode, "read_message", failing(read_message, STREAMS[BAD], TypeError()))
-    items = archive.items_of(
+    items = archive.decode_records(
         batches_of(frame.SerializeToString()), DecodeConfig("either"), lake, b"task", every_copy=True
     )
-    rows = [row for batch in archive.written_rows(loose(archive.with_rows(items)), lake) for row in batch.to_pylist()]
-    (wrote,) = (row["value"] for row in rows if row["kind"] == archive.WROTE)
+    rows = [row for batch in archive.write_rows(unwrap_rows(archive.build_message_rows(items)), lake) for row in batch.to_pylist()]
+    (wrote,) = (row["value"] for row in rows if row["kind"] == archive.ARCHIVE_OUTPUT)
     assert msgspec.msgpack.decode(wrote, type=archive.ArchiveOutput).tallies == [
         AuthorTally(peer_text(peer_of(key)), 0, 1)
     ]
@@ -231,16 +231,16 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
     error: Exception, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark then tries again; a record is not given up because a disk was full."""
-    monkeypatch.setattr(archive, "frame_row", failing(archive.frame_row, TIPS[BAD], error))
+    monkeypatch.setattr(archive, "build_frame_row", failing(archive.build_frame_row, TIPS[BAD], error))
     with pytest.raises(type(error)):
         archived(lake, *UPDATES)
     assert not isinstance(error, PROCESSING_ERRORS)
 
 
 def test_updates_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updates, "separate", failing(updates.separate, STREAMS[BAD], OverflowError("too large")))
+    monkeypatch.setattr(updates, "resolve_separator", failing(updates.resolve_separator, STREAMS[BAD], OverflowError("too large")))
     batches = batches_of(*(frame.SerializeToString() for frame in UPDATES))
-    rows = list(updates.rows_of(batches, DecodeConfig("either"), updates.SeparatorConfig(), Epoch("query", 3)))
+    rows = list(updates.decode_records(batches, DecodeConfig("either"), updates.SeparatorConfig(), Epoch("query", 3)))
     assert [row.topic for row in rows] == ["updates", "quarantine", "updates"]
     fault = decode_quarantine(rows[1].value)
     assert (rows[1].key, fault.stage, fault.reason) == (b"3/78/0", "updates", "processing_failed")
@@ -267,11 +267,11 @@ def update(number: int) -> bytes:
 
 
 def batched(*records: bytes) -> list[BatchOutput]:
-    read = stretch.read_stretch([(77 + at, 1_700_000_000_000_000 + at, value) for at, value in enumerate(records)])
-    closing = stretch.read_stretch([(99, 1_800_000_000_000_000, b"")])
-    kept = stretch.in_order(map(stretch.keep, (read, closing)))
+    read = stretch.read_offset_range([(77 + at, 1_700_000_000_000_000 + at, value) for at, value in enumerate(records)])
+    closing = stretch.read_offset_range([(99, 1_800_000_000_000_000, b"")])
+    kept = stretch.merge_offset_ranges(map(stretch.pack_offset_range, (read, closing)))
     windows = PartitionWindows(1_000_000)
-    return list(batch_stretches(windows, 3, kept, BatchConfig().block_limit))
+    return list(batch_offset_ranges(windows, 3, kept, BatchConfig().block_limit))
 
 
 def test_batch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +295,10 @@ def test_an_update_as_long_as_a_topic_takes_fits_quarantine(mebibytes: int) -> N
 
 
 def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink._READERS, "updates", failing(sink._update, STREAMS[BAD], OverflowError("x")))
+    monkeypatch.setitem(sink._READERS, "updates", failing(sink._read_update, STREAMS[BAD], OverflowError("x")))
     batches = batches_of(*map(update, range(3)), topic="updates", key=b"key")
     order = ["topic", "partition", "offset", "stamp", "key", "value"]
-    rows = [UniqueRow(item.kind, item.row, item.size) for item in sink.items_of(each.select(order) for each in batches)]
+    rows = [UniqueRow(item.kind, item.row, item.size) for item in sink.decode_records(each.select(order) for each in batches)]
     files = written_by_sink(rows, lake)
     assert column(lake, files, "updates", "tip") == [TIPS[0], TIPS[2]]
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
@@ -308,8 +308,8 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written_by_sink(rows: list[UniqueRow], lake: Lake) -> list[DataFile]:
-    told = [row for batch in sink.written_rows(rows, lake, {}) for row in batch.to_pylist()]
-    (wrote,) = (row["data"] for row in told if row["kind"] == sink.WROTE)
+    told = [row for batch in sink.write_rows(rows, lake, {}) for row in batch.to_pylist()]
+    (wrote,) = (row["data"] for row in told if row["kind"] == sink.SINK_OUTPUT)
     return msgspec.msgpack.decode(wrote, type=sink.SinkOutput).files
 
 
@@ -323,8 +323,8 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
 
 
 def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_messages, "message_row", failing(archive.message_row, TIPS[BAD], ValueError("no")))
-    rows = [archive.frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
+    monkeypatch.setattr(history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no")))
+    rows = [archive.build_frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
     found = [item for row in rows for item, _ in history_messages._read_frame(decoder, row)]  # type: ignore[arg-type]  # a row in the order of FRAMES
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))

@@ -15,15 +15,15 @@ import pytest
 
 from kiln.conf.process.location import location
 from kiln.deploy.screens.recovery import recovery_json, render_recovery
-from kiln.pipelines.backfill.account import runs, tell
+from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.recovery import Damage, DamageError, DamageLocation, examine, go_back, mend, read_anew, set_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.checkpoint_faults import is_whole
-from kiln.pipelines.runtime.dedup_store import NAME, DedupStore, DedupStoreConfig
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.topics import TopicState, note_topics, read_noted
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
@@ -43,7 +43,7 @@ class State:
         self.path = folder / "checkpoints" / name
         self.lake.create((TABLE,))
         self._clock = int(time.time()) - 10_000
-        self._now(Path(log_entry(self.lake.folder(TABLE), 0).uri))
+        self._now(Path(locate_commit(self.lake.folder(TABLE), 0).uri))
         self._write(self.path / "metadata", json.dumps({"id": QUERY}))
         self._write(self.path / "sources" / "0" / "0", 'v1\n{"kiln.updates":{"0":0}}')
 
@@ -75,7 +75,7 @@ class State:
         made = files.close()
         self._now(Path(self.lake.table(TABLE)) / made[0].name)
         assert DeltaRsCommits(self.lake, durable=True).commit(TABLE, made, WriteId(QUERY, batch))
-        entry = Path(log_entry(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
+        entry = Path(locate_commit(self.lake.folder(TABLE), self.lake.open(TABLE).version()).uri)
         entry.write_text(re.sub(r'"timestamp":\d+', f'"timestamp":{self._clock}000', entry.read_text()))
         self._now(entry)
         return entry
@@ -267,7 +267,7 @@ def test_a_table_that_somebody_else_has_changed_is_not_taken_back(tmp_path: Path
 def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1, 2)
-    damaged(Path(log_entry(state.lake.folder(TABLE), 2).uri), EMPTY)
+    damaged(Path(locate_commit(state.lake.folder(TABLE), 2).uri), EMPTY)
     with pytest.raises(DamageError, match=r"2\.json is damaged, or names a file that is gone, and later commits"):
         mend(state.place, ["sink"])
 
@@ -315,19 +315,19 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
     state = State(tmp_path)
     lake = state.lake
     lake.create(("runs",))
-    tell(lake, "one", "begun", 1, range_from=1, range_to=2)
-    tell(lake, "two", "begun", 2, range_from=1, range_to=2)
-    damaged(Path(log_entry(lake.folder("runs"), 2).uri), how)
+    append_event(lake, "one", "begun", 1, range_from=1, range_to=2)
+    append_event(lake, "two", "begun", 2, range_from=1, range_to=2)
+    damaged(Path(locate_commit(lake.folder("runs"), 2).uri), how)
     (words,) = mend(state.place, ["sink"])
     assert "table runs" in words
-    assert [run.name for run in runs(lake)] == ["one"]
+    assert [run.name for run in read_runs(lake)] == ["one"]
 
-    damaged(Path(log_entry(lake.folder("runs"), 1).uri), how)
-    damaged(Path(log_entry(lake.folder("runs"), 0).uri), how)
+    damaged(Path(locate_commit(lake.folder("runs"), 1).uri), how)
+    damaged(Path(locate_commit(lake.folder("runs"), 0).uri), how)
     assert "makes the table anew" in mend(state.place, ["sink"])[0]
     assert "runs" not in lake.tables()
     lake.create(("runs",))
-    assert runs(lake) == []
+    assert read_runs(lake) == []
     assert mend(state.place, ["sink"]) == []
 
 
@@ -412,7 +412,7 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
     state.run(0, 1, 2)
     state.begin(3)
     kept, lost = MemoryCopy("0/5/0", (b"kept",)), MemoryCopy("0/35/0", (b"lost",))
-    remembered = DedupStoreConfig(str(state.path / NAME), 1_000)
+    remembered = DedupStoreConfig(str(state.path / FILE_NAME), 1_000)
     with DedupStore(remembered) as file:
         assert file.new([kept, lost], 1) == [kept, lost]
         assert file.new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"

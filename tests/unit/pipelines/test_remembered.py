@@ -25,15 +25,15 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import location
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import (
-    NAME,
+    FILE_NAME,
     DedupStore,
     DedupStoreConfig,
     DedupStoreError,
     DedupStoreState,
-    held,
-    marked,
-    new_copies,
-    remembered_in,
+    filter_new_copies,
+    find_dedup_store,
+    read_dedup_state,
+    read_marked_epoch,
 )
 from kiln.schemas.kafka.records import Epoch
 
@@ -148,9 +148,9 @@ def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data
 
 def count(folder: Path) -> int:
     """Digests in the file, as the file says and as they are."""
-    with closing(sqlite3.connect(folder / NAME)) as file:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as file:
         (found,) = file.execute("SELECT count(*) FROM remembered").fetchone()
-    said = held(folder)
+    said = read_dedup_state(folder)
     assert said.rows == found
     assert 4_096 <= said.size <= 40_000 + 150 * found
     return int(found)
@@ -158,7 +158,7 @@ def count(folder: Path) -> int:
 
 def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
     """The file holds what it must, and an eighth more, however much has gone through it."""
-    remembered = DedupStoreConfig(str(tmp_path / NAME), 1_000)
+    remembered = DedupStoreConfig(str(tmp_path / FILE_NAME), 1_000)
     a_time = 100
     counts: list[int] = []
     with DedupStore(remembered) as file:
@@ -172,22 +172,22 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
 
 
 def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path) -> None:
-    with DedupStore(DedupStoreConfig(str(tmp_path / NAME), SPAN)) as file:
+    with DedupStore(DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)) as file:
         for _ in range(2):
             file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
         assert count(tmp_path) == 2
         assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
         file.know([((7).to_bytes(16), SPAN)], 1)
         assert file.new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
-    assert held(tmp_path / "elsewhere") == held(None) == DedupStoreState()
+    assert read_dedup_state(tmp_path / "elsewhere") == read_dedup_state(None) == DedupStoreState()
 
 
 def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
     copies = [copy(at, at // 2) for at in range(5_000)]
-    assert list(new_copies(copies, remembered, 0, BATCH)) == copies[::2]
+    assert list(filter_new_copies(copies, remembered, 0, BATCH)) == copies[::2]
     large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
-    found = new_copies(large, remembered, 0, BATCH)
+    found = filter_new_copies(large, remembered, 0, BATCH)
     assert next(found).place == "1/10000"
     assert next(large).place == "1/10002", "of large copies a task holds few at a time"
 
@@ -238,34 +238,34 @@ def test_tasks_beside_each_other_let_each_digest_through_once(tmp_path: Path) ->
 
 def test_the_file_says_which_micro_batch_it_has(tmp_path: Path) -> None:
     """Also one in which nothing came."""
-    remembered = DedupStoreConfig(str(tmp_path / NAME), SPAN)
+    remembered = DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)
     with DedupStore(remembered):
-        assert marked(tmp_path) == Epoch("", -1)
-    copies = new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
+        assert read_marked_epoch(tmp_path) == Epoch("", -1)
+    copies = filter_new_copies([copy(at, at) for at in range(3_000)], remembered, 0, BATCH)
     next(copies)
-    assert marked(tmp_path) == Epoch("", -1), "the task is not at its end"
+    assert read_marked_epoch(tmp_path) == Epoch("", -1), "the task is not at its end"
     assert sum(1 for _ in copies) == 2_999
-    assert marked(tmp_path) == BATCH
-    assert list(new_copies([], remembered, 0, Epoch("query", 8))) == []
-    assert marked(tmp_path) == Epoch("query", 8)
+    assert read_marked_epoch(tmp_path) == BATCH
+    assert list(filter_new_copies([], remembered, 0, Epoch("query", 8))) == []
+    assert read_marked_epoch(tmp_path) == Epoch("query", 8)
 
 
 def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
-    with DedupStore(DedupStoreConfig(str(tmp_path / NAME), SPAN)) as file:
+    with DedupStore(DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)) as file:
         for now in (50, 90, 70):
             file.mark(BATCH, now)
             file.new([copy(now, now)], now)
-    assert (held(tmp_path).rows, held(tmp_path).at) == (3, 90)
+    assert (read_dedup_state(tmp_path).rows, read_dedup_state(tmp_path).at) == (3, 90)
     assert Checkpoint(location(tmp_path)).reckoned(SPAN) == 90
 
 
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
     """Somebody has put back another state folder, and a worker of Spark has the file of the old one open."""
     remembered = DedupStoreConfig(str(tmp_path / "file"), SPAN)
-    assert list(new_copies([copy(0, 1)], remembered, 0, BATCH)) == [copy(0, 1)]
+    assert list(filter_new_copies([copy(0, 1)], remembered, 0, BATCH)) == [copy(0, 1)]
     for left in tmp_path.iterdir():
         left.unlink()
-    assert list(new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
+    assert list(filter_new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
     with DedupStore(remembered) as file:
         assert file.new([copy(2, 1)], 0) == []
 
@@ -275,31 +275,31 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
     """Of the log that SQLite writes ahead, all up to some byte is on the disk, and what follows may be anything."""
     with TemporaryDirectory() as folder, TemporaryDirectory() as after:
         ends, held_then = [0], [0]
-        with DedupStore(DedupStoreConfig(f"{folder}/{NAME}", SPAN, durable=True)) as file:
-            log = Path(folder, f"{NAME}-wal")
+        with DedupStore(DedupStoreConfig(f"{folder}/{FILE_NAME}", SPAN, durable=True)) as file:
+            log = Path(folder, f"{FILE_NAME}-wal")
             for number, size in enumerate(sizes):
                 file.new([copy(at, at) for at in range(number * 100, number * 100 + size)], 0)
                 ends.append(log.stat().st_size)
                 held_then.append(held_then[-1] + size)
             synced = data.draw(st.integers(0, len(sizes)))
             end = data.draw(st.integers(ends[synced], ends[-1]))
-            shutil.copy(Path(folder, NAME), after)
+            shutil.copy(Path(folder, FILE_NAME), after)
             Path(after, log.name).write_bytes(log.read_bytes()[:end] + data.draw(st.binary(max_size=50)))
-        with DedupStore(DedupStoreConfig(f"{after}/{NAME}", SPAN, durable=True)):
+        with DedupStore(DedupStoreConfig(f"{after}/{FILE_NAME}", SPAN, durable=True)):
             found = count(Path(after))
         assert found in held_then[synced:]
 
 
 def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
     checkpoint = location(tmp_path)
-    assert remembered_in(checkpoint, "local[4]", SPAN, durable=True) == DedupStoreConfig(
-        str(tmp_path / NAME), SPAN, True
+    assert find_dedup_store(checkpoint, "local[4]", SPAN, durable=True) == DedupStoreConfig(
+        str(tmp_path / FILE_NAME), SPAN, True
     )
-    assert remembered_in(checkpoint, "spark://a:7077", SPAN, durable=True) is None
-    assert remembered_in(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
-    (tmp_path / NAME).touch()
-    with pytest.raises(KilnError, match=rf"{NAME} .* executors of spark://a:7077 do not have the file"):
-        remembered_in(checkpoint, "spark://a:7077", SPAN, durable=True)
+    assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
+    assert find_dedup_store(location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
+    (tmp_path / FILE_NAME).touch()
+    with pytest.raises(KilnError, match=rf"{FILE_NAME} .* executors of spark://a:7077 do not have the file"):
+        find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.archive import transform as archive
-from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of, ddl
-from kiln.pipelines.runtime.row_packing import PackedRow, pack, packed, packed_ddl, unpack
+from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl, select_columns
+from kiln.pipelines.runtime.row_packing import PackedRow, build_packed_ddl, pack, pack_rows, unpack
 from kiln.pipelines.sink import transform as sink
 from kiln.schemas.delta.tables import TABLES, Column
 
-PAIR = arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
+PAIR = build_arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
 
 # Types of Delta (PROTOCOL.md, Primitive Types) and what Arrow calls them; a timestamp is in UTC.
 ARROW = {
@@ -32,30 +32,30 @@ ARROW = {
 
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_every_table_has_an_arrow_schema(name: str) -> None:
-    schema = arrow_schema(TABLES[name].columns)
+    schema = build_arrow_schema(TABLES[name].columns)
     assert [(field.name, str(field.type)) for field in schema] == [
         (column.name, ARROW[column.type]) for column in TABLES[name].columns
     ]
 
 
 def test_ddl_names_columns_and_types_in_order() -> None:
-    assert ddl(columns_of(TABLES["batch_tips"])) == "cid string, stream string, tip string"
-    assert ddl((Column("tips", "map<string,string>", "a comment, with commas"),)) == "tips map<string,string>"
+    assert build_ddl(select_columns(TABLES["batch_tips"])) == "cid string, stream string, tip string"
+    assert build_ddl((Column("tips", "map<string,string>", "a comment, with commas"),)) == "tips map<string,string>"
 
 
 def test_columns_by_name_come_in_the_order_named() -> None:
-    found = columns_of(TABLES["batches"], "tips", "cid")
+    found = select_columns(TABLES["batches"], "tips", "cid")
     assert [(column.name, column.type) for column in found] == [("tips", "int"), ("cid", "string")]
-    assert columns_of(TABLES["batches"]) == TABLES["batches"].columns
+    assert select_columns(TABLES["batches"]) == TABLES["batches"].columns
 
 
 @pytest.mark.parametrize("identities", [archive.IDENTITIES, sink.IDENTITY])
 def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
     """Names and types in one order, and no name twice."""
     item = PackedRow("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
-    (batch,) = packed([item], identities, 1_700_000_000_123_456)
+    (batch,) = pack_rows([item], identities, 1_700_000_000_123_456)
     types = {"string": pa.string(), "binary": pa.binary(), "timestamp": pa.timestamp("us", tz="UTC")}
-    told = [pair.split(" ") for pair in packed_ddl(identities).split(", ")]
+    told = [pair.split(" ") for pair in build_packed_ddl(identities).split(", ")]
     assert [(field.name, field.type) for field in batch.schema] == [(name, types[kind]) for name, kind in told]
     assert len({field.name for field in batch.schema}) == len(told)
     (row,) = batch.to_pylist()
@@ -77,13 +77,13 @@ def test_a_packed_row_comes_out_as_it_went_in_but_for_tuples(row: list[object]) 
 
 def test_packed_rows_come_after_as_many_bytes_as_rows_of_a_table() -> None:
     items = (PackedRow("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
-    assert [batch.num_rows for batch in packed(items, sink.IDENTITY, 0)] == [4, 1]
+    assert [batch.num_rows for batch in pack_rows(items, sink.IDENTITY, 0)] == [4, 1]
 
 
 def test_the_schema_of_a_table_s_file_says_what_must_be_there() -> None:
     columns = (Column("a", "string", "", nullable=False), Column("b", "string", "", nullable=True))
-    assert [field.nullable for field in arrow_schema(columns, strict=True)] == [False, True]
-    assert [field.nullable for field in arrow_schema(columns)] == [True, True]
+    assert [field.nullable for field in build_arrow_schema(columns, strict=True)] == [False, True]
+    assert [field.nullable for field in build_arrow_schema(columns)] == [True, True]
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.binary(max_size=5))))
@@ -133,7 +133,7 @@ def test_bytes_are_counted_anew_after_a_drain() -> None:
 
 
 def test_times_are_microseconds_in_utc() -> None:
-    buffer = RowBuffer(arrow_schema((Column("at", "timestamp", ""),)))
+    buffer = RowBuffer(build_arrow_schema((Column("at", "timestamp", ""),)))
     buffer.add((1_700_000_000_123_456,))
     (batch,) = buffer.drain()
     assert batch.column(0).to_pylist() == [datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)]
@@ -142,7 +142,7 @@ def test_times_are_microseconds_in_utc() -> None:
 def test_maps_lists_and_structs_are_taken() -> None:
     schema = pa.schema(
         [
-            *arrow_schema((Column("tips", "map<string,string>", ""), Column("topics", "array<string>", ""))),
+            *build_arrow_schema((Column("tips", "map<string,string>", ""), Column("topics", "array<string>", ""))),
             ("row", pa.struct(list(PAIR))),
         ]
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.process.location import location
-from kiln.pipelines.runtime.s3a import s3a_settings
+from kiln.pipelines.runtime.s3a import build_s3a_settings
 
 PLACE = "s3://kiln/lake"
 AT = "spark.hadoop.fs.s3a.bucket.kiln."
@@ -15,12 +15,12 @@ USER = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
 
 
 def settings_of(options: dict[str, str], environ: dict[str, str] | None = None) -> dict[str, str]:
-    found = s3a_settings([location(PLACE, options), location(PLACE, options)], environ or {})
+    found = build_s3a_settings([location(PLACE, options), location(PLACE, options)], environ or {})
     return {key.removeprefix(AT): value for key, value in found.items()}
 
 
 def test_a_place_on_a_disk_needs_nothing(tmp_path: Path) -> None:
-    assert s3a_settings([location(tmp_path)], {"AWS_REGION": "eu-west-1"}) == {}
+    assert build_s3a_settings([location(tmp_path)], {"AWS_REGION": "eu-west-1"}) == {}
 
 
 @pytest.mark.parametrize("key", ["aws_endpoint_url", "AWS_ENDPOINT_URL", "aws_endpoint", "endpoint", "endpoint_url"])

@@ -16,21 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema
+from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import pack, packed, unpack, unpacked
+from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack, unpack_rows
 from kiln.pipelines.sink.transform import (
-    CLOCK,
-    FILLED,
     IDENTITY,
-    RECEIVED,
+    LOG_TIME,
+    OUTPUT_TABLES,
+    RECEIVED_COLUMNS,
+    SINK_OUTPUT,
     TOPICS,
-    WROTE,
     SinkOutput,
-    _read,
-    at_the_clock,
-    items_of,
-    written_rows,
+    _read_record,
+    apply_log_time,
+    decode_records,
+    write_rows,
 )
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import (
@@ -95,10 +95,10 @@ def rows(
 ) -> list[tuple[str, dict[str, object]]]:
     """(table, row by column) of all that a record says; each row must fit its table."""
     found = []
-    for table, identity, row in _read(topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)):
-        columns = TABLES[table].columns if table in TABLES else RECEIVED
+    for table, identity, row in _read_record(topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)):
+        columns = TABLES[table].columns if table in TABLES else RECEIVED_COLUMNS
         assert identity
-        buffer = RowBuffer(arrow_schema(columns))
+        buffer = RowBuffer(build_arrow_schema(columns))
         buffer.add(row)
         assert [batch.num_rows for batch in buffer.drain()] == [1]
         named = dict(zip((column.name for column in columns), row, strict=True))
@@ -109,7 +109,7 @@ def rows(
 
 def identities(topic: str, value: bytes | Record, key: bytes = b"", offset: int = 77, now: int = NOW) -> list[object]:
     raw = value if isinstance(value, bytes) else encode(value)
-    return [(table, identity) for table, identity, _ in _read(topic, 3, offset, now, key, raw)]
+    return [(table, identity) for table, identity, _ in _read_record(topic, 3, offset, now, key, raw)]
 
 
 def test_an_update() -> None:
@@ -307,7 +307,7 @@ def test_another_fault_at_the_offset_of_an_earlier_topic_is_another_row() -> Non
     identities = [
         identity
         for fault in (FAULT, FAULT, other)
-        for _, identity, _ in _read("quarantine", 0, 0, NOW, quarantine_key(1, 2), encode(fault))
+        for _, identity, _ in _read_record("quarantine", 0, 0, NOW, quarantine_key(1, 2), encode(fault))
     ]
     assert identities[0] == identities[1] != identities[2]
 
@@ -486,7 +486,7 @@ class PackedRow(NamedTuple):
 
 def table_rows(records: Sequence[Record6]) -> list[PackedRow]:
     """As `every_row`, without what tells the clock."""
-    return [row for row in every_row(records) if row.table != CLOCK]
+    return [row for row in every_row(records) if row.table != LOG_TIME]
 
 
 def batches_of(records: Sequence[Record6]) -> Iterator[pa.RecordBatch]:
@@ -498,7 +498,7 @@ def batches_of(records: Sequence[Record6]) -> Iterator[pa.RecordBatch]:
 
 def every_row(records: Sequence[Record6]) -> list[PackedRow]:
     found = []
-    for batch in packed(items_of(batches_of(records)), IDENTITY, NOW):
+    for batch in pack_rows(decode_records(batches_of(records)), IDENTITY, NOW):
         assert batch.schema.names == ["kind", "identity", "data", "seen_at"]
         for row in batch.to_pylist():
             assert row["seen_at"] == datetime.fromtimestamp(NOW // 1_000_000, UTC)
@@ -526,7 +526,7 @@ def test_each_row_is_packed_under_the_name_of_its_table() -> None:
     said = [
         (table, list(row))
         for topic, _, offset, at, key, value in records
-        for table, _, row in _read(topic, 0, offset, at, key, value)
+        for table, _, row in _read_record(topic, 0, offset, at, key, value)
     ]
     assert [(row.table, row.row) for row in found] == said
     assert all(len(row.identity) == 16 for row in found)
@@ -568,7 +568,7 @@ def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
         ("updates", partition, n, stamp, b"" if each else None, each)
         for n, (partition, stamp, each) in enumerate(stamps)
     ]
-    told = [row.row for row in every_row(records) if row.table == CLOCK]
+    told = [row.row for row in every_row(records) if row.table == LOG_TIME]
     assert sorted(told) == [[0, 30], [1, 10]]
 
 
@@ -580,8 +580,8 @@ def test_the_clock_of_another_micro_batch_is_another_row() -> None:
 
 @pytest.mark.parametrize(("partition", "at", "found"), [(0, 10, 30), (0, 30, 30), (0, 40, 40), (1, 10, 10)])
 def test_updated_at_is_the_clock_over_micro_batches_and_never_before_it(partition: int, at: int, found: int) -> None:
-    ((_, _, row), _) = _read("updates", partition, 77, at, b"", GOOD["updates"])
-    moved = at_the_clock(row, {0: 30})
+    ((_, _, row), _) = _read_record("updates", partition, 77, at, b"", GOOD["updates"])
+    moved = apply_log_time(row, {0: 30})
     assert moved == (*row[:UPDATED_AT], found, *row[UPDATED_AT + 1 :])
 
 
@@ -590,26 +590,26 @@ def test_updated_at_is_the_clock_over_micro_batches_and_never_before_it(partitio
 
 def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    lake.create(FILLED)
+    lake.create(OUTPUT_TABLES)
     records = [(topic, 3, 70 + n, 500 + n, b"1/2/3", value) for n, (topic, value) in enumerate(GOOD.items())]
     rows = every_row(records)
     batch = pa.RecordBatch.from_pylist(
         [{"kind": row.table, "data": pack(row.row)} for row in rows],
         pa.schema([("kind", pa.string()), ("data", pa.binary())]),
     )
-    *others, last = (row for made in written_rows(unpacked([batch]), lake, {3: 900}) for row in made.to_pylist())
+    *others, last = (row for made in write_rows(unpack_rows([batch]), lake, {3: 900}) for row in made.to_pylist())
     assert [(row["kind"], unpack(row["data"])) for row in others] == [
-        (row.table, row.row) for row in rows if row.table not in FILLED
+        (row.table, row.row) for row in rows if row.table not in OUTPUT_TABLES
     ]
-    assert last["kind"] == WROTE
+    assert last["kind"] == SINK_OUTPUT
     files = msgspec.msgpack.decode(last["data"], type=SinkOutput).files
-    assert {file.table for file in files} == set(FILLED)
+    assert {file.table for file in files} == set(OUTPUT_TABLES)
     for file in files:
-        arrow = arrow_schema(TABLES[file.table].columns)
+        arrow = build_arrow_schema(TABLES[file.table].columns)
         found = pq.read_table(tmp_path / file.table / file.name).cast(arrow)
         expected = [row.row for row in rows if row.table == file.table]
         if file.table == "updates":  # the log's clock stood later than the stamps of these records
-            expected = [list(at_the_clock(row, {3: 900})) for row in expected]
+            expected = [list(apply_log_time(row, {3: 900})) for row in expected]
             assert [row[UPDATED_AT] for row in expected] == [900]
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*expected, strict=True), arrow, strict=True)
@@ -619,6 +619,6 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
 
 def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    lake.create(FILLED)
-    (batch,) = written_rows((), lake, {})
-    assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(WROTE, [[]])]
+    lake.create(OUTPUT_TABLES)
+    (batch,) = write_rows((), lake, {})
+    assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(SINK_OUTPUT, [[]])]

@@ -17,9 +17,9 @@ from kiln.conf.process.kafka_topics import TopicIdentity
 from kiln.conf.process.location import location
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
-from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, failure_text
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure
 from kiln.pipelines.decode.breaker import DecodingBrokenError
-from kiln.pipelines.decode.breaker_state import read_trip
+from kiln.pipelines.decode.breaker_state import read_breaker_state
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
@@ -173,20 +173,20 @@ def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_
     running = dict(zip(("updates", "archive", "sink"), world.queries, strict=True))  # as they start
     running["archive"].error = RuntimeError(BROKEN)
     world.supervisor.check()
-    assert world.supervisor.held == {"archive", "updates"}
+    assert world.supervisor.held_queries == {"archive", "updates"}
     assert {name for name, query in running.items() if query.isActive} == {"sink"}
     assert world.supervisor.errors["updates"] == "held, because the breaker of archive tripped"
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
-    trip = read_trip(tmp_path)
+    trip = read_breaker_state(tmp_path)
     assert trip is not None
     assert world.supervisor.errors["archive"] == trip.in_words
     assert "their format is new. Mend the build" in trip.in_words
     World(settings, monkeypatch, ("sink",)).supervisor.start()
-    assert read_trip(tmp_path) == trip  # its query has not started
+    assert read_breaker_state(tmp_path) == trip  # its query has not started
     World(settings, monkeypatch, names).supervisor.start()
-    assert read_trip(tmp_path) is None
+    assert read_breaker_state(tmp_path) is None
 
 
 def test_a_second_driver_does_not_try_again(world: World) -> None:
@@ -290,7 +290,7 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
     ],
 )
 def test_what_ended_a_query_in_one_line(error: Exception | None, text: str) -> None:
-    assert failure_text(error) == text
+    assert describe_failure(error) == text
 
 
 # ---------------------------------------------------------------- topics

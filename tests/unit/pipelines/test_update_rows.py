@@ -22,9 +22,9 @@ from kiln.pipelines.updates.transform import (
     SeparatedUpdate,
     SeparatorConfig,
     UpdateRow,
-    copies,
-    rows_of,
-    separate,
+    decode_records,
+    resolve_separator,
+    write_copies,
 )
 from kiln.schemas.dht.announcement import Announcement, topic_salt, write_announcement
 from kiln.schemas.dht.items import put_fields
@@ -105,7 +105,7 @@ def rows(*values: bytes | None, how: DecodeConfig | None = None, fetch: bool = F
 
 def rows_with(separating: SeparatorConfig, *values: bytes | None, how: DecodeConfig | None = None) -> list[UpdateRow]:
     batches = iter([pa.RecordBatch.from_pydict(columns(*values))])
-    return list(rows_of(batches, how or DecodeConfig(default_policy="either"), separating, EPOCH))
+    return list(decode_records(batches, how or DecodeConfig(default_policy="either"), separating, EPOCH))
 
 
 def records(*values: bytes | None) -> list[UpdateRecord]:
@@ -131,7 +131,7 @@ def test_the_topic_comes_before_the_model(
     topic: Separator | None, model: str | None, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
     known: KnownSeparators = {("testnet-clay", STREAM): None}
-    assert separate(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig()) == SeparatedUpdate(*expected)
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig()) == SeparatedUpdate(*expected)
 
 
 def claims(topic: Separator | None, model: str | None) -> Claims:
@@ -163,7 +163,7 @@ def test_a_verified_genesis_comes_before_all(
 ) -> None:
     known: KnownSeparators = {("mainnet", STREAM): SeparatorRecord(*verified) if verified else None}
     for fetch in (False, True):
-        assert separate(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig(fetch=fetch)) == expected
+        assert resolve_separator(claims(topic, model), ("mainnet", STREAM), known, SeparatorConfig(fetch=fetch)) == expected
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,15 @@ def test_a_verified_genesis_comes_before_all(
 def test_claims_that_disagree_count_for_nothing_where_the_genesis_can_be_asked_for(
     topic: Separator | None, model: str, expected: tuple[Separator | None, SeparatorSource | None]
 ) -> None:
-    assert separate(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig(fetch=True)) == SeparatedUpdate(
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig(fetch=True)) == SeparatedUpdate(
         *expected
     )
-    found = separate(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig())
+    found = resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, SeparatorConfig())
     assert found.separator == (topic or Separator("model", model)), "without an IPFS node the topic comes first"
     doubting = SeparatorConfig(fetch=True, believe=False)
-    assert separate(claims(topic, model), ("mainnet", STREAM), {}, doubting) == SeparatedUpdate(None, None), "it waits"
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, doubting) == SeparatedUpdate(None, None), "it waits"
     alone = SeparatorConfig(believe=False)
-    assert separate(claims(topic, model), ("mainnet", STREAM), {}, alone) == found, "nobody can be asked"
+    assert resolve_separator(claims(topic, model), ("mainnet", STREAM), {}, alone) == found, "nobody can be asked"
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_an_update_announced_again_is_no_new_update() -> None:
 
 def test_rows_bear_the_time_of_the_micro_batch() -> None:
     """And not a time of the frame: with that, copies heard late would be dropped."""
-    (batch,) = copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), SEEN_AT)
+    (batch,) = write_copies(rows(frame(signed(write_update(STREAM, TIP, MODEL.text)))), SEEN_AT)
     assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [SEEN_AT]
 
 
@@ -474,6 +474,6 @@ def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
     """The one that passed before may be a later one of the task (decision 10)."""
     sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
     batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
-    found = list(rows_of(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True))
+    found = list(decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True))
     assert [row.place for row in found] == ["3/77/0", "3/78/0"]
     assert len({row.identity for row in found}) == 1

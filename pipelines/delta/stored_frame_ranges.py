@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from kiln.pipelines.delta.frame_ranges import HeldFrames, Ranges, insert, merge, side
+from kiln.pipelines.delta.frame_ranges import FrameRanges, Ranges, build_range_key, insert, merge
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.rows import read_rows
 from kiln.schemas.kafka.frames import DIRECTIONS
@@ -36,10 +36,10 @@ class StoredFrameRanges:
             "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
         )
 
-    def near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> HeldFrames:
+    def near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
         """Those of the ranges that touch a range of `taken`, or lie right beside one."""
-        found: HeldFrames = {}
-        with _in_words():
+        found: FrameRanges = {}
+        with _wrap_errors():
             for key, ranges in taken.items():
                 near = {row for low, high in ranges for row in self._near(key, low, high)}
                 if near:
@@ -55,7 +55,7 @@ class StoredFrameRanges:
         gone = [(key, low) for key, ranges in near.items() for low, _ in ranges]
         merged = merge(near, taken)
         rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
-        with _in_words():
+        with _wrap_errors():
             self._file.executemany("DELETE FROM held WHERE side = ? AND low = ?", gone)
             self._file.executemany("INSERT INTO held VALUES (?, ?, ?)", rows)
 
@@ -68,7 +68,7 @@ AND low >= ifnull((SELECT max(low) FROM held WHERE side = ?1 AND low <= ?2), ?2)
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _wrap_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -78,7 +78,7 @@ def _in_words() -> Iterator[None]:
         ) from error
 
 
-def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> StoredFrameRanges:
+def read_frame_ranges(lake: Lake, but: Iterable[Span] = ()) -> StoredFrameRanges:
     """The frames in the table, as ranges; without those that came from the records in `but`.
 
     LakeError: the table cannot be read, or there is no room on disk.
@@ -88,12 +88,12 @@ def read_held_frames(lake: Lake, but: Iterable[Span] = ()) -> StoredFrameRanges:
     held = StoredFrameRanges()
     for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
         if batch.num_rows:
-            held.add(_ranges(pa.Table.from_batches([batch])))
+            held.add(_build_ranges(pa.Table.from_batches([batch])))
     return held
 
 
-def _ranges(rows: pa.Table) -> HeldFrames:
-    found: HeldFrames = {}
+def _build_ranges(rows: pa.Table) -> FrameRanges:
+    found: FrameRanges = {}
     sides = rows.group_by(_SIDE).aggregate(
         [("sequence", "min"), ("sequence", "max"), ("sequence", "count_distinct"), ("sequence", "list")]
     )
@@ -106,5 +106,5 @@ def _ranges(rows: pa.Table) -> HeldFrames:
             ranges = []
             for sequence in sorted(sides["sequence_list"][place].as_py()):
                 insert(ranges, sequence, sequence)
-        found[side(connection, DIRECTIONS.index(direction))] = ranges
+        found[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
     return found

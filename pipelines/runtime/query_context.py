@@ -15,7 +15,7 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.delta.commits import Commits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, remembered_in
+from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, find_dedup_store
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
@@ -24,7 +24,7 @@ Report = Callable[[str, Mapping[str, int]], None]
 """Takes (query, counts by name) after each micro-batch of a query that counts what the query sees."""
 
 
-def unheard(query: str, counts: Mapping[str, int]) -> None:
+def ignore_report(query: str, counts: Mapping[str, int]) -> None:
     """The `Report` where nobody asks for counts."""
 
 
@@ -53,7 +53,7 @@ class QueryContext:
     """since the machine's start, µs: nobody sets this clock"""
     durable: bool = False
     """whether what a micro-batch has done is on the disk before Spark notes the micro-batch as done"""
-    report: Report = field(default=unheard)
+    report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
     def batch_clock(self, query: str) -> MicroBatchClock:
@@ -62,13 +62,13 @@ class QueryContext:
         return MicroBatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
 
     def remembers(self, query: str) -> DedupStoreConfig | None:
-        """The file of what the query has let through; None, KilnError: as `remembered_in`.
+        """The file of what the query has let through; None, KilnError: as `find_dedup_store`.
 
         For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
         Kiln stood still.
         """
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
-        return remembered_in(checkpoint, master, 2 * self.remembered, durable=self.durable)
+        return find_dedup_store(checkpoint, master, 2 * self.remembered, durable=self.durable)
 
     def kept(self, query: str) -> DurableCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""
@@ -93,7 +93,7 @@ _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codeg
 does little with them in the JVM."""
 
 
-def fitted(rows: DataFrame, records: int | None) -> DataFrame:
+def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
     """The rows of a micro-batch in as many partitions as there are to be tasks: one where the micro-batch is small, as
     each task costs its start and makes a file. `records`: that the micro-batch reads; None: it is not known."""
     return rows.coalesce(1) if is_small(records, 20_000) else rows
@@ -118,7 +118,7 @@ def start_query(name: str, plan: QueryContext, writer: DataStreamWriter) -> Stre
     )
 
 
-def each_batch(
+def write_micro_batches(
     frame: DataFrame, write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
 ) -> DataStreamWriter:
     """Calls `write(rows, batch_id, query_id)` for each micro-batch. By the two ids a repeated write is known.
