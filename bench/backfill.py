@@ -53,7 +53,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     """Each run has tables of its own. History was never live, so the run stamps each update itself."""
     settings = ground.plot("backfill")
     count = extent.of(FRAMES)
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     ground.say(f"writing {count:,} frames")
     history = _write(lake, count, extent)
     rows: dict[str, int] = {}
@@ -87,7 +87,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 def measure_growth(ground: Ground, extent: Extent) -> Finding:
     """Runs over the first frames of one lake, few and many in turn. Memory is looked at before each step of a run."""
     settings = ground.plot("backfill-growth")
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     some = extent.of(GENERATED)
     sizes = [max(1, extent.of(size) // some) * some for size in SIZES]  # whole repeats
     ground.say(f"writing {max(sizes):,} frames")
@@ -130,7 +130,7 @@ def _run(
     started = time.perf_counter()
     outcome = backfill(ground.spark, settings, build_terms(settings, request), lambda: False, report)
     seconds = time.perf_counter() - started
-    shutil.rmtree(Lake.at(settings.lake_root).run(request.name).path)
+    shutil.rmtree(Lake.from_location(settings.lake_root).run(request.name).path)
     return seconds, outcome
 
 

@@ -124,7 +124,7 @@ class _Connections:
         for _ in range(ALIVE // 2):
             taken[_side(chance.randrange(self._count or 2**40))] = [(40 + 20 * run, 50 + 20 * run)]
         started = time.process_time()
-        self._held.near(taken)
+        self._held.find_near(taken)
         self._held.add(taken)
         return _since(started)
 

@@ -310,7 +310,7 @@ def _stage(ground: Ground, found: ScalingFindings, name: JobName, places: Sequen
 
 
 def _see_archive(found: ScalingFindings, fresh: Settings) -> None:
-    lake = Lake.at(fresh.lake_root)
+    lake = Lake.from_location(fresh.lake_root)
     rows = {table: _rows_and_bytes(lake, table) for table in ("frames", "copies", "messages")}
     frames, messages = rows["frames"][0], rows["messages"][0]
     found.see("lake: each frame", "bytes", sum(size for _, size in rows.values()) / frames)
@@ -322,7 +322,7 @@ def _see_archive(found: ScalingFindings, fresh: Settings) -> None:
 
 def _of_sink(fresh: Settings) -> CostSample:
     """Bytes in the tables of `sink`, by updates and batches."""
-    lake = Lake.at(fresh.lake_root)
+    lake = Lake.from_location(fresh.lake_root)
     size = {table: _rows_and_bytes(lake, table) for table in ("updates", "tips", "batch_tips", "batches")}
     return CostSample(
         {"update": float(size["updates"][0]), "batch": float(size["batches"][0])},

@@ -166,7 +166,7 @@ def go_on(place: DamageLocation, damage: Damage, since: log.Offsets, now: int) -
         raise DamageError(f"{damage.query}: {damage.remedy}")
     checkpoints = Path(place.checkpoints.uri)
     old = Checkpoint(place.checkpoints / damage.query)
-    began = old.stands_for or Epoch(old.query_id, 0)
+    began = old.replaced_epoch or Epoch(old.query_id, 0)
     fresh = checkpoints / f"{damage.query}.new"
     shutil.rmtree(fresh, ignore_errors=True)
     # as Spark leaves them that was stopped in its first micro-batch (OffsetSeq)

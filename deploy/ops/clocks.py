@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.trailing_clock import behind_the_log, behind_the_watermark, trails
+from kiln.pipelines.runtime.trailing_clock import describe_log_lag, describe_watermark_lag, is_trailing
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ def of_clocks(
     """`kept`: by query, the time that the query has reckoned with; `log_clock`: where the clock of the topic stands;
     0: not known. µs."""
     found = []
-    late = [name for name, at in kept.items() if trails(now, at)]
+    late = [name for name, at in kept.items() if is_trailing(now, at)]
     if late:
         until = max(kept[name] for name in late)
         since = _since(settings, late[0], kept[late[0]])
-        found.append(_status("watermark", now, until, since, behind_the_watermark(late, now, until, since)))
-    if trails(now, log_clock):
+        found.append(_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
+    if is_trailing(now, log_clock):
         since = _since(settings, "batch", log_clock)
-        found.append(_status("log", now, log_clock, since, behind_the_log(topic, now, log_clock, since)))
+        found.append(_status("log", now, log_clock, since, describe_log_lag(topic, now, log_clock, since)))
     return tuple(found)
 
 
@@ -62,7 +62,7 @@ def _time(at: int) -> datetime:
 
 def _reckoned(settings: Settings, query: str) -> int:
     try:
-        return Checkpoint(settings.checkpoints_root / query).reckoned(micros(settings.dedupe.signed))
+        return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed))
     except (OSError, ValueError, LookupError):  # what is wrong with a checkpoint, the query's own status says
         return 0
 
@@ -80,10 +80,10 @@ def _log_clock(settings: Settings, topic: str, partitions: Iterable[int]) -> int
     from kafka.errors import KafkaError
 
     from kafka import TopicPartition
-    from kiln.pipelines.batch.ticker import greatest_stamps
+    from kiln.pipelines.batch.ticker import read_log_times
 
     try:
-        stamps = greatest_stamps(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
+        stamps = read_log_times(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
     except (KafkaError, OSError):  # the broker went away since it was asked for its topics
         return 0
     return max(stamps.values(), default=0) * 1000

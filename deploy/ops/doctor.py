@@ -297,7 +297,7 @@ def examine(settings: Settings) -> list[DoctorCheck]:
     )
     root = jars.default_root()
     bridge = read_status(settings.bridge_dir / "status.json")
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     return [
         check_python(sys.version_info[:2]),
         check_packages(metadata.requires("kiln") or (), _installed()),

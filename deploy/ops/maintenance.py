@@ -13,7 +13,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.locks import locked
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.backfill.account import BackfillRun, runs
+from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import MaintenanceResult, Say, care_for, foresee
@@ -81,7 +81,7 @@ def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) 
 def _each_table(
     settings: Settings, care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
 ) -> list[TableMaintenance]:
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     return list(_each(settings, lake, lake.tables(), care))
 
 
@@ -91,7 +91,7 @@ def _each(
     names: Iterable[str],
     care: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult],
 ) -> Iterable[TableMaintenance]:
-    begun = runs(lake)
+    begun = read_runs(lake)
     for name in names:
         started = time.monotonic()
         try:

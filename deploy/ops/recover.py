@@ -19,7 +19,7 @@ from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.ops.status import BrokerStatus, broker_status
 from kiln.deploy.stack.kafka_broker import Say, broker
-from kiln.pipelines.app.supervisor import has_told, place_of, read_topics, told_by
+from kiln.pipelines.app.supervisor import has_progress_marker, build_damage_location, read_topics, read_progress_report
 from kiln.pipelines.recovery import Damage, DamageError, examine, go_back, go_on, read_anew, set_aside
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
@@ -35,7 +35,7 @@ class Recovery:
     def __init__(self, settings: Settings, say: Say) -> None:
         """`say` hears what is waited for."""
         self._settings = settings
-        self._place = place_of(settings)
+        self._place = build_damage_location(settings)
         self._say = say
         self._locks = ExitStack()
         self._asked: BrokerStatus | None = None
@@ -67,7 +67,7 @@ class Recovery:
                 self._broker()
                 topics = read_topics(self._settings, kafka, begun)
                 of_bridge = self._find_of_bridge(kafka)
-                told = told_by(self._settings) if has_told(self._settings) else None
+                told = read_progress_report(self._settings) if has_progress_marker(self._settings) else None
             except (PrerequisiteError, KafkaError) as error:
                 self._say(f"{error}: whether the checkpoints go with what Kafka has is not known")
             finally:
@@ -134,8 +134,8 @@ class Recovery:
         kafka = self._settings.broker
         self._broker()
         try:
-            with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
-                return place.since(ends, (now - micros(self._settings.dedupe.signed)) // 1_000)
+            with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
+                return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed)) // 1_000)
         except KafkaError as error:
             raise DamageError(f"the broker at {kafka.servers} does not say where to begin: {error}") from error
 

@@ -105,13 +105,13 @@ class Snapshots:
         )
 
     def _line(self, now: float, name: JobName, ends: Ends, queries: Supervisor) -> QueryState:
-        return self._watches[name].line(
+        return self._watches[name].build_state(
             now,
             ends,
             queries.progress.get(name),
             restarts=queries.restarts.get(name, 0),
             error=queries.errors.get(name, ""),
-            tripped=name in queries.held,
+            tripped=name in queries.held_queries,
         )
 
     def _count_frames(self, now: float, frames: int) -> None:

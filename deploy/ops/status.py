@@ -21,7 +21,7 @@ from kiln.conf.process.location import Location
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.bridges import BridgeMember, live_bridges
 from kiln.deploy.ops.clocks import ClockStatus, trailing_clocks
-from kiln.pipelines.decode.breaker_state import BreakerState, read_trip
+from kiln.pipelines.decode.breaker_state import BreakerState, read_breaker_state
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.runtime.topics import read_noted
 from kiln.schemas.delta.tables import TABLES
@@ -337,8 +337,8 @@ def read_status(settings: Settings, patience: float = 3.0) -> KilnStatus:
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = trailing_clocks(settings, updates.end if updates else ())
     bridges = live_bridges(settings.broker, settings.network, patience) if broker.reachable else ()
-    tables = lake_status(Lake.at(settings.lake_root))
-    trip = read_trip(settings.state)
+    tables = lake_status(Lake.from_location(settings.lake_root))
+    trip = read_breaker_state(settings.state)
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, trip, bridges)
 
 

@@ -17,7 +17,7 @@ _TABLE = "bundles"  # any
 def store_problem(lake: Lake) -> str:
     """Why Kiln must not commit there; empty: the store refuses the second of two writes of one key, as each commit
     needs, and Kiln may write, list and remove."""
-    probe = Lake.at(lake.root / f"doctor-{uuid4().hex}")
+    probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")
     try:
         probe.create((_TABLE,))
         for refused in (False, True):

@@ -30,7 +30,7 @@ from kiln.deploy.screens.views import View
 from kiln.deploy.stack.kafka_broker import LaunchedBroker, launched_broker
 from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.deploy.stack.spark import jvm_end, spark_session
-from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, place_of
+from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import mend
 from kiln.pipelines.runtime.topic_ends import TopicEnds
@@ -84,7 +84,7 @@ def run_application(
         stack.enter_context(_signals(stop))
         for name in names or settings.jobs.run:
             stack.enter_context(locked(settings.state, name))
-        for words in mend(place_of(settings), names or settings.jobs.run):
+        for words in mend(build_damage_location(settings), names or settings.jobs.run):
             view.say(words)
         broker = stack.enter_context(launched_broker(settings, view.say))
         live = LiveNetwork(settings, source)
@@ -93,7 +93,7 @@ def run_application(
         view.say("starting Spark")
         spark = stack.enter_context(spark_session(settings))
         broker.ready()
-        lake = Lake.at(settings.lake_root)
+        lake = Lake.from_location(settings.lake_root)
         lake.create(TABLES)
         live.start()
         monitor = stack.enter_context(Monitor(settings.monitor.host_and_port, lake, metadata.version("kiln")))
@@ -189,7 +189,7 @@ class _Run:
         try:
             self._queries.start()
             self._until_the_end(stop)
-            error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held)[:1])
+            error = " ".join(self._queries.errors[name] for name in sorted(self._queries.held_queries)[:1])
         except RestartsExhaustedError as gave_up:
             error = str(gave_up)
         except _NO_ANSWER:
@@ -237,7 +237,7 @@ class _Run:
             shown = now
             before = self._ends.ends
             ends = self._ends.read()
-            if self._catch_up and self._queries.held:
+            if self._catch_up and self._queries.held_queries:
                 return
             if self._catch_up and not self._ends.error and before == ends and self._queries.caught_up(ends):
                 return

@@ -9,10 +9,10 @@ from kiln.conf.process.locks import locked
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.kafka_broker import broker
 from kiln.deploy.stack.spark import spark_session
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, stoppable, terms_of
-from kiln.pipelines.backfill.account import check_name
-from kiln.pipelines.backfill.run import RunOutcome, RunProgress, begun, rows_of
-from kiln.pipelines.backfill.runs import lock_of
+from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, stoppable, build_terms
+from kiln.pipelines.backfill.run_log import check_name
+from kiln.pipelines.backfill.run import RunOutcome, RunProgress, find_matching_run, count_rows
+from kiln.pipelines.backfill.runs import lock_name
 from kiln.pipelines.delta.lake import Lake
 
 
@@ -24,11 +24,11 @@ def run_backfill(
     KilnError: something that a user can mend, or a signal that asked for the end.
     """
     with ExitStack() as stack:
-        stack.enter_context(locked(settings.state, lock_of(check_name(request.name))))
-        terms = terms_of(settings, request)
-        found = begun(terms, Lake.at(settings.lake_root))
+        stack.enter_context(locked(settings.state, lock_name(check_name(request.name))))
+        terms = build_terms(settings, request)
+        found = find_matching_run(terms, Lake.from_location(settings.lake_root))
         if found is not None and found.done and (found.published or not request.publish):
-            return RunOutcome(found.name, rows_of(found.chunks), 0, 0)
+            return RunOutcome(found.name, count_rows(found.chunks), 0, 0)
         if request.source == "kafka" or request.publish:
             stack.enter_context(broker(settings, say))
         say("starting Spark")

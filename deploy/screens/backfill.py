@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kiln.deploy.query.answer import cell
 from kiln.deploy.query.answer_json import json_value
-from kiln.pipelines.backfill.diff import FIRST, RowDifference, TableDiff
+from kiln.pipelines.backfill.run_diff import MAX_EXAMPLES, RowDifference, TableDiff
 from kiln.pipelines.backfill.runs import RunSummary
 from kiln.schemas.printable import printable
 
@@ -127,7 +127,7 @@ def _where(found: TableDiff) -> RenderableType:
     lines += [Text(f"  · {in_words(each)}") for each in found.first]
     shown = sum((each.live is not None) + (each.run is not None) for each in found.first)
     if shown < found.only_live + found.only_run:
-        lines.append(Text(f"  these are the first {FIRST}", "dim"))
+        lines.append(Text(f"  these are the first {MAX_EXAMPLES}", "dim"))
     return Group(*lines)
 
 

@@ -68,7 +68,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         )
     parts += [queries, ""]
     if status.trip is not None:
-        parts += [Text(f"{status.trip.query}: {printable(status.trip.in_words)}", "red"), ""]
+        parts += [Text(f"{status.trip.query}: {printable(status.trip.description)}", "red"), ""]
     for clock in status.clocks:
         parts += [Text(clock.problem, "red"), ""]
     if status.tables:

@@ -128,7 +128,7 @@ def backfill(
     # Spark's default of 200 costs more than the work of a chunk
     parallel = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallel))
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     kafka, durable = settings.broker, settings.durability == "power"
 
     def commits(where: Lake) -> Commits:

@@ -73,21 +73,21 @@ def query_context(
 ) -> QueryContext:
     """Return what the settings say of one query."""
     kafka, job = settings.broker, settings.jobs.of(name)
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     durable = settings.durability == "power"
     return QueryContext(
         spark=spark,
         broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options()),
-        client=kafka.client_options(),
+        client_options=kafka.client_options(),
         lake=lake,
         commits=DeltaRsCommits(lake, durable=durable)
         if settings.lake.writer == "delta-rs"
         else DeltaSparkCommits(lake, spark, durable=durable),
         checkpoints=settings.checkpoints_root,
         trigger=spark_interval(job.trigger),
-        at_most=job.max_offsets_per_trigger,
+        max_records=job.max_offsets_per_trigger,
         state_partitions=settings.spark.shuffle_partitions,
-        remembered=micros(settings.dedupe.signed),
+        dedup_retention=micros(settings.dedupe.signed),
         now=lambda: time.time_ns() // 1000,
         uptime=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000,
         durable=durable,
@@ -110,7 +110,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
 
     `remember`: also puts the bundles of the settings into the table. BundleError: the two contradict each other.
     """
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     given = BundleSet(settings.topic_table.bundles)
     if remember:
         lake.create(("bundles",))

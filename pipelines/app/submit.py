@@ -59,7 +59,7 @@ class SubmittedQuery:
         self._started = time.monotonic()
         self._newest: _Observation | None = None
 
-    def see(self, line: QueryState, problems: Sequence[str]) -> None:
+    def observe(self, line: QueryState, problems: Sequence[str]) -> None:
         self._newest = _Observation(time.monotonic(), line, problems)
 
     def metrics(self) -> Iterator[Metric]:
@@ -119,7 +119,7 @@ def main(name: JobName) -> int:
             if exporter.error:
                 print(exporter.error, file=sys.stderr)
             supervisor.start()
-            for words in supervisor.mended:
+            for words in supervisor.repairs:
                 print(words, file=sys.stderr)
             topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
             ends: TopicEnds | None = None
@@ -129,7 +129,7 @@ def main(name: JobName) -> int:
                     break
                 supervisor.check()
                 ends = ends or _ends(settings.broker, topics)
-                line = watch.line(
+                line = watch.build_state(
                     time.monotonic(),
                     ends.read() if ends is not None else {},
                     supervisor.progress.get(name),
@@ -138,7 +138,7 @@ def main(name: JobName) -> int:
                     tripped=False,
                 )
                 away = ends.error if ends is not None else "the broker does not answer"
-                job.see(line, [*supervisor.errors.values(), *([away] if away else [])])
+                job.observe(line, [*supervisor.errors.values(), *([away] if away else [])])
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_report(supervisor, name)), flush=True)
     except RestartsExhaustedError as error:

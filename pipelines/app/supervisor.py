@@ -47,7 +47,7 @@ _FATAL_ERROR = SecondWriterError.__name__
 _FRAMES_TOPIC = "frames"
 """The topic of what strangers wrote."""
 _HOLD_PATIENCE = 10.0  # s for a micro-batch to end, of a query that is to be held
-_KEEP_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
+_SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
 
@@ -75,7 +75,7 @@ class RestartsExhaustedError(RuntimeError):
 def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None:
     if (settings.checkpoints_root / name).exists():
         return
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     full = [table for table in QUERIES[name].appends if lake.has_rows(table)]
     if full:
         raise RestartsExhaustedError(
@@ -87,7 +87,7 @@ def _refuse_tables_without_checkpoint(name: JobName, settings: Settings) -> None
 
 def build_damage_location(settings: Settings) -> DamageLocation:
     """Where the settings have what `kiln.pipelines.recovery` looks at."""
-    return DamageLocation(settings.state, settings.checkpoints_root, Lake.at(settings.lake_root))
+    return DamageLocation(settings.state, settings.checkpoints_root, Lake.from_location(settings.lake_root))
 
 
 def has_progress_marker(settings: Settings) -> bool:
@@ -131,16 +131,18 @@ class Supervisor:
         self._now = now
         self._clock = clock
         self._trailing = TrailingClock()
-        self._remembered = micros(settings.dedupe.signed)
+        self._dedup_retention = micros(settings.dedupe.signed)
         # Spark writes the results of `batch` itself, so nobody is called in its micro-batches.
         folder = (settings.checkpoints_root / "batch").folder
-        self._kept = DurableCheckpoint(folder) if settings.durability == "power" and folder is not None else None
-        self._kept_at = 0.0
+        self._batch_checkpoint = (
+            DurableCheckpoint(folder) if settings.durability == "power" and folder is not None else None
+        )
+        self._synced_at = 0.0
         self._runs: dict[JobName, _QueryRun] = {}
         self._listener = ProgressListener(lambda name: read_dedup_state((settings.checkpoints_root / name).folder))
         kafka = settings.broker
         # The embedded broker, like all that is behind it, is in the state folder, whose locks hold.
-        self._sole = [
+        self._leases = [
             DriverLease(kafka.client_options(), kafka.topic(name), kafka.topic("updates"), now)
             for name in self._names
             if kafka.bootstrap
@@ -153,7 +155,7 @@ class Supervisor:
         """of them those that are gone"""
         self._topics_at = 0.0
         self.ticker: Ticker | None = None
-        self.mended: list[str] = []
+        self.repairs: list[str] = []
         """what a power cut had damaged, and what was done about it at the start, in words"""
 
     def start(self) -> None:
@@ -162,8 +164,8 @@ class Supervisor:
         KafkaError: no broker answers.
         """
         try:
-            with ThreadPoolExecutor(max(1, len(self._sole))) as threads:
-                for _ in threads.map(DriverLease.take, self._sole):
+            with ThreadPoolExecutor(max(1, len(self._leases))) as threads:
+                for _ in threads.map(DriverLease.acquire, self._leases):
                     pass
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
@@ -174,7 +176,7 @@ class Supervisor:
                 else None
             )
             reads = read_topics(self._settings, self._topics, self._names)
-            self.mended = mend(build_damage_location(self._settings), self._names, told, reads)
+            self.repairs = mend(build_damage_location(self._settings), self._names, told, reads)
         except DamageError as error:
             raise RestartsExhaustedError(str(error)) from error
         self._reads = {name: reads[name] for name in self._names}
@@ -251,26 +253,30 @@ class Supervisor:
         query; or all queries are held.
         """
         try:
-            for each in self._sole:
+            for each in self._leases:
                 each.check()
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         if self._now() >= self._topics_at:
             self._check_topics()
-        self._trailing.see(self._clock(), max(self._reckoned().values(), default=0))
-        if self._kept is not None and "batch" in self._runs and self._now() >= self._kept_at + _KEEP_EVERY:
-            self._kept_at = self._now()
-            self._kept.keep()
+        self._trailing.observe(self._clock(), max(self._newest_times().values(), default=0))
+        if (
+            self._batch_checkpoint is not None
+            and "batch" in self._runs
+            and self._now() >= self._synced_at + _SYNC_EVERY
+        ):
+            self._synced_at = self._now()
+            self._batch_checkpoint.sync()
         for name, run in self._runs.items():
             if run.held:
                 continue
             if run.restart_at is None and not run.query.isActive:
-                self._failed(name, run)
+                self._handle_failure(name, run)
             elif run.restart_at is not None and self._now() >= run.restart_at:
                 run.restart_at = None
                 run.query = self._start(name)
 
-    def _failed(self, name: JobName, run: _QueryRun) -> None:
+    def _handle_failure(self, name: JobName, run: _QueryRun) -> None:
         self._check_topics()  # which explains what Spark's error does not
         run.error = describe_failure(run.query.exception())
         progress = self._listener.snapshot().get(name)
@@ -296,10 +302,10 @@ class Supervisor:
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = trip.in_words if other == name else f"held, because the breaker of {name} tripped"
+                run.error = trip.description if other == name else f"held, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise RestartsExhaustedError(f"{name} stopped: {trip.in_words}")
+            raise RestartsExhaustedError(f"{name} stopped: {trip.description}")
 
     @property
     def held_queries(self) -> set[str]:
@@ -326,15 +332,15 @@ class Supervisor:
             found["clock of the log"] = self.ticker.clock_error
         if self._trailing.since is not None:
             at = self._trailing
-            late = [name for name, kept in self._reckoned().items() if is_trailing(at.now, kept)]
-            found["clock"] = describe_watermark_lag(late, at.now, at.kept, at.since)
+            late = [name for name, kept in self._newest_times().items() if is_trailing(at.now, kept)]
+            found["clock"] = describe_watermark_lag(late, at.now, at.newest, at.since)
         return found
 
-    def _reckoned(self) -> dict[str, int]:
+    def _newest_times(self) -> dict[str, int]:
         """The time that each query which forgets by time has reckoned with last
         (`kiln.pipelines.runtime.micro_batch_clock`), µs."""
         found = {
-            name: max(at.reckoned, at.watermark and at.watermark + self._remembered)
+            name: max(at.reckoned, at.watermark and at.watermark + self._dedup_retention)
             for name, at in self.progress.items()
         }
         return {name: at for name, at in found.items() if at}
@@ -346,7 +352,7 @@ class Supervisor:
 
     def caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
         """Whether no query lags behind `ends` (full topic names) and the ticks have passed the last window."""
-        if self.ticker is not None and not self.ticker.quiet:
+        if self.ticker is not None and not self.ticker.is_quiet:
             return False
         progress = self.progress
         for name in self._names:
@@ -365,9 +371,9 @@ class Supervisor:
         deadline = self._now() + patience
         for run in self._runs.values():
             self._stop(run, deadline - self._now())
-        if self._kept is not None and "batch" in self._runs:
-            self._kept.keep()
-        for each in self._sole:  # last: until here this driver may write
+        if self._batch_checkpoint is not None and "batch" in self._runs:
+            self._batch_checkpoint.sync()
+        for each in self._leases:  # last: until here this driver may write
             each.close()
         self._topics.close()
 

@@ -59,7 +59,7 @@ def take_over(plan: QueryContext, decoding: DecodeConfig) -> None:
 
 def _catch_up(plan: QueryContext, decoding: DecodeConfig, archive: Checkpoint, messages: Checkpoint) -> None:
     """The micro-batch of the earlier query that was begun and not finished, then all up to where `messages` is."""
-    MicroBatchClock(plan.now, plan.uptime, 0).tell(plan.spark.sparkContext)
+    MicroBatchClock(plan.now, plan.uptime, 0).set_time(plan.spark.sparkContext)
     plan.lake.create(("frames", "copies"))
     new = FrameDedup(plan.lake)
     begun, finished = archive.planned, archive.committed
@@ -83,17 +83,17 @@ def _write(
     told = decode_frames(records, decoding, plan.lake).where(F.col("kind") == DECODE_RESULT).collect()
     rows = [msgspec.msgpack.decode(bytes(row.data), type=tuple[bytes]) for row in told]
     passed = [msgspec.msgpack.decode(data, type=DecodeResult) for (data,) in rows]
-    for table, files in zip(("frames", "copies"), new.of(passed, write), strict=True):
+    for table, files in zip(("frames", "copies"), new.drop_stored(passed, write), strict=True):
         if files and not plan.commits.commit(table, files, write):
             delete_files(plan.lake, files)
 
 
 def take_over_remembered(plan: QueryContext, query: str) -> None:
     """Put what Spark's operators remembered for a query into the file that the query uses now. KilnError."""
-    remembered = plan.remembers(query)
+    remembered = plan.find_dedup_store(query)
     if remembered is not None:
         session = plan.spark.newSession()
-        remember_state(session, Checkpoint(plan.checkpoints / query), remembered, plan.remembered)
+        remember_state(session, Checkpoint(plan.checkpoints / query), remembered, plan.dedup_retention)
 
 
 def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: DedupStoreConfig, delay: int) -> None:
@@ -113,7 +113,7 @@ def remember_state(session: SparkSession, checkpoint: Checkpoint, remembered: De
                 held = session.read.format("statestore").option("operatorId", operator).load(str(folder))
                 _fill(to_fill, held, delay)
         with DedupStore(to_fill) as filled:  # the last to close it, which leaves one file of it
-            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.reckoned(delay))
+            filled.mark(Epoch(checkpoint.query_id, checkpoint.committed), checkpoint.newest_time(delay))
         to_disk(fresh)
         fresh.rename(file)
         to_disk(folder)
@@ -129,7 +129,7 @@ def _fill(remembered: DedupStoreConfig, state: DataFrame, delay: int) -> None:
         with DedupStore(remembered) as file:
             for batch in batches:
                 digests, expire = (column.to_pylist() for column in batch.columns)
-                file.know(((digest, at - delay) for digest, at in zip(digests, expire, strict=True)), turn)
+                file.add_known(((digest, at - delay) for digest, at in zip(digests, expire, strict=True)), turn)
         yield from ()
 
     digests = state.select("key.*", F.col("value.expiresAtMicros"))

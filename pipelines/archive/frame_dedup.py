@@ -26,7 +26,7 @@ class FrameDedup:
         self._lake = lake
         self._held: StoredFrameRanges | None = None
 
-    def of(self, passed: Iterable[DecodeResult], write: WriteId) -> _Files:
+    def drop_stored(self, passed: Iterable[DecodeResult], write: WriteId) -> _Files:
         """The files of `frames` and of `copies`, without what the lake held before this micro-batch. `write`: that of
         the micro-batch."""
         in_order = sorted(passed, key=lambda each: min(each.spans.items()))
@@ -40,14 +40,14 @@ class FrameDedup:
         frames: list[DataFile] = []
         copies: list[DataFile] = []
         for each in in_order:
-            near = self._held.near(each.taken)
-            new = self._without(each, near) if overlap(near, each.taken) else (each.frames, each.copies)
+            near = self._held.find_near(each.taken)
+            new = self._rewrite_without(each, near) if overlap(near, each.taken) else (each.frames, each.copies)
             frames += new[0]
             copies += new[1]
             self._held.add(each.taken)
         return frames, copies
 
-    def _without(self, passed: DecodeResult, held: FrameRanges) -> _Files:
+    def _rewrite_without(self, passed: DecodeResult, held: FrameRanges) -> _Files:
         """The files of a task, written anew without the frames in `held` and the copies in these frames."""
         repeated: set[tuple[int, int]] = set()  # partition and offset
 

@@ -33,47 +33,51 @@ from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, s
 from kiln.schemas.queries import QUERIES
 
 
-def start(plan: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> StreamingQuery:
+def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode."""
     check_samples()
-    session = plan.new_session()
-    plan.lake.create(QUERIES["archive"].tables)
-    records = stream_topics(session, plan.broker, QUERIES["archive"].reads, plan.at_most)
-    archive = _ArchiveWriter(plan, decoding, breaker)
+    session = context.new_session()
+    context.lake.create(QUERIES["archive"].tables)
+    records = stream_topics(session, context.broker, QUERIES["archive"].reads, context.max_records)
+    archive = _ArchiveWriter(context, decoding, breaker)
     return start_query(
-        "archive", plan, write_micro_batches(archive.begun(records), archive.write, plan.kept("archive"))
+        "archive",
+        context,
+        write_micro_batches(archive.begun(records), archive.write, context.find_durable_checkpoint("archive")),
     )
 
 
 class _ArchiveWriter:
     """Writes the micro-batches."""
 
-    def __init__(self, plan: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> None:
-        self._plan = plan
+    def __init__(self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker) -> None:
+        self._context = context
         self._decoding = decoding
         self._breaker = breaker
-        self._clock = plan.batch_clock("archive")
-        self._checkpoint = Checkpoint(plan.checkpoints / "archive")
-        self._remembered = plan.remembers("archive")
-        self._new = FrameDedup(plan.lake)
+        self._clock = context.create_clock("archive")
+        self._checkpoint = Checkpoint(context.checkpoints / "archive")
+        self._remembered = context.find_dedup_store("archive")
+        self._new = FrameDedup(context.lake)
 
     def begun(self, records: DataFrame) -> DataFrame:
         """What stands before the micro-batch: the operators of Spark, if they remember."""
         if self._remembered is not None:
             return records
-        return deduplicate_messages(decode_frames(records, self._decoding, self._plan.lake), self._plan.remembered)
+        return deduplicate_messages(
+            decode_frames(records, self._decoding, self._context.lake), self._context.dedup_retention
+        )
 
     def _written(self, rows: DataFrame) -> DataFrame:
-        lake, remembered = self._plan.lake, self._remembered
+        lake, remembered = self._context.lake, self._remembered
         return (
             write_messages(rows, lake) if remembered is None else archive_frames(rows, self._decoding, lake, remembered)
         )
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Writes one micro-batch. A repeat after a crash is known by its ids, table by table (decision 7)."""
-        plan, write = self._plan, WriteId(query_id, batch_id)
-        self._clock.tell(rows.sparkSession.sparkContext)
-        out = self._written(coalesce_small(rows, self._checkpoint.records(batch_id)))
+        context, write = self._context, WriteId(query_id, batch_id)
+        self._clock.set_time(rows.sparkSession.sparkContext)
+        out = self._written(coalesce_small(rows, self._checkpoint.count_records(batch_id)))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != FAULT).collect()
@@ -87,16 +91,16 @@ class _ArchiveWriter:
             ]
             self._breaker.observe(tally for each in wrote for tally in each.tallies)
             if any(each.faults for each in wrote):
-                write_topic(out.where(F.col("kind") == FAULT), plan.broker, "quarantine")
+                write_topic(out.where(F.col("kind") == FAULT), context.broker, "quarantine")
         finally:
             out.unpersist()
-        frames, copies = self._new.of(passed, write)
+        frames, copies = self._new.drop_stored(passed, write)
         self._commit("messages", [file for each in wrote for file in each.messages], write)
         self._commit("frames", frames, write)
         self._commit("copies", copies, write)
         counts = sum((Counter(each.counts) for each in wrote), Counter[str]())
-        plan.report("archive", {**counts, "copies": sum(each.good for each in passed)})
+        context.report("archive", {**counts, "copies": sum(each.good for each in passed)})
 
     def _commit(self, table: str, files: list[DataFile], write: WriteId) -> None:
-        if files and not self._plan.commits.commit(table, files, write):
-            delete_files(self._plan.lake, files)
+        if files and not self._context.commits.commit(table, files, write):
+            delete_files(self._context.lake, files)

@@ -198,7 +198,7 @@ def decode_records(
                 if every_copy or known_by not in passing:
                     passing.add(signed or known_by)  # of a signed message the digests are all of what is signed
                     digests = known_by[:1] if is_lasting(item.message, is_signed) else known_by
-                    yield PackedRow("messages", digests, item.place.text, item, held + _ROW_OVERHEAD)
+                    yield PackedRow("messages", digests, item.ref.text, item, held + _ROW_OVERHEAD)
                     held = 0
     files = frames.close(), copies.close()
     for fault in refused:
@@ -274,15 +274,15 @@ def build_message_rows(items: Iterable[PackedRow]) -> Iterator[PackedRow]:
             row = build_message_row(message)
         except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
             data = message.envelope.SerializeToString()
-            yield from _pack_faults(reject_failed("archive", error, message.place, data, message.observed_at))
+            yield from _pack_faults(reject_failed("archive", error, message.ref, data, message.observed_at))
             continue
         size = len(message.envelope.data) + len(message.message) + len(message.topic) + _ROW_OVERHEAD
-        yield PackedRow(item.kind, item.identities, item.place, row, size)
+        yield PackedRow(item.kind, item.identities, item.position, row, size)
 
 
 def _pack_faults(item: RejectedMessage) -> Iterator[PackedRow]:
     for identity, row in build_fault_rows(item):
-        yield PackedRow(FAULT, (identity,), item.place.text, row, len(row[-1]))
+        yield PackedRow(FAULT, (identity,), item.ref.text, row, len(row[-1]))
 
 
 def _compute_task_digest() -> bytes:
@@ -371,7 +371,7 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> _Row
         raise ValueError("a fault of a whole frame, or an announcement in the DHT, is no copy of a message")
     remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
     network, message, verdict = item.copy
-    return network, message, remote, item.observed_at, verdict, *item.place
+    return network, message, remote, item.observed_at, verdict, *item.ref
 
 
 def _format_peer(raw: bytes, protocol: str) -> str:
@@ -410,7 +410,7 @@ def build_message_row(item: DecodedMessage) -> _Row:
         int(item.verdict),
         item.remote_peer,
         item.observed_at,
-        *item.place,
+        *item.ref,
     )
 
 
@@ -420,7 +420,7 @@ def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, tuple[str, 
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
-        yield identity, (item.reason, item.author, quarantine_key(*item.place), encode(record))
+        yield identity, (item.reason, item.author, quarantine_key(*item.ref), encode(record))
 
 
 def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:

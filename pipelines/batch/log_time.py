@@ -24,15 +24,15 @@ class LogTimeFile:
     def __init__(self, path: Location) -> None:
         """`path`: of the file, in the folder of the query's checkpoint. A missing file: the log begins."""
         self._path = path
-        self._kept = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
+        self._saved = msgspec.json.decode(path.read(), type=_SavedTimes) if path.exists() else _SavedTimes(-1, {}, {})
 
-    def before(self, batch_id: int) -> LogTimes:
+    def read_start(self, batch_id: int) -> LogTimes:
         """Where the clock stood when the micro-batch began."""
-        return self._kept.before if self._kept.batch_id == batch_id else self._kept.after
+        return self._saved.before if self._saved.batch_id == batch_id else self._saved.after
 
-    def move(self, batch_id: int, seen: LogTimes) -> None:
+    def advance(self, batch_id: int, seen: LogTimes) -> None:
         """Keeps where the clock stands after a micro-batch that saw these stamps; it never goes back."""
-        before = dict(self.before(batch_id))
+        before = dict(self.read_start(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in seen.items()}
-        self._kept = _SavedTimes(batch_id, before, after)
-        self._path.write([msgspec.json.encode(self._kept)])
+        self._saved = _SavedTimes(batch_id, before, after)
+        self._path.write([msgspec.json.encode(self._saved)])

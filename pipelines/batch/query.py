@@ -11,12 +11,12 @@ from kiln.pipelines.runtime.query_context import QueryContext, start_query
 from kiln.schemas.queries import QUERIES
 
 
-def start(plan: QueryContext, batching: BatchConfig) -> StreamingQuery:
+def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
     """Starts the query. A `Ticker` must run beside the query, or windows close only with later updates."""
-    session = plan.new_session()
+    session = context.new_session()
     # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python
     # worker and a commit of state in every micro-batch.
     session.conf.set("spark.sql.shuffle.partitions", "1")
-    records = stream_topics(session, plan.broker, QUERIES["batch"].reads, plan.at_most)
-    rows = batch_updates(records, batching, plan.broker.prefix)
-    return start_query("batch", plan, rows.writeStream.format("kafka").options(**sink_options(plan.broker)))
+    records = stream_topics(session, context.broker, QUERIES["batch"].reads, context.max_records)
+    rows = batch_updates(records, batching, context.broker.prefix)
+    return start_query("batch", context, rows.writeStream.format("kafka").options(**sink_options(context.broker)))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 class _End(NamedTuple):
     """An end of windows that a tick is to make known."""
 
-    clock: int
+    log_time: int
     """of the log, ms: every window ends here that was opened before the tick that found this end"""
     at: int
     """when the broker's clock should be there, by the caller's time, ms"""
@@ -34,7 +34,7 @@ class TickSchedule:
     """ms"""
     rest: int
     """ms"""
-    clock: int = 0
+    log_time: int = 0
     """the log's clock, the greatest stamp so far: of what was in the partition before, and of our ticks since"""
     stamp: int = 0
     """of our newest tick; 0: there is none. Stamps less than the clock are those of a broker whose clock went back."""
@@ -42,7 +42,7 @@ class TickSchedule:
     _ends: deque[_End] = field(default_factory=deque)  # ascending
     _rest: _End | None = None  # after the newest other record
 
-    def due(self, end_offset: int, now: int) -> bool:
+    def is_due(self, end_offset: int, now: int) -> bool:
         """Whether the partition, which ends before `end_offset`, needs a tick at `now`."""
         return self.stamp == 0 or end_offset > self._last + 1 or self.next_at <= now
 
@@ -52,19 +52,19 @@ class TickSchedule:
         first = self._ends[0] if self._ends else self._rest
         return inf if first is None else first.at
 
-    def ticked(self, offset: int, stamp: int, now: int) -> None:
+    def record_tick(self, offset: int, stamp: int, now: int) -> None:
         """Takes in where the broker put a tick, and with which stamp. A gap after the last tick is other records.
 
         `now`: a moment after the broker stamped the tick.
         """
         others = self.stamp == 0 or offset != self._last + 1
-        self.clock = max(stamp, self.clock)
+        self.log_time = max(stamp, self.log_time)
         self._last, self.stamp = offset, stamp
-        while self._ends and self._ends[0].clock <= self.clock:
+        while self._ends and self._ends[0].log_time <= self.log_time:
             self._ends.popleft()
         if others:
-            if not self._ends or self._ends[-1].clock < self.clock + self.span:  # else the clock stood still
-                self._ends.append(_End(self.clock + self.span, now + self.span))
-            self._rest = _End(self.clock + self.rest, now + self.rest)
-        elif self._rest is not None and self._rest.clock <= self.clock:
+            if not self._ends or self._ends[-1].log_time < self.log_time + self.span:  # else the clock stood still
+                self._ends.append(_End(self.log_time + self.span, now + self.span))
+            self._rest = _End(self.log_time + self.rest, now + self.rest)
+        elif self._rest is not None and self._rest.log_time <= self.log_time:
             self._rest = None

@@ -48,7 +48,7 @@ class Ticker:
         self._span = -(-window // 1000)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
-        self._quiet = False
+        self._is_quiet = False
         self._clock = TrailingClock()
         self.error: str | None = None
 
@@ -60,15 +60,15 @@ class Ticker:
         self._thread.join(timeout=10)
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether no window can be open: in every partition, a tick has passed the end of the last window."""
-        return self._quiet
+        return self._is_quiet
 
     @property
     def clock_error(self) -> str | None:
         """What it means that the broker's stamps trail the log's clock; None: they do not."""
         clock = self._clock
-        return None if clock.since is None else describe_log_lag(self._topic, clock.now, clock.kept, clock.since)
+        return None if clock.since is None else describe_log_lag(self._topic, clock.now, clock.newest, clock.since)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -77,7 +77,7 @@ class Ticker:
             except (KafkaError, KafkaException, TimeoutError) as error:
                 said = error.args[0].str() if isinstance(error, KafkaException) else error
                 self.error = f"no ticks, so no batches: {said}"
-                self._quiet = False
+                self._is_quiet = False
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
@@ -95,12 +95,12 @@ class Ticker:
             }
             while not self._stop.wait(self._pause(partitions.values())):
                 ends = _read_ends(admin, names)
-                due = [each for each in names if partitions[each.partition].due(ends[each.partition], _now())]
+                due = [each for each in names if partitions[each.partition].is_due(ends[each.partition], _now())]
                 for record in _send_ticks(producer, due):
                     stamp = record.timestamp()[1]
-                    partitions[record.partition() or 0].ticked(record.offset() or 0, stamp, _now())
-                self._look_at_clock(partitions.values())
-                self._quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
+                    partitions[record.partition() or 0].record_tick(record.offset() or 0, stamp, _now())
+                self._check_broker_clock(partitions.values())
+                self._is_quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
                 self.error = None
         finally:
             # an error of kafka-python's is in a cycle of objects, and holds this frame until garbage is collected
@@ -113,10 +113,10 @@ class Ticker:
         first = min((each.next_at for each in partitions), default=inf) - _now()
         return min(self._interval, first / 1000) if first >= 0 else self._interval
 
-    def _look_at_clock(self, partitions: Iterable[TickSchedule]) -> None:
-        worst = max(partitions, key=lambda each: each.clock - each.stamp, default=None)
+    def _check_broker_clock(self, partitions: Iterable[TickSchedule]) -> None:
+        worst = max(partitions, key=lambda each: each.log_time - each.stamp, default=None)
         if worst is not None and worst.stamp:
-            self._clock.see(worst.stamp * 1000, worst.clock * 1000)
+            self._clock.observe(worst.stamp * 1000, worst.log_time * 1000)
 
 
 def _now() -> int:

@@ -61,10 +61,10 @@ class DecodeBreaker:
 
     authors: int = 3
     streak: int = 100
-    forget: int = 360
+    forget_after: int = 360
     """micro-batches after which an author counts no more of whom none had a message: an hour, by default"""
     _failing: dict[str, int] = field(default_factory=dict)
-    _heard: dict[str, int] = field(default_factory=dict)
+    _last_seen: dict[str, int] = field(default_factory=dict)
     _observed: int = 0
 
     def observe(self, tallies: Iterable[AuthorTally]) -> None:
@@ -78,9 +78,9 @@ class DecodeBreaker:
                 self._failing[tally.author] += tally.failed
             else:
                 continue
-            self._heard[tally.author] = self._observed
-        for author in [each for each, heard in self._heard.items() if heard <= self._observed - self.forget]:
-            del self._heard[author], self._failing[author]
+            self._last_seen[tally.author] = self._observed
+        for author in [each for each, heard in self._last_seen.items() if heard <= self._observed - self.forget_after]:
+            del self._last_seen[author], self._failing[author]
         stopped = [author for author, failures in self._failing.items() if failures >= self.streak]
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(

@@ -21,7 +21,7 @@ class BreakerState:
     at: datetime
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """What happened, and how to go on."""
         return (
             f"the breaker tripped at {self.at:%Y-%m-%d %H:%M} UTC: {self.why}. Mend the build, or raise breaker.streak "

@@ -89,7 +89,7 @@ class RejectedMessage(NamedTuple):
     message bears, else "". `copy`: of a message, None of all else.
     """
 
-    place: MessageRef
+    ref: MessageRef
     stage: str
     reason: str
     detail: str
@@ -103,7 +103,7 @@ class RejectedMessage(NamedTuple):
 class DecodedMessage(NamedTuple):
     """A good message. Times are µs."""
 
-    place: MessageRef
+    ref: MessageRef
     message: str
     network: str
     origin: Origin
@@ -462,7 +462,7 @@ def is_lasting(message: str, signed: bool) -> bool:
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
     """The digest of what is the copy of nothing: a fault is kept each time it comes, but once for a frame that was
     written twice (docs/design/contracts.md, Frame)."""
-    where = (fault.frame, fault.place.position) if fault.frame else fault.place
+    where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 
 

@@ -53,5 +53,5 @@ def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
         )
         lake.sync_files("bundles")
         newest = lake.open("bundles").version()
-        lake.keep("bundles", newest, newest)
+        lake.sync_commits("bundles", newest, newest)
     return all_of_them

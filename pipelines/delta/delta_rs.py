@@ -76,7 +76,7 @@ class DeltaRsCommits:
         opened.update_incremental()
         self._newest[app_id] = write.batch_id
         if self._durable:
-            self._lake.keep(table, known, opened.version())
+            self._lake.sync_commits(table, known, opened.version())
         return True
 
     def _opened(self, table: str, write: WriteId) -> DeltaTable:

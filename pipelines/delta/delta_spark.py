@@ -46,7 +46,7 @@ class DeltaSparkCommits:
         except ConcurrentTransactionException as error:
             raise build_second_writer_error(table, write) from error
         if self._durable:
-            self._lake.keep(table, version, version)
+            self._lake.sync_commits(table, version, version)
         return True
 
 

@@ -36,7 +36,7 @@ class Lake:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def at(cls, root: Location) -> Lake:
+    def from_location(cls, root: Location) -> Lake:
         """The lake in this folder."""
         return cls(root.uri, root.options)
 
@@ -53,7 +53,7 @@ class Lake:
         """Where a table is, or would be, as delta-rs and DuckDB write it."""
         return self.folder(name).uri
 
-    def run(self, name: str) -> Lake:
+    def locate_run(self, name: str) -> Lake:
         """The lake of a backfill run: a folder in this one, with tables of the same names."""
         return Lake(f"{self.path}/backfill/{name}", self.options)
 
@@ -88,7 +88,7 @@ class Lake:
         """
         for name in names:
             if self.has(name):
-                self._take_on(name)
+                self._note_version(name)
                 continue
             table = TABLES[name]
             fields = [_build_field(column) for column in table.columns]
@@ -107,11 +107,11 @@ class Lake:
                 raise_if_key_not_exists=False,
                 storage_options=self.storage_options,
             )
-            self.keep(name, 0, 0)
+            self.sync_commits(name, 0, 0)
             for folder in (self.folder(name), self.root):
                 folder.sync()
 
-    def _take_on(self, name: str) -> None:
+    def _note_version(self, name: str) -> None:
         """Notes the version in a table of an earlier Kiln. LakeError: a newer Kiln has written the table."""
         table = self.open(name)
         version = table.metadata().configuration.get(_VERSION, "0")
@@ -124,9 +124,9 @@ class Lake:
             with suppress(CommitFailedError):  # the Kiln of another query does the same now, or the next start does
                 table.alter.set_table_properties({_VERSION: str(TABLES_VERSION)}, raise_if_not_exists=False)
             newest = self.open(name).version()
-            self.keep(name, newest, newest)
+            self.sync_commits(name, newest, newest)
 
-    def keep(self, name: str, first: int, last: int) -> None:
+    def sync_commits(self, name: str, first: int, last: int) -> None:
         """Returns when the commits `first` to `last` of a table are on the disk. OSError.
 
         Neither delta-rs nor Spark syncs what it writes.

@@ -131,7 +131,7 @@ def restore_version(lake: Lake, table: str, version: int) -> None:
         return
     opened.restore(version)
     newest = lake.open(table).version()
-    lake.keep(table, newest, newest)
+    lake.sync_commits(table, newest, newest)
 
 
 def _written_since(table: Location, folder: Path, version: int) -> float:

@@ -36,22 +36,22 @@ class StoredFrameRanges:
             "CREATE TABLE held (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
         )
 
-    def near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
+    def find_near(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
         """Those of the ranges that touch a range of `taken`, or lie right beside one."""
         found: FrameRanges = {}
         with _wrap_errors():
             for key, ranges in taken.items():
-                near = {row for low, high in ranges for row in self._near(key, low, high)}
+                near = {row for low, high in ranges for row in self._select_near(key, low, high)}
                 if near:
                     found[key] = sorted(near)
         return found
 
-    def _near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
+    def _select_near(self, key: bytes, low: int, high: int) -> Iterable[tuple[int, int]]:
         return self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST)))
 
     def add(self, taken: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
         """Takes more frames as held."""
-        near = self.near(taken)
+        near = self.find_near(taken)
         gone = [(key, low) for key, ranges in near.items() for low, _ in ranges]
         merged = merge(near, taken)
         rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kiln.pipelines.delta.arrow_rows import arrow_schema
-from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
@@ -39,13 +39,13 @@ def write_anew(lake: Lake, table: str, names: Sequence[str], before: int | None,
                 out.add_batch(batch)
             del stretch, ordered, batch  # before the next stretch is read
     except BaseException:  # whatever it is: raised again
-        discard(lake, out.close())
+        delete_files(lake, out.close())
         raise
     return out.close()
 
 
 def _read(lake: Lake, table: str, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    schema = arrow_schema(TABLES[table].columns, strict=True)
+    schema = build_arrow_schema(TABLES[table].columns, strict=True)
     for name in names:
         with (lake.folder(table) / name).open() as opened, pq.ParquetFile(opened) as file:
             about = file.metadata

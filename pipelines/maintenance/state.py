@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.lake import Lake, delta_fields, log_entry, log_of
+from kiln.pipelines.delta.lake import Lake, list_delta_fields, locate_commit, locate_log
 from kiln.pipelines.maintenance.plan import LogEntry, RemovedFiles, TableFile, UntrackedFile
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
@@ -59,7 +59,7 @@ def left_alone(lake: Lake, name: str, opened: DeltaTable) -> str | None:
     if metadata.partition_columns:
         return "it has partition columns"
     fields = json.loads(opened.schema().to_json())["fields"]
-    if [(each["name"], each["type"]) for each in fields] != delta_fields(table):
+    if [(each["name"], each["type"]) for each in fields] != list_delta_fields(table):
         return "it has other columns than this Kiln's"
     return None
 
@@ -83,7 +83,7 @@ def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
     """The commits in the log of a table's folder, by version, and the versions that have a checkpoint of one file."""
     entries: list[LogEntry] = []
     checkpoints: set[int] = set()
-    for found in log_of(table).files():
+    for found in locate_log(table).files():
         version, _, kind = found.name.partition(".")
         if not version.isdigit() or len(version) != _DIGITS:
             continue
@@ -101,7 +101,7 @@ def named_by(table: Location, entries: Iterable[LogEntry], begins: int | None) -
     kept: set[str] = set()
     for entry in entries:
         found = past if begins is not None and entry.version <= begins else kept
-        found |= removed_by(log_entry(table, entry.version))
+        found |= removed_by(locate_commit(table, entry.version))
     return RemovedFiles(frozenset(past), frozenset(kept))
 
 

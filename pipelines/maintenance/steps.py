@@ -20,11 +20,11 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.pipelines.delta.commits import CARE
+from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX
 from kiln.pipelines.delta.delta_rs import AFTER_COMMIT
-from kiln.pipelines.delta.files import DataFile, discard
-from kiln.pipelines.delta.lake import Lake, log_of
-from kiln.pipelines.delta.log_faults import adds_one_of, read_commit
+from kiln.pipelines.delta.files import DataFile, delete_files
+from kiln.pipelines.delta.lake import Lake, locate_log
+from kiln.pipelines.delta.log_faults import adds_any, read_commit
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile, UntrackedFile
 from kiln.pipelines.maintenance.rewriting import write_anew
@@ -196,12 +196,12 @@ class _TableMaintenance:
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
         if rows and step.before is None and all(file.rows for file in step.files):
-            discard(self._lake, files)
+            delete_files(self._lake, files)
             raise MaintenanceError(f"{self._state.name}: {rows:,} rows too few came out of {', '.join(paths[:3])}")
         what = f"{_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, what, rows_go=step.before is not None):
             return rows if step.before is not None else 0
-        discard(self._lake, files)
+        delete_files(self._lake, files)
         return None
 
     def _commit(self, old: Sequence[TableFile], new: Sequence[DataFile], what: str, *, rows_go: bool) -> bool:
@@ -214,7 +214,7 @@ class _TableMaintenance:
         if not replace_files(self._lake, self._state.name, opened, old, new, what, rows_go=rows_go):
             return False
         if self._durable:
-            self._lake.keep(self._state.name, opened.version(), opened.version())
+            self._lake.sync_commits(self._state.name, opened.version(), opened.version())
         return True
 
     def _remove(self, garbage: Iterable[UntrackedFile]) -> tuple[int, int]:
@@ -226,7 +226,7 @@ class _TableMaintenance:
 
     def _secure(self, begins: int) -> None:
         """Returns when a checkpoint is on the disk, and whole. ArrowInvalid: it is not whole."""
-        log = log_of(self._folder)
+        log = locate_log(self._folder)
         checkpoint = log / f"{begins:0{_VERSION_DIGITS}}.checkpoint.parquet"
         with checkpoint.open() as opened:
             pq.read_metadata(opened)
@@ -235,7 +235,7 @@ class _TableMaintenance:
 
     def _shorten(self, begins: int) -> None:
         """Removes what the log has before a checkpoint, the oldest first."""
-        log = log_of(self._folder)
+        log = locate_log(self._folder)
         for version, name in sorted(_by_version(log)):
             if version < begins:
                 (log / name).remove()
@@ -243,7 +243,7 @@ class _TableMaintenance:
     def _remove_cut_short(self) -> None:
         """What delta-rs left of commits when it was killed."""
         bound = (self._state.newest_append or 0) - self._rules.unnamed
-        log = log_of(self._folder)
+        log = locate_log(self._folder)
         for found in log.files():
             if found.name.startswith("_commit_") and found.name.endswith(".tmp") and found.modified < bound:
                 (log / found.name).remove()
@@ -277,14 +277,14 @@ def replace_files(
                 actions,
                 mode="append",
                 schema=opened.schema(),
-                commit_properties=CommitProperties({"userMetadata": f"{CARE}: {what}"}, max_commit_retries=0),
+                commit_properties=CommitProperties({"userMetadata": f"{MAINTENANCE_PREFIX}: {what}"}, max_commit_retries=0),
                 post_commithook_properties=AFTER_COMMIT,
             )
         except CommitFailedError:
             known = opened.version()
             opened.update_incremental()
             since = [read_commit(lake.folder(table), each) for each in range(known + 1, opened.version() + 1)]
-            if any(adds_one_of(actions, new) for actions in since):
+            if any(adds_any(actions, new) for actions in since):
                 return True  # the commit came through, and what delta-rs does after it did not
             if not all(_leaves(actions, old) for actions in since):
                 return False

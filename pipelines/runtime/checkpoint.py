@@ -49,7 +49,7 @@ class Checkpoint:
         """Rows before this time are late, µs; 0: none are."""
         return int(self._metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
-    def reckoned(self, remembered: int) -> int:
+    def newest_time(self, remembered: int) -> int:
         """The newest time that a query which remembers for so long has reckoned with (`batch_clock`); 0: none. µs."""
         watermark = self.watermark
         return max(watermark and watermark + remembered, read_dedup_state(self.path.folder).at)
@@ -61,7 +61,7 @@ class Checkpoint:
         return found
 
     @property
-    def stands_for(self) -> Epoch | None:
+    def replaced_epoch(self) -> Epoch | None:
         """The epoch for which the first micro-batch stands, which writes nothing: what it reads was written under an
         older checkpoint, which `kiln recover` has replaced by this one (decision 19). None: there was none."""
         path = self.path / REPLACED_EPOCH_FILE
@@ -89,7 +89,7 @@ class Checkpoint:
             for topic, ends in json.loads(source).items()
         }
 
-    def records(self, batch: int) -> int | None:
+    def count_records(self, batch: int) -> int | None:
         """How many records a micro-batch reads; None: nothing says where it begins."""
         starts = {(topic, part): at for topic, parts in self.ends(batch - 1).items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch).items() for part, at in parts.items()}

@@ -81,7 +81,7 @@ class DedupCopy(Protocol):
     @property
     def identities(self) -> tuple[bytes, ...]: ...
     @property
-    def place(self) -> str: ...
+    def position(self) -> str: ...
     @property
     def size(self) -> int: ...
 
@@ -92,7 +92,7 @@ _Copy = TypeVar("_Copy", bound=DedupCopy)
 class DedupStore:
     """Digests, and when which copy passed, in an SQLite file. Several tasks may have the file open.
 
-    A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `new`.
+    A digest takes some 40 bytes of disk. Memory does not go by how many there are, nor does the time of `filter_new`.
     RememberedError, of each method.
     """
 
@@ -100,7 +100,7 @@ class DedupStore:
         """Makes the file where there is none."""
         self._span = remembered.span
         self._path = Path(remembered.path)
-        with self._said():
+        with self._wrap_errors():
             self._file = sqlite3.connect(remembered.path, timeout=_PATIENCE_S, isolation_level=None)
             with _lock_folder(
                 self._path.parent
@@ -110,7 +110,7 @@ class DedupStore:
                 self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
                 self._file.executescript(_TABLES)
         self._inode = self._path.stat().st_ino
-        self._taken = 0  # digests of this `new`
+        self._added = 0  # digests of this `filter_new`
 
     def __enter__(self) -> Self:
         return self
@@ -122,20 +122,20 @@ class DedupStore:
         """Whether the file is still the one of that name, and nobody has put another there."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
-    def new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
+    def filter_new(self, copies: Iterable[_Copy], now: int) -> list[_Copy]:
         """Of these copies those that pass: one of each digest, and of one that is forgotten, again. `now`: µs."""
         with self._transaction():
-            self._taken = 0
+            self._added = 0
             found = [copy for copy in copies if self._passes(copy, now)]
             self._forget(now)
         return found
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Notes that the file has all of a micro-batch, as far as one of its tasks goes. `now`: as in `new`."""
+        """Notes that the file has all of a micro-batch, as far as one of its tasks goes. `now`: as in `filter_new`."""
         with self._transaction():
             self._file.execute(_MARK, (epoch.query, epoch.batch, now))
 
-    def know(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
+    def add_known(self, digests: Iterable[tuple[bytes, int]], turn: int = 0) -> None:
         """Takes digests that passed at some time (µs), by a copy that nobody knows any more. `turn`: which of a copy's
         digests these are."""
         with self._transaction():
@@ -149,25 +149,25 @@ class DedupStore:
             key = _key(digest, turn)
             holder = self._file.execute(_HOLDER, (key,)).fetchone()
             if holder is None or holder[1] <= now - self._span:
-                self._file.execute(_TAKE, (key, copy.place, now))
-                self._taken += holder is None
-            elif holder[0] != copy.place:
+                self._file.execute(_TAKE, (key, copy.position, now))
+                self._added += holder is None
+            elif holder[0] != copy.position:
                 return False
         return True
 
     def _forget(self, now: int) -> None:
         """Looks at some of the digests, in turn, and forgets those that are old."""
         (first,) = self._file.execute(_SWEPT_UP_TO).fetchone()
-        last = self._file.execute(_LAST, (first, _SWEPT_PER_ROW * self._taken + _MIN_SWEPT)).fetchone()
+        last = self._file.execute(_LAST, (first, _SWEPT_PER_ROW * self._added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer are left, up to the last of all
             forgotten = self._file.execute(_FORGET_REST, (first, now - self._span)).rowcount
         else:
             forgotten = self._file.execute(_FORGET, (first, *last, now - self._span)).rowcount
-        self._file.execute(_SWEEP, (b"" if last is None else last[0], self._taken - forgotten))
+        self._file.execute(_SWEEP, (b"" if last is None else last[0], self._added - forgotten))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._said():
+        with self._wrap_errors():
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -178,7 +178,7 @@ class DedupStore:
             self._file.execute("COMMIT")
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _wrap_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -212,20 +212,20 @@ def _key(digest: bytes, turn: int) -> bytes:
 
 def filter_new_copies(copies: Iterable[_Copy], remembered: DedupStoreConfig, now: int, epoch: Epoch) -> Iterator[_Copy]:
     """Of the copies of a task those that pass, in their order. `now`: the time of the micro-batch, µs."""
-    file = _open_store(remembered)
-    if not file.is_in_place():  # another state folder stands there now
+    store = _open_store(remembered)
+    if not store.is_in_place():  # another state folder stands there now
         _open_store.cache_clear()
-        file = _open_store(remembered)
+        store = _open_store(remembered)
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
         chunk.append(copy)
         size += copy.size
         if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
-            yield from file.new(chunk, now)
+            yield from store.filter_new(chunk, now)
             chunk, size = [], 0
-    yield from file.new(chunk, now)
-    file.mark(epoch, now)
+    yield from store.filter_new(chunk, now)
+    store.mark(epoch, now)
 
 
 @lru_cache(maxsize=4)

@@ -45,15 +45,15 @@ class DriverLease:
         self._options = client_options
         self._query = query
         self._group = f"{query}.driver"
-        self._place = TopicPartition(topic, 0)
+        self._partition = TopicPartition(topic, 0)
         self._now = now
         self._checked_at = 0.0
         self._consumer: KafkaConsumer | None = None
 
-    def take(self, patience: float = _PATIENCE) -> None:
+    def acquire(self, patience: float = _PATIENCE) -> None:
         """Returns when this process is the driver. SecondDriverError: another is, and lives on. KafkaError."""
         until = self._now() + patience
-        while (holder := self._holder(until)) is not None and not _has_ended(holder):
+        while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
                     f"{self._query} is run by another driver, {_describe_process(holder)}, and two of them would write the same "
@@ -74,16 +74,16 @@ class DriverLease:
         )
         until = self._now() + patience
         # A member that joins before it knows of the topic, which may be new, is given nothing.
-        while not consumer.partitions_for_topic(self._place.topic):
-            self._refuse_after(until)
+        while not consumer.partitions_for_topic(self._partition.topic):
+            self._check_deadline(until)
             time.sleep(0.1)
-        consumer.subscribe([self._place.topic])
+        consumer.subscribe([self._partition.topic])
         try:
             while not consumer.assignment():
-                self._hear(consumer)
-                self._refuse_after(until)
+                self._poll_group(consumer)
+                self._check_deadline(until)
         except FencedInstanceIdError:
-            raise self._taken_over() from None
+            raise self._build_takeover_error() from None
 
     def check(self) -> None:
         """To be called every second or so. SecondDriverError: another driver has taken the query.
@@ -95,14 +95,14 @@ class DriverLease:
             return
         self._checked_at = self._now()
         try:
-            self._hear(self._consumer)
-            self._consumer.commit({self._place: OffsetAndMetadata(0)}, timeout_ms=1_000)
+            self._poll_group(self._consumer)
+            self._consumer.commit({self._partition: OffsetAndMetadata(0)}, timeout_ms=1_000)
         except FencedInstanceIdError:
-            raise self._taken_over() from None
+            raise self._build_takeover_error() from None
         except KafkaError:
             return
 
-    def _hear(self, consumer: KafkaConsumer) -> None:
+    def _poll_group(self, consumer: KafkaConsumer) -> None:
         """Joins, also anew where the session has run out. The group is for its membership alone, and reads nothing."""
         until = self._now() + _JOIN
         consumer.poll(timeout_ms=0, max_records=1)
@@ -117,12 +117,12 @@ class DriverLease:
             consumer.poll(timeout_ms=200, max_records=1)
         consumer.pause(*consumer.assignment())
 
-    def _refuse_after(self, until: float) -> None:
+    def _check_deadline(self, until: float) -> None:
         if self._now() >= until:
             raise SecondDriverError(f"{self._query}: Kafka has not let this driver into the group {self._group}")
 
-    def _taken_over(self) -> SecondDriverError:
-        holder = self._holder(self._now())
+    def _build_takeover_error(self) -> SecondDriverError:
+        holder = self._find_holder(self._now())
         return SecondDriverError(
             f"{self._query} has been taken over by another driver{', ' + _describe_process(holder) if holder else ''}: Kafka had "
             f"heard nothing of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
@@ -133,7 +133,7 @@ class DriverLease:
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
-    def _holder(self, until: float) -> str | None:
+    def _find_holder(self, until: float) -> str | None:
         """The `client_id` of the driver that Kafka knows; None: Kafka knows none. KafkaError.
 
         `until`: how long to ask again where Kafka cannot tell yet, as before its first group.

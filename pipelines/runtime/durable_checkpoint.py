@@ -24,7 +24,7 @@ class DurableCheckpoint:
         self._folders: set[str] = set()
         """whose own names are on the disk"""
 
-    def keep(self) -> None:
+    def sync(self) -> None:
         """Returns when every file that is in the checkpoint now is on the disk, under its name. OSError."""
         if not self._synced:  # the way to the folder, once
             for folder in (self._path.parent.parent, self._path.parent):

@@ -23,7 +23,7 @@ class MicroBatchClock:
         self._at = least
         self._told: int | None = None  # by `uptime`
 
-    def tell(self, context: SparkContext) -> None:
+    def set_time(self, context: SparkContext) -> None:
         """To be called in a micro-batch before its first job. The first one takes the time as the clock has it."""
         now, uptime = self._now(), self._uptime()
         if self._told is not None:

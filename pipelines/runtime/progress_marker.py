@@ -45,13 +45,13 @@ class ProgressMarker:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def tell(self, query_id: str, batch: int, ends: log.Offsets) -> None:
+    def commit(self, query_id: str, batch: int, ends: log.Offsets) -> None:
         """Keeps where a micro-batch ends."""
         metadata = msgspec.json.encode(_Metadata(query_id, batch)).decode()
         places = {TopicPartition(topic, part): at for topic, parts in ends.items() for part, at in parts.items()}
         self._consumer.commit({place: OffsetAndMetadata(at, metadata) for place, at in places.items()})
 
-    def since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
+    def find_offsets_since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
         """From which offset on the records before `ends` bear this stamp of the broker (ms), or a later one."""
         parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
         found = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))

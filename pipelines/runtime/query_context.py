@@ -34,7 +34,7 @@ class QueryContext:
 
     spark: SparkSession
     broker: Broker
-    client: Mapping[str, object] = field(repr=False)
+    client_options: Mapping[str, object] = field(repr=False)
     """kafka-python's options for the same broker"""
     lake: Lake
     commits: Commits
@@ -42,10 +42,10 @@ class QueryContext:
     """the folder in which each query has its checkpoint"""
     trigger: str
     """the pause between the starts of two micro-batches, as a Spark interval"""
-    at_most: int
+    max_records: int
     """records of one micro-batch; 0: no bound"""
     state_partitions: int
-    remembered: int
+    dedup_retention: int
     """for how long a query remembers the digests by which it knows copies, µs (decision 10)"""
     now: Callable[[], int]
     """the time, µs"""
@@ -56,21 +56,21 @@ class QueryContext:
     report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
-    def batch_clock(self, query: str) -> MicroBatchClock:
+    def create_clock(self, query: str) -> MicroBatchClock:
         """The clock of a query that is about to start."""
         checkpoint = Checkpoint(self.checkpoints / query)
-        return MicroBatchClock(self.now, self.uptime, checkpoint.reckoned(self.remembered))
+        return MicroBatchClock(self.now, self.uptime, checkpoint.newest_time(self.dedup_retention))
 
-    def remembers(self, query: str) -> DedupStoreConfig | None:
+    def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
         """The file of what the query has let through; None, KilnError: as `find_dedup_store`.
 
         For twice the time, as Spark's operators remember: what was heard in that time may be read as much later, where
         Kiln stood still.
         """
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
-        return find_dedup_store(checkpoint, master, 2 * self.remembered, durable=self.durable)
+        return find_dedup_store(checkpoint, master, 2 * self.dedup_retention, durable=self.durable)
 
-    def kept(self, query: str) -> DurableCheckpoint | None:
+    def find_durable_checkpoint(self, query: str) -> DurableCheckpoint | None:
         """The query's checkpoint, where it is to be synced: not in a store."""
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
@@ -89,7 +89,7 @@ class QueryContext:
 
 
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Else Spark makes and compiles classes for the expressions of each plan. A query has few rows in a micro-batch, and
+"""Else Spark makes and compiles classes for the expressions of each context. A query has few rows in a micro-batch, and
 does little with them in the JVM."""
 
 
@@ -104,16 +104,16 @@ def is_small(records: int | None, small: int) -> bool:
     return records is not None and records < small
 
 
-def start_query(name: str, plan: QueryContext, writer: DataStreamWriter) -> StreamingQuery:
+def start_query(name: str, context: QueryContext, writer: DataStreamWriter) -> StreamingQuery:
     """Starts a query under its name, with its checkpoint.
 
     Each query has a FAIR pool of its own, so that no query waits for another.
     """
-    plan.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+    context.spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
     return (
         writer.queryName(name)
-        .option("checkpointLocation", (plan.checkpoints / name).spark_uri)
-        .trigger(processingTime=plan.trigger)
+        .option("checkpointLocation", (context.checkpoints / name).spark_uri)
+        .trigger(processingTime=context.trigger)
         .start()
     )
 
@@ -132,9 +132,9 @@ def write_micro_batches(
         if query_id is None:
             raise RuntimeError("foreachBatch outside a streaming query")
         if checkpoint is not None:
-            checkpoint.keep()
+            checkpoint.sync()
         write(rows, batch_id, query_id)
         if checkpoint is not None:
-            checkpoint.keep()
+            checkpoint.sync()
 
     return frame.writeStream.foreachBatch(call)

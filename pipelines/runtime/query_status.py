@@ -54,7 +54,7 @@ class QueryBacklog:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()  # when first, and where the end was
 
-    def see(self, now: float, end: int, lag: int) -> float:
+    def observe(self, now: float, end: int, lag: int) -> float:
         """`now`: monotonic s; `end`: of all partitions together; `lag`: records not read. Seconds."""
         if not self._seen or end > self._seen[-1][1]:
             self._seen.append((now, end))
@@ -99,9 +99,9 @@ class QueryWatch:
         """`topics`: full names of those that the query reads."""
         self._name = name
         self._topics = tuple(topics)
-        self._waits = QueryBacklog()
+        self._backlog = QueryBacklog()
 
-    def line(
+    def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
         """How the query stands. `now`: monotonic s; `ends`: of at least its topics; the others: as `build_query_state`."""
@@ -110,7 +110,7 @@ class QueryWatch:
         if line.lag is None:
             return line
         end = sum(sum(parts.values()) for parts in read.values())
-        return replace(line, lag_seconds=self._waits.see(now, end, line.lag))
+        return replace(line, lag_seconds=self._backlog.observe(now, end, line.lag))
 
 
 def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:

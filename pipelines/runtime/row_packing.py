@@ -18,11 +18,11 @@ _decoder = msgspec.msgpack.Decoder(list[object])
 
 class PackedRow(NamedTuple):
     """A row. `kind`: a table's name, or a name that the stage after this knows. `identities`: digests that tell rows
-    apart, in turn; `place`: of what the row was made of; `size`: bytes of payload, about."""
+    apart, in turn; `position`: of what the row was made of; `size`: bytes of payload, about."""
 
     kind: str
     identities: tuple[bytes, ...]
-    place: str
+    position: str
     row: Sequence[object]
     size: int
 

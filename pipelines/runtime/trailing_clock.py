@@ -1,4 +1,4 @@
-"""A clock that trails a time which Kiln has kept: the clock was ahead before and was put back, or is wrong now.
+"""A clock that trails a time which Kiln has newest: the clock was ahead before and was put back, or is wrong now.
 
 Pure; times are µs since the epoch."""
 
@@ -15,41 +15,41 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass
 class TrailingClock:
-    """Takes what a clock says beside the time that was kept, again and again."""
+    """Takes what a clock says beside the time that was newest, again and again."""
 
     since: int | None = None
     """when the clock was first seen to trail, by itself; None: the clock does not trail"""
     now: int = 0
-    kept: int = 0
+    newest: int = 0
 
-    def see(self, now: int, kept: int) -> None:
-        """`kept`: what the clock has passed already."""
-        self.now, self.kept = now, kept
-        if not is_trailing(now, kept):
+    def observe(self, now: int, newest: int) -> None:
+        """`newest`: what the clock has passed already."""
+        self.now, self.newest = now, newest
+        if not is_trailing(now, newest):
             self.since = None
         elif self.since is None:
             self.since = now
 
 
-def is_trailing(now: int, kept: int) -> bool:
-    """Whether a clock that says `now` trails `kept` by more than clocks differ."""
-    return kept - now > _TOLERANCE
+def is_trailing(now: int, newest: int) -> bool:
+    """Whether a clock that says `now` trails `newest` by more than clocks differ."""
+    return newest - now > _TOLERANCE
 
 
-def describe_log_lag(topic: str, now: int, kept: int, since: int | None) -> str:
+def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
     """What it means, and what to do, where the broker's stamps trail the clock of the log (decision 1)."""
     return (
-        f"the broker's clock trails the log {topic} by {_seconds(kept - now)}{_since(since)}: its stamps were ahead "
+        f"the broker's clock trails the log {topic} by {_seconds(newest - now)}{_since(since)}: its stamps were ahead "
         f"before. Windows wait for the log's clock, so batches come late until the broker's clock has passed "
-        f"{_time(kept)}. Nothing is lost. If the broker's clock is wrong, set it right; else wait"
+        f"{_time(newest)}. Nothing is lost. If the broker's clock is wrong, set it right; else wait"
     )
 
 
-def describe_watermark_lag(queries: Iterable[str], now: int, kept: int, since: int | None) -> str:
+def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since: int | None) -> str:
     """The same where the clock of a query's machine trails what the query has reckoned with (decision 5)."""
     return (
-        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_seconds(kept - now)}"
-        f"{_since(since)}: it was ahead before. Nothing is lost: until it has passed {_time(kept)}, copies are "
+        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_seconds(newest - now)}"
+        f"{_since(since)}: it was ahead before. Nothing is lost: until it has passed {_time(newest)}, copies are "
         "remembered for longer. If this clock is wrong, set it right; else wait"
     )
 

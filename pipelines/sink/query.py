@@ -35,23 +35,23 @@ from kiln.pipelines.sink.transform import (
 _HELD_AGAINST = ("publications", "streams")
 
 
-def start(plan: QueryContext) -> StreamingQuery:
+def start(context: QueryContext) -> StreamingQuery:
     """Starts the query."""
-    session = plan.new_session()
-    plan.lake.create(OUTPUT_TABLES)
-    records = stream_topics(session, plan.broker, TOPICS, plan.at_most)
-    remembered = plan.remembers("sink")
-    rows = deduplicate_rows(decode_table_rows(records), plan.remembered) if remembered is None else records
-    log_clock = LogTimeFile(plan.checkpoints / "sink" / "clock.json")
-    batch_clock, checkpoint = plan.batch_clock("sink"), Checkpoint(plan.checkpoints / "sink")
+    session = context.new_session()
+    context.lake.create(OUTPUT_TABLES)
+    records = stream_topics(session, context.broker, TOPICS, context.max_records)
+    remembered = context.find_dedup_store("sink")
+    rows = deduplicate_rows(decode_table_rows(records), context.dedup_retention) if remembered is None else records
+    log_clock = LogTimeFile(context.checkpoints / "sink" / "clock.json")
+    batch_clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        batch_clock.tell(rows.sparkSession.sparkContext)
-        rows, stood = coalesce_small(rows, checkpoint.records(batch_id)), log_clock.before(batch_id)
+        batch_clock.set_time(rows.sparkSession.sparkContext)
+        rows, stood = coalesce_small(rows, checkpoint.count_records(batch_id)), log_clock.read_start(batch_id)
         if remembered is None:
-            out = write_tables(rows, plan.lake, stood)
+            out = write_tables(rows, context.lake, stood)
         else:
-            out = sink_records(rows, plan.lake, stood, remembered)
+            out = sink_records(rows, context.lake, stood, remembered)
         out.persist(StorageLevel.DISK_ONLY)  # what was received is read once more, and a stage writes its files once
         try:
             told = out.where(F.col("kind") != RECEIVED_ROWS).collect()
@@ -69,21 +69,21 @@ def start(plan: QueryContext) -> StreamingQuery:
                 commit(table, files[table], WriteId(query_id, batch_id))
             of_others = out.where(F.col("kind") == RECEIVED_ROWS)
             if not of_others.isEmpty():  # after the table `streams` has what this micro-batch says of them
-                ours, streams = (read_rows(session, plan.lake, name) for name in _HELD_AGAINST)
+                ours, streams = (read_rows(session, context.lake, name) for name in _HELD_AGAINST)
                 tips = join_verified_separators(exclude_own_batches(read_received_tips(of_others), ours), streams)
                 write = WriteId(query_id, batch_id, "received")
                 for table, found in (
                     ("tips", select_received_tips(tips)),
                     ("quarantine", quarantine_contradicted_tips(tips)),
                 ):
-                    commit(table, write_files(found.coalesce(1), plan.lake, table), write)
-            log_clock.move(batch_id, clocks)
+                    commit(table, write_files(found.coalesce(1), context.lake, table), write)
+            log_clock.advance(batch_id, clocks)
         finally:
             out.unpersist()
-        plan.report("sink", seen)
+        context.report("sink", seen)
 
     def commit(table: str, files: list[DataFile], write: WriteId) -> None:
-        if files and not plan.commits.commit(table, files, write):
-            delete_files(plan.lake, files)
+        if files and not context.commits.commit(table, files, write):
+            delete_files(context.lake, files)
 
-    return start_query("sink", plan, write_micro_batches(rows, write, plan.kept("sink")))
+    return start_query("sink", context, write_micro_batches(rows, write, context.find_durable_checkpoint("sink")))

@@ -52,7 +52,7 @@ class StreamsFile:
         self._file.executescript(_TABLES)
         self._number = lru_cache(maxsize=_REMEMBERED)(self._numbered)
 
-    def places(self) -> dict[int, int]:
+    def read_offsets(self) -> dict[int, int]:
         """By partition of the topic, the offset after the last record that is in the file."""
         return dict(self._file.execute("SELECT part, place FROM places"))
 
@@ -74,7 +74,7 @@ class StreamsFile:
             return default
         return None if row[0] is None else SeparatorRecord(*row)
 
-    def waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
         """Whether the record of a stream, by network and StreamID, names this tip as one that waited."""
         return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
 
@@ -164,17 +164,17 @@ class KnownStreams:
         separator, known = answer
         return separator if known else default
 
-    def waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
         """Whether an update of a stream, by network and StreamID, waited for the genesis, and is in `kiln.updates`."""
-        return self._file.waited(stream, tip)
+        return self._file.has_waited(stream, tip)
 
     def refresh(self) -> None:
         """Reads on to where the topic ends now, unless another worker of this machine has done so."""
         ends = self._consumer.end_offsets(self._parts) if self._parts else {}
-        places = self._file.places()
+        places = self._file.read_offsets()
         if _is_behind(places, ends):
             with _lock_file(self._file.path):
-                places = self._file.places()
+                places = self._file.read_offsets()
                 if _is_behind(places, ends):
                     values = self._read(places, ends)
                     places = {part.partition: end for part, end in ends.items()}

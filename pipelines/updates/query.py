@@ -23,36 +23,40 @@ from kiln.schemas.queries import QUERIES
 _SMALL = 2_000  # records that one task decodes no later than several would
 
 
-def start(plan: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
+def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Starts the query. DecodingBrokenError: messages that are known to be good do not decode.
 
     After a crash, Kafka may hold a micro-batch twice, under the same epoch (decision 7). After `kiln recover`, the
     first micro-batch only remembers (decision 19).
     """
     check_samples()
-    session = plan.new_session()
-    records = stream_topics(session, plan.broker, QUERIES["updates"].reads, plan.at_most)
-    checkpoint = Checkpoint(plan.checkpoints / "updates")
-    stands_for = checkpoint.stands_for
-    remembered = plan.remembers("updates")
+    session = context.new_session()
+    records = stream_topics(session, context.broker, QUERIES["updates"].reads, context.max_records)
+    checkpoint = Checkpoint(context.checkpoints / "updates")
+    replaced_epoch = checkpoint.replaced_epoch
+    remembered = context.find_dedup_store("updates")
     begun = records
     if remembered is None:
-        begun = deduplicate_updates(decode_updates(records, decoding, separating, stands_for), plan.remembered)
+        begun = deduplicate_updates(
+            decode_updates(records, decoding, separating, replaced_epoch), context.dedup_retention
+        )
 
-    clock = plan.batch_clock("updates")
-    place = ProgressMarker(plan.client, plan.broker.topic("updates"))
+    clock = context.create_clock("updates")
+    marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.tell(rows.sparkSession.sparkContext)
+        clock.set_time(rows.sparkSession.sparkContext)
         if remembered is not None:
-            small = is_small(checkpoint.records(batch_id), _SMALL)
+            small = is_small(checkpoint.count_records(batch_id), _SMALL)
             read = rows.coalesce(1) if small else rows
-            new = select_first_updates(read, decoding, separating, remembered, stands_for)
+            new = select_first_updates(read, decoding, separating, remembered, replaced_epoch)
             rows = new if small else new.repartition(1)  # several tasks decode, and one writes
-        if batch_id == 0 and stands_for is not None:
+        if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which remember
         else:
-            write_records(sort_by_capture_time(rows), plan.broker)
-        place.tell(query_id, batch_id, checkpoint.ends(batch_id))
+            write_records(sort_by_capture_time(rows), context.broker)
+        marker.commit(query_id, batch_id, checkpoint.ends(batch_id))
 
-    return start_query("updates", plan, write_micro_batches(begun, write, plan.kept("updates")))
+    return start_query(
+        "updates", context, write_micro_batches(begun, write, context.find_durable_checkpoint("updates"))
+    )

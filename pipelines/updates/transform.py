@@ -88,7 +88,7 @@ class UpdateRow(NamedTuple):
     without prefix; `heard_at`: µs."""
 
     identity: bytes
-    place: str
+    position: str
     topic: str
     key: bytes
     value: bytes
@@ -217,18 +217,18 @@ def decode_records(
     passing: set[tuple[bytes, str]] = set()  # what this task let through: the rest would be dropped anyway
     decoder = FrameDecoder(how)
     known: KnownSeparators = {}
-    waited: WaitedUpdate = _nothing_waited
+    has_waited: WaitedUpdate = _nothing_waited
     if separating.streams is not None:
         known = streams = open_known_streams(separating.streams)
-        waited = streams.waited
+        has_waited = streams.has_waited
         streams.refresh()
     for batch in batches:
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             for item in decoder.decode(value, partition, offset, stamp):
                 if isinstance(item, RejectedMessage):
                     continue
-                for row in _build_rows(item, epoch, how, known, waited, separating):
-                    key = (row.identity, row.place if every_copy else "")
+                for row in _build_rows(item, epoch, how, known, has_waited, separating):
+                    key = (row.identity, row.position if every_copy else "")
                     if key not in passing:
                         passing.add(key)
                         yield row
@@ -239,22 +239,22 @@ def _build_rows(
     epoch: Epoch,
     how: DecodeConfig,
     known: KnownSeparators,
-    waited: WaitedUpdate,
+    has_waited: WaitedUpdate,
     separating: SeparatorConfig,
 ) -> list[UpdateRow]:
     """What a message has to say. Where this fails, the message is a fault."""
     try:
         if item.content.type == "UPDATE":
-            return list(_build_update_rows(item, epoch, how, known, waited, separating))
+            return list(_build_update_rows(item, epoch, how, known, has_waited, separating))
         if item.content.type == "BATCH_UPDATE" and separating.fetch:
             return list(_build_wanted_batches(item))
-    except PROCESSING_ERRORS as error:  # `known` and `waited` raise sqlite3.Error alone; all else is pure
+    except PROCESSING_ERRORS as error:  # `known` and `has_waited` raise sqlite3.Error alone; all else is pure
         data = item.envelope.SerializeToString()
-        fault = reject_failed("updates", error, item.place, data, item.observed_at)
-        key, identity = quarantine_key(*item.place), compute_fault_identity(fault)
+        fault = reject_failed("updates", error, item.ref, data, item.observed_at)
+        key, identity = quarantine_key(*item.ref), compute_fault_identity(fault)
         records = quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
         return [
-            UpdateRow(identity + bytes((part,)), item.place.text, "quarantine", key, encode(record), item.observed_at)
+            UpdateRow(identity + bytes((part,)), item.ref.text, "quarantine", key, encode(record), item.observed_at)
             for part, record in enumerate(records)
         ]
     return []
@@ -286,7 +286,7 @@ def _build_update_rows(
     epoch: Epoch,
     how: DecodeConfig,
     known: KnownSeparators,
-    waited: WaitedUpdate,
+    has_waited: WaitedUpdate,
     separating: SeparatorConfig,
 ) -> Iterator[UpdateRow]:
     content = item.content
@@ -304,12 +304,12 @@ def _build_update_rows(
         from_=get_signer(item),
         message=item.message,
         epoch=epoch,
-        frame=Coordinates(item.place.partition, item.place.offset, item.place.position or 0),
+        frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),
         observed_at=item.observed_at,
     )
-    identity, place = _compute_update_identity(item, found.separator), item.place.text
+    identity, place = _compute_update_identity(item, found.separator), item.ref.text
     waits = found.source is None and separating.fetch
-    again = found.source == "genesis" and waited((item.network, stream), WaitedTip(item.origin, tip))
+    again = found.source == "genesis" and has_waited((item.network, stream), WaitedTip(item.origin, tip))
     if not waits and not again:
         key = update_key(item.network, named, stream)
         yield UpdateRow(identity, place, "updates", key, encode(record), item.observed_at)
@@ -330,9 +330,7 @@ def _build_update_rows(
     if found.contradicted is not None and found.separator is not None:
         fault = build_false_claim(found.contradicted, found.separator, item.envelope.data, item.observed_at)
         message, _ = compute_identities(item, item.origin, how.unsigned_horizon)
-        yield UpdateRow(
-            message + b"!", place, "quarantine", quarantine_key(*item.place), encode(fault), item.observed_at
-        )
+        yield UpdateRow(message + b"!", place, "quarantine", quarantine_key(*item.ref), encode(fault), item.observed_at)
 
 
 def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
@@ -352,4 +350,4 @@ def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
         named = f"{item.origin}\n{item.network}\n{content.sep}\n{cid}\n{announced}".encode()
         wanted = WantedRecord(item.network, cid, "batch", item.observed_at, separator, item.message)
         identity = blake2b(named, digest_size=16).digest()
-        yield UpdateRow(identity, item.place.text, "wanted", cid.encode(), encode(wanted), item.observed_at)
+        yield UpdateRow(identity, item.ref.text, "wanted", cid.encode(), encode(wanted), item.observed_at)

@@ -22,9 +22,9 @@ from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.app.launch import decode_config
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder
-from kiln.pipelines.delta.lake import Lake, log_entry
+from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import NAME
+from kiln.pipelines.runtime.dedup_store import FILE_NAME
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kit.awaiting import wait_until
 from kit.log_feed import frames_producer, kiln_beside
@@ -39,7 +39,7 @@ class Stack:
 
     def __init__(self, spark: SparkSession, settings: Settings, address: str, query: JobName) -> None:
         self.spark, self.settings, self.address, self.query = spark, settings, address, query
-        self.lake = Lake.at(settings.lake_root)
+        self.lake = Lake.from_location(settings.lake_root)
         self.checkpoint = settings.state / "checkpoints" / query
         options = TrafficOptions(seed=3, network="local-recover", garbage=0.0, forged=0.0, impostors=0.0, copies=3)
         self._frames = Traffic(options, time.time_ns(), 1_000, keep_ledger=False).frames()
@@ -70,7 +70,7 @@ class Stack:
             wait_until(done, lambda: f"{self.query} caught up; errors: {queries.errors}")
         finally:
             queries.stop()
-        return queries.mended
+        return queries.repairs
 
     def announced(self) -> Counter[tuple[str, str]]:
         """How often each tip of a stream is in `kiln.updates`."""
@@ -181,7 +181,7 @@ def test_files_that_a_power_cut_left_empty(stack: Stack) -> None:
     newest = max(int(path.name) for path in (stack.checkpoint / "commits").glob("[0-9]*"))
     torn = [
         stack.checkpoint / "commits" / str(newest),
-        Path(log_entry(stack.lake.folder("frames"), stack.lake.open("frames").version()).uri),
+        Path(locate_commit(stack.lake.folder("frames"), stack.lake.open("frames").version()).uri),
     ]
     for path in torn:
         path.write_bytes(b"")
@@ -200,13 +200,13 @@ def test_updates_that_has_lost_what_it_remembers(
     shutil.copytree(stack.checkpoint, tmp_path / "copy")
     stack.feed()
     stack.run()
-    for left in stack.checkpoint.glob(f"{NAME}*"):
+    for left in stack.checkpoint.glob(f"{FILE_NAME}*"):
         left.unlink()
     if older:
-        for kept in (tmp_path / "copy").glob(f"{NAME}*"):
+        for kept in (tmp_path / "copy").glob(f"{FILE_NAME}*"):
             shutil.copy(kept, stack.checkpoint)
     words = "ends with the micro-batch" if older else "is gone"
-    with pytest.raises(RestartsExhaustedError, match=rf"{NAME} {words}.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} {words}.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 0
     assert "Put right" in capsys.readouterr().out
@@ -219,9 +219,9 @@ def test_updates_that_has_lost_what_it_remembers(
 def test_archive_that_has_lost_what_it_remembers_is_begun_anew(
     stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for left in stack.checkpoint.glob(f"{NAME}*"):
+    for left in stack.checkpoint.glob(f"{FILE_NAME}*"):
         left.unlink()
-    with pytest.raises(RestartsExhaustedError, match=rf"{NAME} is gone.* Type kiln recover"):
+    with pytest.raises(RestartsExhaustedError, match=rf"{FILE_NAME} is gone.* Type kiln recover"):
         stack.run()
     assert run_command(["recover", "--yes"]) == 1
     assert "begin the query anew" in capsys.readouterr().out.replace("\n", " ")
@@ -244,8 +244,8 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
     if killed:  # after the last micro-batch had written its records, and before it told Kafka
         checkpoint = Checkpoint(location(stack.checkpoint))
         kafka, before = stack.settings.broker, checkpoint.committed - 1
-        with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as place:
-            place.tell(checkpoint.query_id, before, checkpoint.ends(before))
+        with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
+            marker.commit(checkpoint.query_id, before, checkpoint.ends(before))
     announced = stack.announced()
     shutil.rmtree(stack.checkpoint)
     shutil.copytree(tmp_path / "copy", stack.checkpoint)

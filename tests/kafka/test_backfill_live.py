@@ -22,7 +22,7 @@ import pytest
 from kiln.deploy.demo.traffic import TrafficOptions
 from kiln.deploy.demo.traffic.feed import Feed
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.pipelines.backfill.account import find_run
+from kiln.pipelines.backfill.run_log import find_run
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
@@ -92,7 +92,7 @@ def differences(kiln: Kiln, run: str, table: str, low: str, high: str) -> list[o
     of_live, of_run = f"select {columns} from live where {within}", f"select {columns} from made where {within}"
     with duckdb.connect() as tables:
         tables.register("live", lake.open(table).to_pyarrow_table())
-        tables.register("made", lake.run(run).open(table).to_pyarrow_table())
+        tables.register("made", lake.locate_run(run).open(table).to_pyarrow_table())
         assert tables.sql(of_live).fetchall() != []
         found = [f"({of_live}) except all ({of_run})", f"({of_run}) except all ({of_live})"]
         found.append(f"select * from made where not ({within})")

@@ -29,7 +29,7 @@ import json, sys, time
 from kiln.pipelines.runtime.driver_lease import SecondDriverError, DriverLease
 sole = DriverLease(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3])
 try:
-    sole.take()
+    sole.acquire()
     print("taken", flush=True)
     while True:
         sole.check()
@@ -75,7 +75,7 @@ def test_a_second_driver_is_refused_in_words(start: Callable[[], Driver], sole: 
     first = start()
     assert says(first) == "taken\n"
     with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
-        sole.take(patience=2)
+        sole.acquire(patience=2)
     assert first.poll() is None
 
 
@@ -87,7 +87,7 @@ def test_where_a_driver_was_killed_the_next_on_the_machine_starts_at_once(
     first.kill()
     first.wait()
     began = time.monotonic()
-    sole.take()
+    sole.acquire()
     sole.check()
     assert time.monotonic() - began < SESSION / 2
 
@@ -96,7 +96,7 @@ def test_a_driver_that_stood_still_is_told_who_took_over(start: Callable[[], Dri
     first = start()
     assert says(first) == "taken\n"
     os.kill(first.pid, signal.SIGSTOP)  # a machine that hangs, or is cut off
-    sole.take()
+    sole.acquire()
     os.kill(first.pid, signal.SIGCONT)
     assert f"updates has been taken over by another driver, process {os.getpid()} on " in says(first)
     assert first.wait(timeout=30) == 0
@@ -119,9 +119,9 @@ def test_a_driver_that_kafka_had_given_up_is_the_driver_again_and_is_told_of_the
         os.kill(first.pid, signal.SIGCONT)
         wait_until(lambda: state() == "Stable", "the driver has joined again", 30)
     with pytest.raises(SecondDriverError, match=rf"updates is run by another driver, process {first.pid} on "):
-        sole.take(patience=2)
+        sole.acquire(patience=2)
     os.kill(first.pid, signal.SIGSTOP)
-    sole.take()
+    sole.acquire()
     os.kill(first.pid, signal.SIGCONT)
     assert f"updates has been taken over by another driver, process {os.getpid()} on " in says(first)
     sole.check()
@@ -131,7 +131,7 @@ def test_a_driver_joins_again_whose_join_was_for_a_change_that_was_none(
     start: Callable[[], Driver], sole: DriverLease
 ) -> None:
     """A busy broker tells of a topic without a partition, and at the next look with all of them."""
-    sole.take()
+    sole.acquire()
     consumer = sole._consumer
     assert consumer is not None
     coordinator = consumer._coordinator
@@ -164,7 +164,7 @@ def test_a_driver_may_begin_again_in_the_same_process(start: Callable[[], Driver
     assert says(second) == "taken\n"
     second.terminate()
     second.wait()
-    sole.take()
+    sole.acquire()
     sole.close()
-    sole.take()
+    sole.acquire()
     sole.check()

@@ -10,7 +10,7 @@ from kafka.admin import NewTopic
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.pipelines.batch.ticker import Ticker, greatest_stamps
+from kiln.pipelines.batch.ticker import Ticker, read_log_times
 from kit.awaiting import wait_until
 from kit.broker_access import client
 
@@ -31,7 +31,7 @@ def test_the_ticker_says_when_stamps_trail_the_log_and_ticks_on(broker: Embedded
         producer.send(topic, value=b"update", partition=1, timestamp_ms=stamp).get(timeout=30)
     producer.close()
     names = [TopicPartition(topic, partition) for partition in (0, 1)]
-    assert greatest_stamps(options, names) == {1: ahead}
+    assert read_log_times(options, names) == {1: ahead}
     ticker = Ticker(options, topic, interval=0.02, window=0)
     assert ticker.clock_error is None
     ticker.start()
@@ -40,6 +40,6 @@ def test_the_ticker_says_when_stamps_trail_the_log_and_ticks_on(broker: Embedded
         assert re.match(
             rf"the broker's clock trails the log {topic} by 1,(80[01]|79\d) s since ", ticker.clock_error or ""
         )
-        assert not ticker.quiet
+        assert not ticker.is_quiet
     finally:
         ticker.stop()

@@ -36,7 +36,7 @@ S = 1_000_000
 START = 1_000 * S
 MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
 OTHER = SeparatorRecord("model", separator_value(b"\x01\x03"))
-OPTIONS = FetchingOptions(NETWORK, at_most=2, give_up=10 * S, forget=100 * S, check_for=5 * S)
+OPTIONS = FetchingOptions(NETWORK, max_concurrent=2, give_up_after=10 * S, retry_after=100 * S, genesis_timeout=5 * S)
 EVERYTHING = [parse_interest("*")]
 UNAVAILABLE = FetchFailure("genesis_unavailable", "nobody gave it", final=False)
 
@@ -114,24 +114,24 @@ class Run:
         for record in records:
             value = encode(record) if isinstance(record, WantedRecord) else record
             followed = [parse_interest(text) for text in interests]
-            told.append(self.pending.take(KafkaPosition(0, self.offset), value, followed, self.now))
+            told.append(self.pending.add_record(KafkaPosition(0, self.offset), value, followed, self.now))
             self.offset += 1
         return [announcer for announcer in told if announcer]
 
     def round(self) -> list[FetchOutput]:
-        due = self.pending.next_writes(self.now)
-        if not self.done_offsets.repeating and (due.going or self.done_offsets.changed):
-            self.done_offsets.committed()
-        self.pending.written()
+        due = self.pending.stage_writes(self.now)
+        if not self.done_offsets.is_repeating and (due.releasing or self.done_offsets.changed):
+            self.done_offsets.mark_committed()
+        self.pending.confirm_writes()
         outputs = [output for stage in due.stages for output in stage]
         self.written += outputs
         return outputs
 
     def next(self) -> list[BlockRequest]:
-        return self.pending.next(self.now)
+        return self.pending.start_fetches(self.now)
 
     def answer(self, ask: BlockRequest, answer: Answer) -> list[FetchOutput]:
-        self.pending.answer(ask, answer, self.now)
+        self.pending.add_answer(ask, answer, self.now)
         return self.round()
 
     def try_until(self, end: int, answer: Answer) -> list[FetchOutput]:

@@ -84,7 +84,7 @@ class Kiln:
     def sql(self, query: str) -> list[dict[str, object]]:
         """What `kiln sql --json` prints, without the second or two that a process takes to start."""
         printed = io.StringIO()
-        write_json(ask(Lake.at(self.settings().lake_root), query), printed)
+        write_json(ask(Lake.from_location(self.settings().lake_root), query), printed)
         answer = json.loads(printed.getvalue())
         assert isinstance(answer, list)
         return answer

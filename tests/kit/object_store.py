@@ -62,7 +62,7 @@ class ObjectStore:
 
     def lake(self) -> Lake:
         """A lake with a bucket of its own."""
-        return Lake.at(self.place())
+        return Lake.from_location(self.place())
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def rows_of(
             if isinstance(item, DecodedMessage):
                 said.setdefault((item.network, item.message), item)
                 continue
-            place = dict(zip(("kafka_partition", "kafka_offset", "message_index"), item.place, strict=True))
+            place = dict(zip(("kafka_partition", "kafka_offset", "message_index"), item.ref, strict=True))
             fault = {name: getattr(item, name) for name in ("stage", "reason", "detail", "data", "observed_at")}
             rows["quarantine"].append(place | fault | {"cid": None})
     rows["frames"] = _named("frames", frames)

@@ -151,7 +151,7 @@ def fill(lake: Lake, tables: Mapping[str, Iterable[Row]]) -> None:
 
 def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> BackfillRun:
     """A run in the account, whose tables are there and empty, and of the source `frames`."""
-    lake.run(name).create(RUN_TABLES)
+    lake.locate_run(name).create(RUN_TABLES)
     said = {"source": "frames", "network": None, **details}
     append_event(lake, name, "begun", at, range_from=FROM, range_to=TO, details=said)
     if done:

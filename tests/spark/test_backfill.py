@@ -63,7 +63,7 @@ class World:
         return backfill(self.spark, settings, build_terms(settings, asked), stopped, lambda _: None)
 
     def rows(self, run: str | None, table: str) -> Rows:
-        lake = self.lake if run is None else self.lake.run(run)
+        lake = self.lake if run is None else self.lake.locate_run(run)
         found = lake.open(table).to_pyarrow_table()
         for number, field in enumerate(found.schema):
             if pa.types.is_timestamp(field.type):
@@ -85,12 +85,12 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
     assert traffic.ledger is not None
     settings = Settings(state=folder / "state", network=OPTIONS.network, spark=Spark(master="local[2]"))
     with spark_session(settings, "backfill") as spark:
-        lake = Lake.at(settings.lake_root)
+        lake = Lake.from_location(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
         world.make(BackfillRequest("heard", START, END, source="files", files=(file,)), chunk=400)
         for table in ("frames", "copies", "messages", "updates", "batches", "batch_tips", "tips", "quarantine"):
             shutil.rmtree(lake.table(table), ignore_errors=True)
-            shutil.copytree(lake.run("heard").table(table), lake.table(table))
+            shutil.copytree(lake.locate_run("heard").table(table), lake.table(table))
         yield world
 
 
@@ -145,11 +145,11 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
 
 def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -> None:
     world.run("once")
-    before = {table: world.lake.run("once").open(table).version() for table in world.lake.run("once").tables()}
+    before = {table: world.lake.locate_run("once").open(table).version() for table in world.lake.locate_run("once").tables()}
     done = world.run("once")
     assert done.wrote == 0
     assert done.rows["messages"] == len(world.rows(None, "messages"))
-    assert before == {table: world.lake.run("once").open(table).version() for table in before}
+    assert before == {table: world.lake.locate_run("once").open(table).version() for table in before}
     with pytest.raises(RunError, match="there is a run once already, and its T in µs is 1000000, not 5000000"):
         world.run("once", window=timedelta(seconds=5))
     with pytest.raises(RunError, match="its range is another"):

@@ -52,7 +52,7 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
     found: list[list[str]] = []
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.tell(rows.sparkSession.sparkContext)
+        clock.set_time(rows.sparkSession.sparkContext)
         taken = [unpack(bytes(row.data)) for row in rows.collect() if row.kind == "streams"]
         found.append(sorted(str(row[1]) for row in taken))
 

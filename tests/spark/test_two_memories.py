@@ -74,7 +74,7 @@ def micro_batches(
     clock = MicroBatchClock(lambda: NOW, lambda: 0, Checkpoint(location(checkpoint)).watermark + SPAN)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.tell(rows.sparkSession.sparkContext)
+        clock.set_time(rows.sparkSession.sparkContext)
         take(ended(rows))
 
     schema = spark.read.parquet(str(source)).schema

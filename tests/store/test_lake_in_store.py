@@ -13,14 +13,14 @@ from kiln.deploy.ops.store import store_problem
 from kiln.deploy.query.ask import SqlError, ask
 from kiln.deploy.query.trace.follow import follow
 from kiln.deploy.query.trace.ids import read_id
-from kiln.pipelines.backfill.account import find_run, told
-from kiln.pipelines.backfill.diff import diff
+from kiln.pipelines.backfill.run_log import find_run, read_events
+from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.swap import FileSwap
-from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.delta.lake import Lake, log_of
+from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import care_for
 from kiln.schemas.delta.tables import TABLES
@@ -143,7 +143,7 @@ def test_care_makes_one_file_of_many_shortens_the_log_and_removes_what_nobody_ne
     done = care_for(lake, "tips", MaintenancePolicy(128 << 20, _HOUR, unnamed=_HOUR), now, lambda words: None)
     assert done.garbage[0] >= 130
     assert done.entries[1] < done.entries[0]
-    begins = min(found.name for found in log_of(lake.folder("tips")).files() if found.name.endswith(".json"))
+    begins = min(found.name for found in locate_log(lake.folder("tips")).files() if found.name.endswith(".json"))
     assert int(begins[:20]) > 0
     assert lake.open("tips").to_pyarrow_table().num_rows == 250
     assert left.name in {found.name for found in lake.folder("tips").files()}, "its query may be about to name it"
@@ -156,18 +156,18 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
     fill(lake, history(range(40)))
     run = begin(lake)
     tables = history(range(5, 50))
-    fill(lake.run("r"), tables)
-    assert not all(each.equal for each in diff(lake, run, lambda words: None))
-    assert swap(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None)
+    fill(lake.locate_run("r"), tables)
+    assert not all(each.equal for each in diff_run(lake, run, lambda words: None))
+    assert swap_run(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None)
     swapped = find_run(lake, "r")
     assert swapped is not None
-    assert all(each.equal for each in diff(lake, swapped, lambda words: None))
+    assert all(each.equal for each in diff_run(lake, swapped, lambda words: None))
     updates = [str(row[0]) for row in ask(lake, "SELECT message FROM updates").rows()]
     assert sorted(updates) == sorted(f"m{number}" for number in range(5, 50))
     assert [each["state"] for each in json.loads(said(capsys, "backfill", "list", "--json"))] == ["swapped"]
     said(capsys, "backfill", "drop", "r")
-    assert list(lake.run("r").root.folders()) == []
-    assert [each.event for each in told(lake)][-2:] == ["dropping", "dropped"]
+    assert list(lake.locate_run("r").root.folders()) == []
+    assert [each.event for each in read_events(lake)][-2:] == ["dropping", "dropped"]
 
 
 def test_doctor_tries_whether_the_store_refuses_a_second_write(lake: Lake) -> None:

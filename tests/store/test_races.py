@@ -14,12 +14,12 @@ from typing import Final
 
 import pytest
 
-from kiln.pipelines.backfill.account import ClaimedError, find_run
+from kiln.pipelines.backfill.run_log import SwapClaimedError, find_run
 from kiln.pipelines.backfill.swap import FileSwap
-from kiln.pipelines.backfill.swap_runs import swap
+from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
-from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import MaintenanceResult, care_for
@@ -42,7 +42,7 @@ def at_once(*tasks: Callable[[], object]) -> list[object]:
         start.wait()
         try:
             return task()
-        except (SecondWriterError, ClaimedError) as error:
+        except (SecondWriterError, SwapClaimedError) as error:
             return error
 
     with ThreadPoolExecutor(len(tasks)) as pool:
@@ -80,7 +80,7 @@ class Driver:
         except SecondWriterError:
             self.noticed += 1
             self._commits = DeltaRsCommits(self.lake, durable=True)
-        discard(self.lake, files)
+        delete_files(self.lake, files)
 
 
 def test_a_job_that_was_started_twice_writes_each_micro_batch_once(object_store: ObjectStore) -> None:
@@ -148,17 +148,17 @@ def test_a_swap_and_a_stream_lose_nothing_to_each_other(object_store: ObjectStor
 
     for number in range(RACES):
         begin(lake, f"r{number}")
-        fill(lake.run(f"r{number}"), history(range(number % 7, 20 + number % 5)))
+        fill(lake.locate_run(f"r{number}"), history(range(number % 7, 20 + number % 5)))
         run = find_run(lake, f"r{number}")
         assert run is not None
         at_once(
-            partial(swap, lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None),
+            partial(swap_run, lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None),
             partial(stream, 8),
         )
         expected = [*range(number % 7, 20 + number % 5), *range(1_000, 1_000 + written)]
         for table in tables:
             assert column(lake, table, "message") == sorted(f"m{each}" for each in expected), (number, table)
-        lake.run(f"r{number}").root.remove_all()
+        lake.locate_run(f"r{number}").root.remove_all()
     assert sum(driver.noticed for driver in streams.values()) == 0
     assert written == 8 * RACES
 
@@ -170,18 +170,18 @@ def test_of_two_machines_that_swap_a_run_at_once_one_does(object_store: ObjectSt
     for number in range(RACES):
         name = f"r{number}"
         begin(lake, name)
-        fill(lake.run(name), history(range(number, 20 + number)))
+        fill(lake.locate_run(name), history(range(number, 20 + number)))
 
         def swapped(by: str, name: str = name) -> object:
             run = find_run(lake, name)
             assert run is not None
-            return swap(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None, by=by)
+            return swap_run(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None, by=by)
 
         done = at_once(partial(swapped, "one:/state"), partial(swapped, "two:/state"))
-        refused += sum(isinstance(each, ClaimedError) for each in done)
+        refused += sum(isinstance(each, SwapClaimedError) for each in done)
         assert swapped("two:/state") is None, "one of the two has swapped the run in"
         for table in ("messages", "updates", "tips"):
             rows = column(lake, table, "tip")
             assert rows == sorted(f"t{each}" for each in range(number, 20 + number)), (number, table)
-        lake.run(name).root.remove_all()
+        lake.locate_run(name).root.remove_all()
     assert refused == RACES

@@ -15,7 +15,7 @@ from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus, PublisherStatus
 from kiln.deploy.ops.monitor.facts import MonitorInputs
 from kiln.deploy.ops.snapshot import Snapshot
-from kiln.pipelines.runtime.query_status import query_families
+from kiln.pipelines.runtime.query_status import build_query_metrics
 from kiln.schemas.exposition import FAMILIES, LATENESS_BUCKETS, MESH_SIZES
 from kiln.schemas.families import Values, family
 from kiln.schemas.metrics import METRICS
@@ -33,7 +33,7 @@ _OTHER: Final = "other"
 def families(facts: MonitorInputs) -> Iterator[Metric]:
     """All families of which the facts have something to say."""
     yield from _run(facts)
-    yield from query_families(facts.snapshot.queries)
+    yield from build_query_metrics(facts.snapshot.queries)
     if facts.snapshot.bridge is not None:
         yield from bridge_families(facts.snapshot.bridge.status)
     yield from _lake(facts.tables, facts.read_at)

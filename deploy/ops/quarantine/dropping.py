@@ -19,9 +19,9 @@ from deltalake import write_deltalake
 
 from kiln.conf.process.location import Location
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
-from kiln.pipelines.delta.arrow_rows import arrow_schema
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.duckdb_tables import open_tables
-from kiln.pipelines.delta.files import DataFile, TableFiles, discard
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
 from kiln.pipelines.maintenance.state import files_of, left_alone
@@ -67,9 +67,9 @@ def drop(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: date
             continue  # the files of this version are gone: look again
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", rows_go=True):
-            lake.keep("quarantine", table.version(), table.version())
+            lake.sync_commits("quarantine", table.version(), table.version())
             return DropResult(drop_id, rows, known)
-        discard(lake, new)
+        delete_files(lake, new)
     raise QuarantineError("others write the table quarantine anew without pause: try again")
 
 
@@ -78,7 +78,7 @@ def _record(
 ) -> int:
     """Appends what goes to `dropped`, but for rows that are there. Returns how many are there."""
     lake.create(["dropped"])
-    schema = arrow_schema(TABLES["dropped"].columns, strict=True)
+    schema = build_arrow_schema(TABLES["dropped"].columns, strict=True)
     rows = [
         {**told, **row, "came": file.modified}
         for file in files
@@ -98,7 +98,7 @@ def _record(
     if new.num_rows:
         write_deltalake(lake.table("dropped"), new.cast(schema), mode="append", storage_options=lake.storage_options)
         version = lake.open("dropped").version()
-        lake.keep("dropped", version, version)
+        lake.sync_commits("dropped", version, version)
     return int(every.num_rows - new.num_rows)
 
 
@@ -118,7 +118,7 @@ def _rows_at(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, objec
 def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]) -> list[DataFile]:
     """The other rows of these files, in files that no commit names yet."""
     out = TableFiles(lake, "quarantine")
-    schema = arrow_schema(TABLES["quarantine"].columns, strict=True)
+    schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
     try:
         for file in files:
             gone = set(places[file.path])
@@ -133,7 +133,7 @@ def _without(lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequen
                     )
     except BaseException:  # whatever it is: raised again
         with suppress(OSError):
-            discard(lake, out.close())
+            delete_files(lake, out.close())
         raise
     return out.close()
 

@@ -49,7 +49,7 @@ def reread(frame: Frame, positions: Set[int | None], reason: str, how: DecodeCon
     items: dict[int, DecodedMessage | RejectedMessage] = {}
     same: set[int | None] = set()
     for item in decode(frame.SerializeToString(), 0, 0, 0, how):
-        position = item.place.position
+        position = item.ref.position
         if isinstance(item, RejectedMessage) and item.reason == reason:
             same.add(position)
         elif position is not None and (position in positions or None in positions):

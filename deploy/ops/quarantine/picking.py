@@ -14,7 +14,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, Places, stored
-from kiln.pipelines.delta.duckdb_tables import columns_of, open_tables, reach, select_columns
+from kiln.pipelines.delta.duckdb_tables import read_columns, open_tables, register_store, build_columns_query
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, code_of
 from kiln.schemas.kafka.frames import BEP50, gossip_messages
@@ -91,16 +91,16 @@ class QuarantineRows:
         if "quarantine" not in there:
             raise QuarantineError("there is no table quarantine yet")
         self.table = lake.open("quarantine")
-        columns = columns_of(self.table)
+        columns = read_columns(self.table)
         if columns is None:
             raise QuarantineError("the table quarantine was not made by Kiln")
         folder = lake.table("quarantine")
         names = self.table.get_add_actions(flatten=False)["path"].to_pylist()
         self._paths = {f"{folder}/{unquote(name)}": unquote(name) for name in names}
         self._db = duckdb.connect()
-        reach(self._db, lake)
+        register_store(self._db, lake)
         self._db.execute("SET TimeZone = 'UTC'")
-        self._db.execute(f"CREATE TEMP VIEW every AS {select_columns(columns, list(self._paths), places=True)}")
+        self._db.execute(f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), places=True)}")
         self._refuse_unknown("stage", "stage", wanted.stage)
         self._refuse_unknown("reason", CODE_IN_SQL, wanted.reason and code_of(wanted.reason))
         self._pick(wanted)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import nearest
 from kiln.deploy.ops.quarantine.frames import FramePosition, Places, reread, stored, with_messages
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, identities, identities_of
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, compute_identities, compute_column_identities
 from kiln.pipelines.delta.duckdb_tables import open_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.faults import CODE_IN_SQL, code_of
@@ -158,7 +158,7 @@ class QuarantineReplay:
     def _candidate(self, at: FramePosition, position: int, item: DecodedMessage | RejectedMessage) -> _Candidate:
         if isinstance(item, RejectedMessage):
             return _Candidate(at, position, "", ())  # the copy of nothing
-        digests = enumerate(identities(item, "", self._how.unsigned_horizon))
+        digests = enumerate(compute_identities(item, "", self._how.unsigned_horizon))
         return _Candidate(at, position, item.message, tuple(digests))
 
     def frames(self) -> Iterator[Frame]:
@@ -178,6 +178,6 @@ class QuarantineReplay:
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
             for network, message, verdict, observed_at in rows:
                 signed = verdict == Verdict.GOOD
-                digests = identities_of(network, message, signed, observed_at, "", self._how.unsigned_horizon)
+                digests = compute_column_identities(network, message, signed, observed_at, "", self._how.unsigned_horizon)
                 present.update(enumerate(digests))
         return present

@@ -9,8 +9,8 @@ import pytest
 
 from kiln.conf.process.locks import locked
 from kiln.deploy.cli.app import run_command
-from kiln.pipelines.backfill.account import tell, told
-from kiln.pipelines.backfill.runs import listed, lock_of
+from kiln.pipelines.backfill.run_log import append_event, read_events
+from kiln.pipelines.backfill.runs import list_runs, lock_name
 from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import FROM, TO, begin, fill, history
 
@@ -27,12 +27,12 @@ def lake(state: Path) -> Lake:
     lake = Lake(str(state / "lake"))
     fill(lake, history(range(30)))
     begin(lake)
-    fill(lake.run("r"), history(range(20)))
+    fill(lake.locate_run("r"), history(range(20)))
     return lake
 
 
 def states(lake: Lake, state: Path) -> dict[str, str]:
-    return {each.name: each.state for each in listed(lake, state)}
+    return {each.name: each.state for each in list_runs(lake, state)}
 
 
 def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,11 +51,11 @@ def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]
 def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("half", "going", "cut", "in", "gone"):
         begin(lake, name, done=name not in ("half", "going"))
-    tell(lake, "cut", "swapping", TO + 5)
+    append_event(lake, "cut", "swapping", TO + 5)
     for number, event in enumerate(("swapping", "swapped")):
-        tell(lake, "in", event, TO + 5 + number)  # type: ignore[arg-type]  # both are events
-    tell(lake, "gone", "dropped", TO + 5)
-    with locked(state, lock_of("going")):
+        append_event(lake, "in", event, TO + 5 + number)  # type: ignore[arg-type]  # both are events
+    append_event(lake, "gone", "dropped", TO + 5)
+    with locked(state, lock_name("going")):
         assert run_command(["backfill", "list", "--json"]) == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert {name: each["state"] for name, each in found.items()} == {
@@ -80,7 +80,7 @@ def test_drop_removes_the_tables_and_keeps_the_account(
     before = lake.open("messages").version()
     assert run_command(["backfill", "drop", "r"]) == 0
     assert list(Path(lake.path, "backfill").iterdir()) == []
-    assert [each.event for each in told(lake)] == ["begun", "done", "dropping", "dropped"]
+    assert [each.event for each in read_events(lake)] == ["begun", "done", "dropping", "dropped"]
     assert lake.open("messages").version() == before
     assert run_command(["backfill", "drop", "r"]) == 0
     assert "was dropped before: nothing to do" in capsys.readouterr().err
@@ -88,23 +88,23 @@ def test_drop_removes_the_tables_and_keeps_the_account(
     assert "run r was dropped, and its tables are gone" in capsys.readouterr().err
     begin(lake, at=TO + 10**15)  # a run of the same name is another
     assert states(lake, state) == {"r": "done"}
-    assert [each.state for each in listed(lake, state)] == ["dropped", "done"]
+    assert [each.state for each in list_runs(lake, state)] == ["dropped", "done"]
 
 
 def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
     lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with locked(state, lock_of("r")):
+    with locked(state, lock_name("r")):
         for command in ("drop", "swap"):
             assert run_command(["backfill", command, "r"]) == 1
             assert "backfill-r" in capsys.readouterr().err
     with locked(state, "swap"):
         assert run_command(["backfill", "swap", "r"]) == 1
-    tell(lake, "r", "swapping", TO + 5)
+    append_event(lake, "r", "swapping", TO + 5)
     capsys.readouterr()
     assert run_command(["backfill", "drop", "r"]) == 1
     assert "Type kiln backfill swap r first" in " ".join(capsys.readouterr().err.split())
-    assert lake.run("r").has("messages")
+    assert lake.locate_run("r").has("messages")
 
 
 def test_mistakes_are_told_in_words(state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,12 +127,12 @@ def test_a_lake_that_is_not_there_is_told(state: Path, capsys: pytest.CaptureFix
 
 
 def test_a_table_that_cannot_be_read_is_named(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in Path(lake.run("r").table("updates")).glob("*.parquet"):
+    for path in Path(lake.locate_run("r").table("updates")).glob("*.parquet"):
         path.write_bytes(b"no table")
     assert run_command(["backfill", "diff", "r"]) == 1
     assert "or those of run r, cannot be read" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_range_is_of_the_run(lake: Lake, state: Path) -> None:
-    (only,) = listed(lake, state)
+    (only,) = list_runs(lake, state)
     assert (only.range_from, only.range_to, only.source) == (FROM, TO, "frames")

@@ -15,7 +15,7 @@ from kiln.deploy.ops.clocks import of_clocks, trailing_clocks
 from kiln.deploy.ops.doctor import check_clocks
 from kiln.deploy.ops.status import BrokerStatus, KilnStatus
 from kiln.deploy.screens.status import render_status, status_json
-from kiln.pipelines.runtime.dedup_store import NAME, DedupStore, DedupStoreConfig
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
 
 NOW = 1_800_000_000_000_000
@@ -66,7 +66,7 @@ def test_status_tells_of_a_watermark_ahead_of_the_clock(by_file: bool, tmp_path:
     begin(settings, "sink", 0, ahead)
     begin(settings, "sink", 1, put_right, 0 if by_file else ahead - remembered)
     if by_file:
-        path = settings.state / "checkpoints" / "sink" / NAME
+        path = settings.state / "checkpoints" / "sink" / FILE_NAME
         with DedupStore(DedupStoreConfig(str(path), remembered)) as file:
             file.mark(Epoch("sink", 0), ahead)
     found = trailing_clocks(settings, ())

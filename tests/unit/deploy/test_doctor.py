@@ -201,7 +201,7 @@ def test_the_status_on_the_screen(state: Settings) -> None:
 def test_a_table_that_cannot_be_read_does_not_hide_the_others(state: Settings) -> None:
     for log in (state.state / "lake" / "tips" / "_delta_log").iterdir():
         log.write_text("rubbish", encoding="utf-8")
-    batches, tips = lake_status(Lake.at(state.lake_root))
+    batches, tips = lake_status(Lake.from_location(state.lake_root))
     assert batches.rows == 3
     assert "tips" in tips.problem
     assert check_lake([batches, tips]).level == "fail"

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.deploy.screens.backfill import diff_json, in_words
-from kiln.pipelines.backfill.account import BackfillRun
-from kiln.pipelines.backfill.diff import TableDiff, compare, diff
-from kiln.pipelines.backfill.range_comparison import both_sides
+from kiln.pipelines.backfill.run_log import BackfillRun
+from kiln.pipelines.backfill.run_diff import TableDiff, compare_table, diff_run
+from kiln.pipelines.backfill.range_comparison import open_comparison
 from kiln.pipelines.delta.lake import Lake
 from kit.run_tables import (
     FROM,
@@ -41,7 +41,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def compared(lake: Lake, run: BackfillRun) -> dict[str, TableDiff]:
-    return {each.table: each for each in diff(lake, run, lambda words: None)}
+    return {each.table: each for each in diff_run(lake, run, lambda words: None)}
 
 
 def counts(found: TableDiff) -> tuple[int, int, int, int]:
@@ -50,7 +50,7 @@ def counts(found: TableDiff) -> tuple[int, int, int, int]:
 
 def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
     run = begin(lake)
-    for each in (lake, lake.run("r")):
+    for each in (lake, lake.locate_run("r")):
         fill(each, history(range(30)))
     found = compared(lake, run)
     assert tuple(found) == RUN_TABLES
@@ -67,7 +67,7 @@ def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
 
 def test_an_empty_live_lacks_all_of_the_run(lake: Lake) -> None:
     run = begin(lake)
-    fill(lake.run("r"), history(range(30)))
+    fill(lake.locate_run("r"), history(range(30)))
     assert counts(compared(lake, run)["messages"]) == (0, 0, 30, 0)
 
 
@@ -78,8 +78,8 @@ def test_rows_outside_the_range_do_not_count(lake: Lake) -> None:
     fill(lake, history(range(200, 220), at=FROM - 300_000_000, name="old"))
     # heard by the bridge's clock after the range, and by the log's within it
     append(lake, "updates", [update(300, TO + 5, updated_at=TO - 1), update(301, TO, updated_at=TO)])
-    fill(lake.run("r"), history(range(30)))
-    append(lake.run("r"), "updates", [update(300, TO + 5, updated_at=TO - 1)])
+    fill(lake.locate_run("r"), history(range(30)))
+    append(lake.locate_run("r"), "updates", [update(300, TO + 5, updated_at=TO - 1)])
     assert all(each.equal for each in compared(lake, run).values())
 
 
@@ -97,7 +97,7 @@ COPY_KEPT: Mapping[str, object] = {
 def test_which_copy_of_a_message_was_kept_does_not_matter(lake: Lake) -> None:
     run = begin(lake)
     append(lake, "messages", [message(1, FROM)])
-    append(lake.run("r"), "messages", [message(1, FROM + 5, **COPY_KEPT)])
+    append(lake.locate_run("r"), "messages", [message(1, FROM + 5, **COPY_KEPT)])
     assert counts(compared(lake, run)["messages"]) == (1, 0, 0, 0)
 
 
@@ -105,7 +105,7 @@ def test_the_topic_of_an_unsigned_message_is_that_of_its_copy(lake: Lake) -> Non
     run = begin(lake)
     append(lake, "messages", [message(1, FROM, from_peer=None), message(2, FROM)])
     append(
-        lake.run("r"),
+        lake.locate_run("r"),
         "messages",
         [message(number, FROM, from_peer=who, topic="/t") for number, who in ((1, None), (2, "p"))],
     )
@@ -140,7 +140,7 @@ def test_a_row_that_differs_is_named_with_both_values(
 ) -> None:
     run = begin(lake)
     append(lake, table, [live])
-    append(lake.run("r"), table, [run_s])
+    append(lake.locate_run("r"), table, [run_s])
     found = compared(lake, run)[table]
     assert counts(found) == (0, 1, 1, 1)
     (first,) = found.first
@@ -150,7 +150,7 @@ def test_a_row_that_differs_is_named_with_both_values(
 def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
     run = begin(lake)
     fill(lake, batch("c", FROM, [1, 2]))
-    fill(lake.run("r"), {**batch("c", FROM, [1, 2]), "batch_tips": batch("c", FROM, [1])["batch_tips"]})
+    fill(lake.locate_run("r"), {**batch("c", FROM, [1, 2]), "batch_tips": batch("c", FROM, [1])["batch_tips"]})
     found = compared(lake, run)
     assert counts(found["batches"]) == (1, 0, 0, 0)
     assert counts(found["batch_tips"]) == (1, 1, 0, 0)
@@ -161,7 +161,7 @@ def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
 def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
     run = begin(lake)
     append(lake, "messages", [message(1, FROM)])
-    append(lake.run("r"), "messages", [message(1, FROM), message(1, FROM)])
+    append(lake.locate_run("r"), "messages", [message(1, FROM), message(1, FROM)])
     found = compared(lake, run)["messages"]
     assert counts(found) == (1, 0, 1, 0)
     assert len(found.first) == 1
@@ -170,10 +170,10 @@ def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
 def test_others_rows_of_tips_and_quarantine_do_not_count(lake: Lake) -> None:
     run = begin(lake)
     append(lake, "tips", [tip(1, FROM), tip(2, FROM, source="batch", cid="c")])
-    append(lake.run("r"), "tips", [tip(1, FROM)])
+    append(lake.locate_run("r"), "tips", [tip(1, FROM)])
     stages = ("message", "fetch", "publisher", "receive", "separator", "frame")
     append(lake, "quarantine", [row("quarantine", stage=stage, reason="bad_tip", data=b"d") for stage in stages])
-    append(lake.run("r"), "quarantine", [row("quarantine", stage="message", reason="bad tip", data=b"d")])
+    append(lake.locate_run("r"), "quarantine", [row("quarantine", stage="message", reason="bad tip", data=b"d")])
     found = compared(lake, run)
     assert (counts(found["tips"]), counts(found["quarantine"])) == ((1, 0, 0, 0), (1, 0, 0, 0))
 
@@ -187,8 +187,8 @@ def test_a_run_of_one_network_is_compared_with_that_network(lake: Lake) -> None:
         for number in (0, 1)
     ]
     append(lake, "quarantine", faults)
-    append(lake.run("r"), "messages", [message(1, FROM)])
-    append(lake.run("r"), "quarantine", faults[:1])
+    append(lake.locate_run("r"), "messages", [message(1, FROM)])
+    append(lake.locate_run("r"), "quarantine", faults[:1])
     assert all(each.equal for each in compared(lake, run).values())
 
 
@@ -196,7 +196,7 @@ def test_days_and_separators_are_told_apart(lake: Lake) -> None:
     run = begin(lake)
     append(lake, "updates", [update(number, FROM + number, separator=f"model/k{number % 3}") for number in range(9)])
     append(
-        lake.run("r"),
+        lake.locate_run("r"),
         "updates",
         [update(number, FROM + number, separator=f"model/k{number % 3}") for number in range(8)],
     )
@@ -236,7 +236,7 @@ def test_the_counts_are_those_of_multisets(
     lake = Lake(str(tmp_path_factory.mktemp("lake")))
     run = BackfillRun("r", FROM, TO, {"source": "frames"})
     made = drawn_update if table == "updates" else drawn_message
-    for each, drawn in ((lake, live), (lake.run("r"), run_s)):
+    for each, drawn in ((lake, live), (lake.locate_run("r"), run_s)):
         for rows in filter(None, (drawn[::2], drawn[1::2])):  # files of their own
             append(each, table, map(made, rows))
 
@@ -247,8 +247,8 @@ def test_the_counts_are_those_of_multisets(
     ours, theirs = (Counter(compared_as(each) for each in drawn if each[1] >= 0) for drawn in (live, run_s))
     only_live, only_run = ours - theirs, theirs - ours
     per_key = [Counter(key[0] for key in each.elements()) for each in (only_live, only_run)]
-    with both_sides(lake, run) as sides:
-        found = compare(sides, sides.extents[table])
+    with open_comparison(lake, run) as sides:
+        found = compare_table(sides, sides.extents[table])
     assert counts(found) == (
         (ours & theirs).total(),
         only_live.total(),

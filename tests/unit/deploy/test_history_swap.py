@@ -17,10 +17,10 @@ import pytest
 from deltalake import DeltaTable
 
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.backfill.account import BackfillRun, find_run, tell, told
-from kiln.pipelines.backfill.diff import diff
+from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
+from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
-from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap
+from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap_run
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -41,13 +41,13 @@ def lake(tmp_path: Path) -> Lake:
 def swapped(lake: Lake, exchange: FileSwap | None = None, name: str = "r") -> dict[str, int] | None:
     run = find_run(lake, name)
     assert run is not None
-    return swap(lake, run, exchange or FileSwap(lake), lambda: TO + 10, lambda words: None)
+    return swap_run(lake, run, exchange or FileSwap(lake), lambda: TO + 10, lambda words: None)
 
 
 def equal(lake: Lake) -> bool:
     run = find_run(lake, "r")
     assert run is not None
-    return all(each.equal for each in diff(lake, run, lambda words: None))
+    return all(each.equal for each in diff_run(lake, run, lambda words: None))
 
 
 def column(lake: Lake, table: str, name: str) -> list[object]:
@@ -82,7 +82,7 @@ def other_history(lake: Lake) -> BackfillRun:
     run = begin(lake)
     tables = history(range(5, 50), name="b")
     tables["updates"][3] = update(8, FROM + 8_000_000, separator="model/k9")
-    fill(lake.run("r"), tables)
+    fill(lake.locate_run("r"), tables)
     return run
 
 
@@ -134,10 +134,10 @@ def test_a_second_swap_changes_nothing_and_says_so(lake: Lake) -> None:
 def test_a_later_run_of_the_same_name_is_another(lake: Lake) -> None:
     other_history(lake)
     swapped(lake)
-    tell(lake, "r", "dropped", TO + 20)
-    shutil.rmtree(lake.run("r").path)
+    append_event(lake, "r", "dropped", TO + 20)
+    shutil.rmtree(lake.locate_run("r").path)
     begin(lake, at=TO + 30)
-    fill(lake.run("r"), history(range(3)))
+    fill(lake.locate_run("r"), history(range(3)))
     assert swapped(lake)
     assert equal(lake)
 
@@ -149,7 +149,7 @@ def test_frames_that_live_has_not_are_added_and_none_is_removed(lake: Lake) -> N
     ]
     append(lake, "frames", frames[:3])
     begin(lake, source="files")
-    append(lake.run("r"), "frames", frames[2:])
+    append(lake.locate_run("r"), "frames", frames[2:])
     swapped(lake)
     assert set(column(lake, "frames", "payload")) == {b"0", b"1", b"2", b"3"}
     assert len(column(lake, "frames", "payload")) == 4
@@ -160,17 +160,17 @@ def test_what_live_alone_heard_is_not_swapped_away_unless_asked_for(lake: Lake, 
     """Not by a run that read something else than live's frames; nor does it matter where live heard nothing more."""
     fill(lake, history(range(10)))
     begin(lake, source=source)
-    fill(lake.run("r"), history(range(4, 20)))
+    fill(lake.locate_run("r"), history(range(4, 20)))
     run = find_run(lake, "r")
     assert run is not None
     with pytest.raises(SwapError, match=f"^live has 4 messages and 4 copies of the range .* what {words}, and"):
         swapped(lake)
-    assert [each.event for each in told(lake)] == ["begun", "done"]
+    assert [each.event for each in read_events(lake)] == ["begun", "done"]
     assert len(column(lake, "messages", "message")) == 10
-    assert swap(lake, run, FileSwap(lake), lambda: TO + 10, lambda words: None, replace=True)
+    assert swap_run(lake, run, FileSwap(lake), lambda: TO + 10, lambda words: None, replace=True)
     assert equal(lake)
     begin(lake, "more", source=source)
-    fill(lake.run("more"), history(range(2, 30)))
+    fill(lake.locate_run("more"), history(range(2, 30)))
     assert swapped(lake, name="more")
 
 
@@ -182,7 +182,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     append(lake, "frames", frames[:3])
     fill(lake, history(range(10)))
     run = begin(lake, source="files")
-    append(lake.run("r"), "frames", frames[2:])
+    append(lake.locate_run("r"), "frames", frames[2:])
     exchange = FileSwap(lake)
     before = {table: lake.open(table).version() for table in lake.tables()}
     assert add_frames(lake, run, exchange, lambda words: None)
@@ -190,7 +190,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     assert sorted(map(repr, column(lake, "frames", "payload"))) == [repr(b"%d" % number) for number in range(4)]
     after = {table: lake.open(table).version() for table in lake.tables()}
     assert {table for table in after if after[table] != before[table]} == {"frames"}
-    assert swap(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
+    assert swap_run(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
     assert lake.open("frames").version() == after["frames"]
     with pytest.raises(SwapError, match="made from live's own frames"):
         add_frames(lake, begin(lake, "own"), exchange, lambda words: None)
@@ -204,7 +204,7 @@ def test_a_claim_that_a_genesis_contradicts_is_told_once(lake: Lake) -> None:
         return row("quarantine", stage="separator", reason="contradicts_genesis", data=data, **place)
 
     append(lake, "quarantine", [claim(1, b"the bridge's words")])
-    append(lake.run("r"), "quarantine", [claim(1, b"the run's words"), claim(2, b"new")])
+    append(lake.locate_run("r"), "quarantine", [claim(1, b"the run's words"), claim(2, b"new")])
     swapped(lake)
     assert set(column(lake, "quarantine", "data")) == {b"new", b"the bridge's words"}
     assert len(column(lake, "quarantine", "data")) == 2
@@ -222,7 +222,7 @@ def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: La
     append(lake, "frames", [row("frames")])
     with pytest.raises(SwapError, match="1 frames of the range came into the table frames after run r had begun"):
         swapped(lake)
-    assert [each.event for each in told(lake)] == ["begun", "done"]
+    assert [each.event for each in read_events(lake)] == ["begun", "done"]
 
 
 def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
@@ -260,7 +260,7 @@ def test_a_swap_killed_at_any_commit_leaves_a_consistent_lake_and_goes_on(lake: 
             check_reader(lake)
     assert deaths == len(RUN_TABLES) + 1
     check_reader(lake)
-    assert [each.event for each in told(lake)] == ["begun", "done", "swapping", "swapped"]
+    assert [each.event for each in read_events(lake)] == ["begun", "done", "swapping", "swapped"]
     assert equal(lake)
 
 
@@ -348,7 +348,7 @@ def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:
     try:
         for number in range(4):
             begin(lake, f"r{number}")
-            fill(lake.run(f"r{number}"), history(range(number, 40 + number)))
+            fill(lake.locate_run(f"r{number}"), history(range(number, 40 + number)))
             assert swapped(lake, name=f"r{number}")
     finally:
         stop.set()

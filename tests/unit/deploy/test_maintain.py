@@ -17,7 +17,7 @@ from kiln.deploy.ops.maintenance import rules_of
 from kiln.deploy.ops.recover import Recovery
 from kiln.deploy.run.maintenance import MaintenanceProcess
 from kiln.deploy.stack.periodic_process import PeriodicProcess
-from kiln.pipelines.backfill.account import runs, tell
+from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -101,13 +101,13 @@ def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -
     lake = fill(state)
     settings = Settings(state=state)
     details = {"inputs": {"live": {TABLE: 4}}}
-    tell(lake, "november", "begun", 1, range_from=0, range_to=1, details=details)
-    tell(lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}})
-    assert rules_of(settings, TABLE, runs(lake)).pinned == 4
-    tell(lake, "november", "done", 3)
-    assert rules_of(settings, TABLE, runs(lake)).pinned == 7
-    tell(lake, "later", "dropped", 4)
-    assert rules_of(settings, TABLE, runs(lake)).pinned is None
+    append_event(lake, "november", "begun", 1, range_from=0, range_to=1, details=details)
+    append_event(lake, "later", "begun", 2, range_from=0, range_to=1, details={"inputs": {"live": {TABLE: 7, "frames": 0}}})
+    assert rules_of(settings, TABLE, read_runs(lake)).pinned == 4
+    append_event(lake, "november", "done", 3)
+    assert rules_of(settings, TABLE, read_runs(lake)).pinned == 7
+    append_event(lake, "later", "dropped", 4)
+    assert rules_of(settings, TABLE, read_runs(lake)).pinned is None
 
 
 def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:

@@ -227,8 +227,8 @@ def test_the_page_shows_what_strangers_say_and_obeys_nothing_of_it(lake: Lake) -
 
 def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_last_check_found(lake: Lake) -> None:
     trip = BreakerState("archive", "9 of 12 authors stopped", datetime(2026, 11, 23, 5, tzinfo=UTC))
-    line = QueryState("archive", "tripped", error=trip.in_words)
-    page = render_page(facts_of(replace(SNAPSHOT, queries=[line], errors=[f"archive: {trip.in_words}"]), lake), [])
+    line = QueryState("archive", "tripped", error=trip.description)
+    page = render_page(facts_of(replace(SNAPSHOT, queries=[line], errors=[f"archive: {trip.description}"]), lake), [])
     assert "the breaker tripped at 2026-11-23 05:00 UTC: 9 of 12 authors stopped" in page
     assert "start Kiln again" in page
     assert "archive tripped" in page
@@ -238,11 +238,11 @@ def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_la
 
 def test_how_long_the_oldest_unread_record_has_been_there() -> None:
     waits = QueryBacklog()
-    assert waits.see(0.0, 100, 0) == 0
-    assert waits.see(10.0, 150, 50) == 0  # came since the last look
-    assert waits.see(14.0, 180, 60) == 4  # of those that were there at 10 s, 30 are left
-    assert waits.see(15.0, 180, 30) == 1
-    assert waits.see(16.0, 180, 0) == 0
+    assert waits.observe(0.0, 100, 0) == 0
+    assert waits.observe(10.0, 150, 50) == 0  # came since the last look
+    assert waits.observe(14.0, 180, 60) == 4  # of those that were there at 10 s, 30 are left
+    assert waits.observe(15.0, 180, 30) == 1
+    assert waits.observe(16.0, 180, 0) == 0
 
 
 def test_a_plot_ends_at_the_right_edge_and_fits_its_height() -> None:

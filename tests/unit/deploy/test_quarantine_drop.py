@@ -20,7 +20,7 @@ from kiln.deploy.ops.quarantine import dropping
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import ask
 from kiln.deploy.screens.quarantine import readable
-from kiln.pipelines.archive.transform import FRAMES, frame_row
+from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
@@ -76,7 +76,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     cut = frame(3)
     cut.payload = b"\xff\xff"
     for each in (*frames, cut):
-        row = frame_row(0, each.sequence, 0, each)
+        row = build_frame_row(0, each.sequence, 0, each)
         append(found, "frames", [dict(zip((column.name for column in FRAMES), row, strict=True))])
     for part in (frames[:1], [*frames[1:], cut]):
         rows: list[dict[str, object]] = []
@@ -86,7 +86,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
                 names = ("kafka_partition", "kafka_offset", "message_index")
                 what = ("stage", "reason", "detail", "data", "observed_at")
                 said_of: dict[str, object] = {name: getattr(item, name) for name in what}
-                rows.append({**said_of, **dict(zip(names, item.place, strict=True))})
+                rows.append({**said_of, **dict(zip(names, item.ref, strict=True))})
         append(found, "quarantine", rows)
     lost = {"stage": "publisher", "reason": "batches_gone", "detail": "", "data": b"", "observed_at": START}
     append(found, "quarantine", [lost])

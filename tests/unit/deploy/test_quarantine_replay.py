@@ -19,9 +19,9 @@ from kiln.deploy.ops.quarantine.frames import FramePosition, frame_of, reread, w
 from kiln.deploy.ops.quarantine.replay import QuarantineReplay, QuarantineReplayError, ReplayCandidates, in_words
 from kiln.deploy.ops.quarantine.unfetched import unfetched
 from kiln.deploy.query.ask import ask
-from kiln.pipelines.archive.transform import FRAMES, MESSAGES, frame_row, message_row
-from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode, identities
-from kiln.pipelines.delta.arrow_rows import RowBuffer, arrow_schema, columns_of
+from kiln.pipelines.archive.transform import FRAMES, MESSAGES, build_frame_row, build_message_row
+from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, compute_identities, decode
+from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import read_rpc
@@ -81,21 +81,21 @@ class World:
         self._known: set[bytes] = set()
 
     def take(self, frames: Iterable[Frame], how: DecodeConfig) -> None:
-        stored, good, bad = (RowBuffer(arrow_schema(columns)) for columns in (FRAMES, MESSAGES, QUARANTINE))
+        stored, good, bad = (RowBuffer(build_arrow_schema(columns)) for columns in (FRAMES, MESSAGES, QUARANTINE))
         for each in frames:
             self._offset += 1
             key = (each.connection, int(each.direction), each.sequence)
             if key not in self._held:
                 self._held.add(key)
-                stored.add(frame_row(0, self._offset, self._offset, each))
+                stored.add(build_frame_row(0, self._offset, self._offset, each))
             for item in decode(each.SerializeToString(), 0, self._offset, 0, how):
                 if isinstance(item, RejectedMessage):
-                    where = (*item.place, None)
+                    where = (*item.ref, None)
                     bad.add((*where, item.stage, item.reason, item.detail, item.data, item.observed_at))
                     continue
-                digests = identities(item, "", how.unsigned_horizon)
+                digests = compute_identities(item, "", how.unsigned_horizon)
                 if self._known.isdisjoint(digests):
-                    good.add(message_row(item))
+                    good.add(build_message_row(item))
                 self._known.update(digests)
         for name, rows in (("frames", stored), ("messages", good), ("quarantine", bad)):
             for batch in rows.drain():
@@ -228,9 +228,9 @@ def test_what_came_from_no_frame_is_refused_in_words(world: World) -> None:
     rows = [(*row[0][:3], None, *row[0][3:]), (*row[1][:3], None, *row[1][3:], "no", b"x", 1)]
     columns = [
         pa.array(values, field.type)
-        for values, field in zip(zip(*rows, strict=True), arrow_schema(QUARANTINE), strict=True)
+        for values, field in zip(zip(*rows, strict=True), build_arrow_schema(QUARANTINE), strict=True)
     ]
-    write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=arrow_schema(QUARANTINE)), mode="append")
+    write_deltalake(str(world.lake / "quarantine"), pa.table(columns, schema=build_arrow_schema(QUARANTINE)), mode="append")
     for reason in ("update_malformed", "frame_malformed"):
         with pytest.raises(QuarantineReplayError, match=f"{reason}.*no frame"):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
@@ -277,7 +277,7 @@ def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
 def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
     original = frame(7, message(1), verdicts=b"\1")
     original.remote_address, original.declared_length = b"\x04\x7f\0\0\1", 5
-    row = list(frame_row(3, 4, 5, original))
+    row = list(build_frame_row(3, 4, 5, original))
     del row[12]  # origin
     at, again = frame_of((*row[:14], 3, 4))
     original.origin = Frame.REPLAY
@@ -416,7 +416,7 @@ def waiting(message: str, cid: str = "bafygenesis") -> WantedRecord:
 
 
 def give_up(world: World, *records: WantedRecord | bytes) -> None:
-    buffer = RowBuffer(arrow_schema(QUARANTINE))
+    buffer = RowBuffer(build_arrow_schema(QUARANTINE))
     for each in records:
         buffer.add(
             (0, 1, 0, None, "fetch", "genesis_unavailable", "", each if isinstance(each, bytes) else encode(each), 1)
@@ -437,7 +437,7 @@ def test_what_has_come_since_is_not_asked_for(world: World) -> None:
     update = ("mainnet", "LIVE", "1st", None, None, None, None, "kstream", "bafytip", 1, 1, 0, 0)
     tip = ("mainnet", "kstream", "bafytip", "batch", "bafybatch", 1)
     for table, row in (("updates", update), ("tips", tip)):
-        buffer = RowBuffer(arrow_schema(columns_of(TABLES[table])))
+        buffer = RowBuffer(build_arrow_schema(select_columns(TABLES[table])))
         buffer.add(row)
         write_deltalake(str(world.lake / table), pa.Table.from_batches(list(buffer.drain())), mode="append")
     assert unfetched(Lake(str(world.lake)), "genesis_unavailable") == ([waiting("second")], 0)

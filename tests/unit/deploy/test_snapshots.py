@@ -14,7 +14,7 @@ from kiln.deploy.ops.snapshots import Snapshots
 from kiln.deploy.ops.watch import TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.progress import QueryProgress
-from kiln.pipelines.runtime.query_status import query_line
+from kiln.pipelines.runtime.query_status import build_query_state
 
 NAMES: tuple[JobName, ...] = ("archive", "batch")
 ENDS = {"kiln.frames": {0: 10, 1: 5}}
@@ -74,5 +74,5 @@ def test_bridge_and_errors_are_passed_on() -> None:
     ],
 )
 def test_the_phase_of_a_query(progress: QueryProgress | None, error: str, phase: str, lag: int | None) -> None:
-    line = query_line("batch", progress, ENDS, restarts=1, error=error)
+    line = build_query_state("batch", progress, ENDS, restarts=1, error=error)
     assert (line.phase, line.lag, line.restarts, line.error) == (phase, lag, 1, error)

@@ -13,7 +13,7 @@ from conftest import free_ports
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.status import read_status
 from kiln.deploy.screens.status import render_status, status_json
-from kiln.pipelines.decode.breaker_state import BreakerState, forget_trip, remember_trip
+from kiln.pipelines.decode.breaker_state import BreakerState, clear_breaker_state, save_breaker_state
 
 AT = datetime(2026, 11, 23, 5, 7, tzinfo=UTC)
 
@@ -21,7 +21,7 @@ AT = datetime(2026, 11, 23, 5, 7, tzinfo=UTC)
 def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Path) -> None:
     settings = Settings.model_validate({"state": tmp_path, "kafka": {"embedded_port": free_ports(1)[0]}})
     assert read_status(settings).trip is None
-    remember_trip(tmp_path, BreakerState("archive", "9 of 12 authors stopped", AT))
+    save_breaker_state(tmp_path, BreakerState("archive", "9 of 12 authors stopped", AT))
     found = read_status(settings)
     console = Console(file=StringIO(), width=600)
     console.print(render_status(found, AT))
@@ -31,7 +31,7 @@ def test_status_says_that_the_breaker_tripped_why_and_how_to_go_on(tmp_path: Pat
     assert "start Kiln again" in shown
     told = json.loads(status_json(found))["trip"]
     assert told == {"query": "archive", "why": "9 of 12 authors stopped", "at": "2026-11-23T05:07:00Z"}
-    forget_trip(tmp_path, "sink")
+    clear_breaker_state(tmp_path, "sink")
     assert read_status(settings).trip is not None
-    forget_trip(tmp_path, "archive")
+    clear_breaker_state(tmp_path, "archive")
     assert read_status(settings).trip is None

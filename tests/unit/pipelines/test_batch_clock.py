@@ -41,7 +41,7 @@ LONG = iter(range(0, 2**62, 2**40)).__next__
 
 
 def told(clock: MicroBatchClock, properties: Properties) -> int:
-    clock.tell(cast(SparkContext, properties))
+    clock.set_time(cast(SparkContext, properties))
     return get_batch_time()
 
 
@@ -77,7 +77,7 @@ def test_a_clock_that_is_set_changes_no_order(steps: list[tuple[int, int]], leas
     clock = MicroBatchClock(lambda: next(now)[0], up, least)
     before = None
     for wall, since in steps:
-        clock.tell(cast(SparkContext, properties))
+        clock.set_time(cast(SparkContext, properties))
         at = int(properties.getLocalProperty("kiln.seenAt") or "")
         assert at == max(least, wall) if before is None else before <= at <= before + since
         assert before is None or at == before or at <= wall

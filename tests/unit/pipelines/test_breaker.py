@@ -83,7 +83,7 @@ def test_a_micro_batch_with_nothing_in_it_changes_nothing() -> None:
 
 
 def test_authors_of_long_ago_do_not_keep_it_from_tripping() -> None:
-    breaker = DecodeBreaker(3, 100, forget=10)
+    breaker = DecodeBreaker(3, 100, forget_after=10)
     breaker.observe(AuthorTally(f"gone {n}", 1, 0) for n in range(1_000))
     for _ in range(10):
         breaker.observe(AuthorTally(author, 1, 0) for author in GOOD)

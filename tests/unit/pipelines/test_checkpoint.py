@@ -82,4 +82,4 @@ def test_how_many_records_a_micro_batch_reads(made: Checkpoint) -> None:
     begin(made, 1, offsets(0, {"kiln.frames": {"0": 12}}))
     begin(made, 2, offsets(0, {"kiln.frames": {"0": 12, "1": 3}}))
     begin(made, 3, offsets(0, {"kiln.frames": {"0": 13, "1": 7}}))
-    assert [made.records(batch) for batch in range(4)] == [None, 7, None, 5]
+    assert [made.count_records(batch) for batch in range(4)] == [None, 7, None, 5]

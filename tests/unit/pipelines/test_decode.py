@@ -129,7 +129,7 @@ def fault(made: Frame | bytes | None, how: DecodeConfig | None = None) -> Reject
 
 def test_a_message_and_what_is_known_of_it() -> None:
     item = good(frame(signed()))
-    assert item.place == MessageRef(3, 77, 0)
+    assert item.ref == MessageRef(3, 77, 0)
     assert item.message == f"{peer_text(peer_of(ANNA))}/0001"
     assert (item.network, item.origin, item.topic, item.separator) == ("testnet-clay", "LIVE", CLAY, None)
     assert item.verdict is Verdict.GOOD
@@ -149,7 +149,7 @@ def test_messages_of_a_frame_come_in_order_with_their_positions() -> None:
     messages = [unsigned(write_keepalive(n, "2.35.0")) for n in range(5)]
     messages[2] = unsigned(b"garbage")
     items = read(frame(*messages))
-    assert [item.place.position for item in items] == [0, 1, 2, 3, 4]
+    assert [item.ref.position for item in items] == [0, 1, 2, 3, 4]
     assert [item.content.ts if isinstance(item, DecodedMessage) else item.reason for item in items] == [
         0,
         1,
@@ -282,7 +282,7 @@ def test_what_we_sent_into_the_dht_and_the_closing_frame_hold_nothing() -> None:
 )
 def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
     item = fault(value)
-    assert (item.place, item.stage, item.reason) == (MessageRef(3, 77, None), "frame", reason)
+    assert (item.ref, item.stage, item.reason) == (MessageRef(3, 77, None), "frame", reason)
     assert item.data == (value or b"")
     assert item.observed_at == 1_800_000_000_000_000  # there is no other time
     assert item.detail
@@ -291,7 +291,7 @@ def test_what_is_no_frame(value: bytes | None, reason: str) -> None:
 def test_an_rpc_that_was_cut_short() -> None:
     payload = RPC(publish=[signed()]).SerializeToString()[:-3]
     item = fault(frame(payload=payload))
-    assert (item.place, item.stage, item.reason, item.data) == (
+    assert (item.ref, item.stage, item.reason, item.data) == (
         MessageRef(3, 77, None),
         "rpc",
         "rpc_malformed",
@@ -303,7 +303,7 @@ def test_an_rpc_that_was_cut_short() -> None:
 def test_an_rpc_that_was_too_long_to_keep() -> None:
     payload = RPC(publish=[signed()]).SerializeToString()
     item = fault(frame(payload=payload, declared_length=5_000_000))
-    assert (item.place, item.stage, item.reason, item.data) == (
+    assert (item.ref, item.stage, item.reason, item.data) == (
         MessageRef(3, 77, None),
         "rpc",
         "rpc_oversized",
@@ -328,7 +328,7 @@ def test_a_bad_hello_is_a_fault_and_named_messages_still_come(reason: str, side:
     setattr(made, side, BAD_HELLOS[reason])
     first, second = read(made)
     assert isinstance(first, RejectedMessage)
-    assert (first.place, first.stage, first.reason) == (MessageRef(3, 77, None), "hello", reason)
+    assert (first.ref, first.stage, first.reason) == (MessageRef(3, 77, None), "hello", reason)
     assert first.data == BAD_HELLOS[reason]
     assert first.detail.startswith(f"{side}: ")
     assert isinstance(second, DecodedMessage)
@@ -362,7 +362,7 @@ def hello(*hashes: bytes) -> bytes:
 def test_an_index_without_a_name(hello_in: bytes, hello_out: bytes, reason: str) -> None:
     message = Message(data=UPDATE, topicIndex=5)
     item = fault(frame(message, hello_in=hello_in, hello_out=hello_out))
-    assert (item.place, item.stage, item.reason, item.data) == (MessageRef(3, 77, 0), "topic", reason, UPDATE)
+    assert (item.ref, item.stage, item.reason, item.data) == (MessageRef(3, 77, 0), "topic", reason, UPDATE)
     assert "topic index 5" in item.detail
 
 
@@ -419,7 +419,7 @@ def test_the_bridges_verdict_on_an_indexed_message_holds() -> None:
 @pytest.mark.parametrize("index", [0, 4, 2**32 - 1])
 def test_an_index_out_of_range(index: int) -> None:
     item = fault(tabled(indexed(CLAY, index)), RESOLVING)
-    assert (item.place, item.stage, item.reason, item.data) == (
+    assert (item.ref, item.stage, item.reason, item.data) == (
         MessageRef(3, 77, 0),
         "topic",
         INDEX_OUT_OF_RANGE,
@@ -506,7 +506,7 @@ def test_neither_a_topic_nor_an_index() -> None:
 def test_a_topic_that_is_not_utf8() -> None:
     payload = RPC(publish=[unsigned(topic="?????")]).SerializeToString().replace(b"?????", b"abc\xff\xfe")
     item = fault(frame(payload=payload))
-    assert (item.place.position, item.stage, item.reason, item.data) == (0, "topic", "topic_not_utf8", UPDATE)
+    assert (item.ref.position, item.stage, item.reason, item.data) == (0, "topic", "topic_not_utf8", UPDATE)
 
 
 def test_bytes_that_are_no_message() -> None:
@@ -796,4 +796,4 @@ def test_no_message_hello_or_verdict_stops_it(
     items = read(made, DecodeConfig(policy))
     check(items)
     # a message is good or faulty, and none is lost
-    assert [item.place.position for item in items if item.place.position is not None] == list(range(len(messages)))
+    assert [item.ref.position for item in items if item.ref.position is not None] == list(range(len(messages)))

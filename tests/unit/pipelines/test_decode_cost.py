@@ -61,14 +61,14 @@ def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_one_row() -> None:
     assert 100 < checked < 300
     rest = items[-1]
     assert isinstance(rest, RejectedMessage)
-    assert rest.place.position is None
+    assert rest.ref.position is None
     assert rest.detail.startswith(f"{FORGED + 1 - checked} of {FORGED + 1} messages")
 
 
 def test_what_the_bridge_has_checked_is_read_however_expensive_the_rest_is() -> None:
     record = frame([*forged(), good(1)], bytes(FORGED) + bytes([Verdict.GOOD]))
     items = list(decode(record, 0, 7, 0, DecodeConfig()))
-    assert [item.place.position for item in items if isinstance(item, DecodedMessage)] == [FORGED]
+    assert [item.ref.position for item in items if isinstance(item, DecodedMessage)] == [FORGED]
 
 
 def test_a_decoder_that_knows_the_messages_stops_at_the_same_one() -> None:

@@ -153,9 +153,9 @@ def test_ranges_on_disk_are_those_in_memory(parts: list[FrameRanges], asked: Fra
         for key, ranges in asked.items()
         if key in all_of_it
     }
-    assert on_disk.near(asked) == {key: ranges for key, ranges in expected.items() if ranges}
+    assert on_disk.find_near(asked) == {key: ranges for key, ranges in expected.items() if ranges}
     everything = {key: [(0, 2**62)] for key in all_of_it}
-    assert on_disk.near(everything) == {key: ranges for key, ranges in all_of_it.items() if ranges}
+    assert on_disk.find_near(everything) == {key: ranges for key, ranges in all_of_it.items() if ranges}
 
 
 def test_the_largest_sequence_is_held_on_disk() -> None:
@@ -163,4 +163,4 @@ def test_the_largest_sequence_is_held_on_disk() -> None:
     on_disk = StoredFrameRanges()
     on_disk.add(largest)
     on_disk.add(largest)
-    assert on_disk.near(largest) == largest
+    assert on_disk.find_near(largest) == largest

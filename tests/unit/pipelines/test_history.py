@@ -151,4 +151,4 @@ _small = st.binary(max_size=20)
     )
 )
 def test_a_frame_out_of_its_row(frame: Frame) -> None:
-    assert parse_frame_row(FrameRow._make(build_frame_row(3, 4, 5, frame))) == frame  # type: ignore[arg-type]  # a row of any table
+    assert parse_frame_row(FrameRow._make(build_frame_row(3, 4, 5, frame))) == frame

@@ -63,7 +63,7 @@ def settle(batches: Iterator[pa.RecordBatch], where: RunTarget, held: tuple[int,
     out = MergedRowBuffer()
     ordered = sorted([*rows, *(MergedRow("", side, RUN_FRAME, sequence) for sequence in held)])
     made = [batch for row in ordered for batch in out.add(row)]
-    list(_write_partition(where)(iter([*made, *out.rest()])))
+    list(_write_partition(where)(iter([*made, *out.drain()])))
 
 
 def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:

@@ -23,7 +23,7 @@ def test_a_driver_serves_how_its_query_stands() -> None:
         assert httpx.get(f"{url}/health").status_code == 200
         progress = QueryProgress("archive", READ, batch_id=7, input_rate=3.0, records=90)
         for now in (100.0, 104.0):
-            job.see(watch.line(now, ENDS, progress, restarts=2, error="", tripped=False), [])
+            job.observe(watch.build_state(now, ENDS, progress, restarts=2, error="", tripped=False), [])
         assert httpx.get(f"{url}/ready").json() == {"ok": True, "reasons": []}
         found = {each.name: each for each in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)}
         assert found.keys() <= FAMILIES.keys()
@@ -32,6 +32,6 @@ def test_a_driver_serves_how_its_query_stands() -> None:
         assert values["kiln_query_lag_seconds"] == 4
         assert values["kiln_query_restarts"] == 2
         assert values["kiln_query_up"] == 1
-        job.see(watch.line(105.0, ENDS, progress, restarts=3, error="no room", tripped=False), ["no room"])
+        job.observe(watch.build_state(105.0, ENDS, progress, restarts=3, error="no room", tripped=False), ["no room"])
         assert httpx.get(f"{url}/ready").json()["reasons"] == ["archive restarting", "no room"]
         assert httpx.get(url).status_code == 404

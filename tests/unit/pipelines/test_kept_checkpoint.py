@@ -66,7 +66,7 @@ def test_all_that_spark_has_written_is_kept_and_nothing_twice(tmp_path: Path, di
     write(folder / "metadata")
     write(folder / "offsets" / "0")
     kept = DurableCheckpoint(folder)
-    kept.keep()
+    kept.sync()
     assert disk.lost(tmp_path) == []
     for batch in range(3):
         for new in (folder / "state" / "0" / "1" / f"{batch}.changelog", folder / "commits" / str(batch)):
@@ -74,11 +74,11 @@ def test_all_that_spark_has_written_is_kept_and_nothing_twice(tmp_path: Path, di
         write(folder / "offsets" / ".9.tmp")
         assert disk.lost(tmp_path) != []
         disk.order.clear()
-        kept.keep()
+        kept.sync()
         assert disk.lost(tmp_path) == []
         assert folder / "metadata" not in disk.order
     disk.order.clear()
-    kept.keep()
+    kept.sync()
     assert disk.order == []
 
 

@@ -137,7 +137,7 @@ def test_each_worker_knows_which_tips_waited(turns: list[tuple[list[tuple[str, s
                 for network in NETWORKS
                 for stream in STREAMS
                 for tip in TIPS
-                if workers[turn].waited((network, stream), tip)
+                if workers[turn].has_waited((network, stream), tip)
             }
 
 
@@ -174,11 +174,11 @@ def test_records_that_are_cut_short_are_taken_wholly_later(tmp_path: Path) -> No
 
     with pytest.raises(ConnectionError):
         file.add(cut(), {0: 2})
-    assert (answers(file), file.places()) == ({}, {})
+    assert (answers(file), file.read_offsets()) == ({}, {})
     values = [encode(record("mainnet", "s1", SEPARATORS[0])), encode(record("mainnet", "s2", SEPARATORS[1]))]
     file.add(values, {0: 2})
     assert answers(file) == {("mainnet", "s1"): SEPARATORS[0], ("mainnet", "s2"): SEPARATORS[1]}
-    assert file.places() == {0: 2}
+    assert file.read_offsets() == {0: 2}
 
 
 def test_a_worker_that_is_killed_leaves_what_was_there_and_no_lock(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ with _alone(path):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     log, all_of_it = Log(), Answers()
     write(log, [("mainnet", "s1", SEPARATORS[0]), ("mainnet", "s3", SEPARATORS[2])], all_of_it)
-    assert (answers(file), file.places()) == ({("mainnet", "s1"): SEPARATORS[0]}, {0: 1})
+    assert (answers(file), file.read_offsets()) == ({("mainnet", "s1"): SEPARATORS[0]}, {0: 1})
     known = KnownStreams(log.consumer(), StreamsFile(path))
     known.refresh()
     assert answers(known) == all_of_it

@@ -47,7 +47,7 @@ class Driver:
         """As `kiln.pipelines.archive.query` does. `tables`: those to which it commits before it crashes."""
         passed = [self._passed(task) for task in tasks]
         write = WriteId("query", batch)
-        for table, files in zip(TABLES, self._new.of(reversed(passed), write), strict=True):
+        for table, files in zip(TABLES, self._new.drop_stored(reversed(passed), write), strict=True):
             if files and (table not in tables or not self._commits.commit(table, files, write)):
                 delete_files(self._lake, files)
 

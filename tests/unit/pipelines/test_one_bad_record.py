@@ -324,11 +324,13 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
 
 def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no")))
-    rows = [archive.build_frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
+    rows = [
+        archive.FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)
+    ]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
-    found = [item for row in rows for item, _ in history_messages._read_frame(decoder, row)]  # type: ignore[arg-type]  # a row in the order of FRAMES
+    found = [item for row in rows for item, _ in history_messages._decode_row(decoder, row)]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))
-    assert (fault.place[:2], fault.reason, fault.data) == ((3, 78), "processing_failed", UPDATES[BAD].payload)
+    assert (fault.ref[:2], fault.reason, fault.data) == ((3, 78), "processing_failed", UPDATES[BAD].payload)
     assert len(found) == 3
 
 

@@ -1,4 +1,4 @@
-"""kiln.pipelines.backfill.owner_windows against the plain model of the log (decision 1), and where windows begin
+"""kiln.pipelines.backfill.separator_windows against the plain model of the log (decision 1), and where windows begin
 (decision 21)."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.owner_windows import LiveBatch, SeparatorWindows
+from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kit.log_model import Update, windows_of
@@ -24,9 +24,9 @@ def opened(log: Log, windows: SeparatorWindows, first: int = 0) -> list[tuple[in
     closed = [
         each
         for number, (heard, clock) in enumerate(log, first)
-        for each in windows.update(heard, clock, STREAM, TIPS[number])
+        for each in windows.add_update(heard, clock, STREAM, TIPS[number])
     ]
-    closed += windows.end()
+    closed += windows.close()
     return sorted(
         ((each.window.opened_at, frozenset(map(cid_text, each.window.tips[STREAM]))) for each in closed),
         key=lambda window: (window[0], sorted(window[1])),
@@ -65,7 +65,7 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
     start %= len(log)
     windows = SeparatorWindows(KEY, T, 0, 2**60)
     for at, _ in whole:
-        windows.batch(at, at + T, LiveBatch("cid", at))
+        windows.add_live_batch(at, at + T, LiveBatch("cid", at))
     found = opened(log[start:], windows, start)
     tips = {cid_text(TIPS[number]): number for number in range(len(log))}
     first_of = {min(tips[tip] for tip in window[1]): window for window in whole}
@@ -77,10 +77,10 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
 def test_a_window_of_another_length_is_no_place_to_begin() -> None:
     log = [(0, 0), (6, 6), (9, 9), (12, 12), (16, 16)]
     windows = SeparatorWindows(KEY, T, 0, 2**60)
-    windows.batch(6, 6 + 2 * T, LiveBatch("cid", 6))
+    windows.add_live_batch(6, 6 + 2 * T, LiveBatch("cid", 6))
     assert [at for at, _ in opened(log, windows)] == [0, 12]
     windows = SeparatorWindows(KEY, T, 0, 2**60)
-    windows.batch(6, 6 + T, LiveBatch("cid", 6))
+    windows.add_live_batch(6, 6 + T, LiveBatch("cid", 6))
     assert [at for at, _ in opened(log, windows)] == [0, 6, 16]
-    assert windows.emitted_at(6, "cid") == 6
-    assert windows.emitted_at(6, "another") is None
+    assert windows.find_emitted_at(6, "cid") == 6
+    assert windows.find_emitted_at(6, "another") is None

@@ -383,7 +383,7 @@ def test_a_query_that_was_stopped_in_its_first_micro_batch_begins_in_the_other_t
     read_anew(state.place, damage)
     first = (state.path / "sources" / "0" / "0").read_text().splitlines()
     assert (first[0], json.loads(first[-1])) == ("v1", {"kiln.updates": {"0": 3, "1": 0}})
-    assert Checkpoint(location(state.path)).records(0) is None
+    assert Checkpoint(location(state.path)).count_records(0) is None
     assert examine(state.place, ["sink"], None, {"sink": created_again()}) == []
 
 
@@ -400,7 +400,7 @@ def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: 
 
 
 class MemoryCopy(NamedTuple):
-    place: str
+    position: str
     identities: tuple[bytes, ...]
     size: int = 1
 
@@ -414,14 +414,14 @@ def test_in_another_topic_what_passed_does_not_pass_again_unless_it_got_no_furth
     kept, lost = MemoryCopy("0/5/0", (b"kept",)), MemoryCopy("0/35/0", (b"lost",))
     remembered = DedupStoreConfig(str(state.path / FILE_NAME), 1_000)
     with DedupStore(remembered) as file:
-        assert file.new([kept, lost], 1) == [kept, lost]
-        assert file.new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
+        assert file.filter_new([kept, lost], 1) == [kept, lost]
+        assert file.filter_new([kept], 1) == [kept], "a micro-batch that is repeated reads the same copy"
         file.mark(Epoch(QUERY, 2), 1)
     note_topics(location(state.path), {"kiln.updates": "old"})
     (damage,) = examine(state.place, [query], None, {query: created_again()})
     read_anew(state.place, damage)
     with DedupStore(remembered) as file:
-        assert file.new([kept, lost], 2) == [lost]
+        assert file.filter_new([kept, lost], 2) == [lost]
 
 
 def test_a_query_whose_topic_is_another_does_not_go_back(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ BATCH = Epoch("query", 7)
 
 
 class Copy(NamedTuple):
-    place: str
+    position: str
     identities: tuple[bytes, ...]
     size: int = 1
 
@@ -62,19 +62,19 @@ def file(tmp_path: Path) -> Iterator[DedupStore]:
 
 
 def test_one_copy_of_each_digest_passes(file: DedupStore) -> None:
-    assert file.new([copy(0, 1), copy(1, 2), copy(2, 1)], 0) == [copy(0, 1), copy(1, 2)]
-    assert file.new([copy(3, 2), copy(4, 3), copy(5, 1)], 1) == [copy(4, 3)]
+    assert file.filter_new([copy(0, 1), copy(1, 2), copy(2, 1)], 0) == [copy(0, 1), copy(1, 2)]
+    assert file.filter_new([copy(3, 2), copy(4, 3), copy(5, 1)], 1) == [copy(4, 3)]
 
 
 def test_the_copy_that_passed_passes_again_and_no_other(file: DedupStore) -> None:
     """As when a crash repeats a micro-batch."""
-    file.new([copy(0, 1), copy(1, 2)], 0)
-    assert file.new([copy(2, 2), copy(1, 2), copy(0, 1)], 5) == [copy(1, 2), copy(0, 1)]
+    file.filter_new([copy(0, 1), copy(1, 2)], 0)
+    assert file.filter_new([copy(2, 2), copy(1, 2), copy(0, 1)], 5) == [copy(1, 2), copy(0, 1)]
 
 
 def test_a_copy_that_the_second_digest_stops_is_known_by_its_first(file: DedupStore) -> None:
     """As with one operator after the other (decision 10)."""
-    assert file.new([copy(0, 1, 10), copy(1, 2, 10), copy(2, 2, 11), copy(3, 3, 12)], 0) == [
+    assert file.filter_new([copy(0, 1, 10), copy(1, 2, 10), copy(2, 2, 11), copy(3, 3, 12)], 0) == [
         copy(0, 1, 10),
         copy(3, 3, 12),
     ]
@@ -93,13 +93,13 @@ def test_two_digests_are_as_two_operators(pairs: list[tuple[int, int]]) -> None:
                 second.add(late)
                 expected.append(copy(at, early, late))
     with TemporaryDirectory() as folder, DedupStore(DedupStoreConfig(f"{folder}/file", SPAN)) as file:
-        assert file.new([copy(at, *pair) for at, pair in enumerate(pairs)], 0) == expected
+        assert file.filter_new([copy(at, *pair) for at, pair in enumerate(pairs)], 0) == expected
 
 
 @pytest.mark.parametrize(("later", "known"), [(SPAN - 1, True), (SPAN, False), (-50 * SPAN, True)])
 def test_a_digest_is_known_for_the_span_and_no_longer(file: DedupStore, later: int, known: bool) -> None:
-    file.new([copy(0, 1)], 100 * SPAN)
-    assert file.new([copy(1, 1)], 100 * SPAN + later) == ([] if known else [copy(1, 1)])
+    file.filter_new([copy(0, 1)], 100 * SPAN)
+    assert file.filter_new([copy(1, 1)], 100 * SPAN + later) == ([] if known else [copy(1, 1)])
 
 
 class Read(NamedTuple):
@@ -137,7 +137,7 @@ def test_each_digest_passes_once_however_micro_batches_are_cut_and_repeated(data
         for attempts in data.draw(readings(len(log))):
             for read in attempts:
                 with DedupStore(remembered) as file:  # another process each time
-                    found = file.new(log[read.first : read.end], data.draw(st.integers(0, SPAN - 1)))
+                    found = file.filter_new(log[read.first : read.end], data.draw(st.integers(0, SPAN - 1)))
                 if read.done:
                     passed += found
                 else:
@@ -164,7 +164,7 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
     with DedupStore(remembered) as file:
         for time in range(100):
             now = time * a_time
-            file.new([copy(number, number) for number in range(time * 200, time * 200 + 200)], now)
+            file.filter_new([copy(number, number) for number in range(time * 200, time * 200 + 200)], now)
             counts.append(count(tmp_path))
     most = 200 * 1_000 // a_time
     assert max(counts) <= 1.25 * most
@@ -174,11 +174,11 @@ def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
 def test_what_others_remembered_is_known_for_the_rest_of_its_time(tmp_path: Path) -> None:
     with DedupStore(DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)) as file:
         for _ in range(2):
-            file.know([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
+            file.add_known([((1).to_bytes(16), 0), ((2).to_bytes(16), 500)])
         assert count(tmp_path) == 2
-        assert file.new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
-        file.know([((7).to_bytes(16), SPAN)], 1)
-        assert file.new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
+        assert file.filter_new([copy(0, 1), copy(1, 2)], SPAN) == [copy(0, 1)]
+        file.add_known([((7).to_bytes(16), SPAN)], 1)
+        assert file.filter_new([copy(2, 6, 7), copy(3, 7)], SPAN) == [copy(3, 7)], "of the second digests"
     assert read_dedup_state(tmp_path / "elsewhere") == read_dedup_state(None) == DedupStoreState()
 
 
@@ -188,8 +188,8 @@ def test_a_task_asks_for_many_copies_together_and_they_keep_their_order(tmp_path
     assert list(filter_new_copies(copies, remembered, 0, BATCH)) == copies[::2]
     large = (Copy(f"1/{at}", (at.to_bytes(16),), 9 << 20) for at in range(10_000, 10_010))
     found = filter_new_copies(large, remembered, 0, BATCH)
-    assert next(found).place == "1/10000"
-    assert next(large).place == "1/10002", "of large copies a task holds few at a time"
+    assert next(found).position == "1/10000"
+    assert next(large).position == "1/10002", "of large copies a task holds few at a time"
 
 
 TASK = """
@@ -207,7 +207,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 copies = [copy({number} * 100_000 + at, at) for at in range(20_000)]
 for each in new_copies(copies, DedupStoreConfig({path!r}, 1_000), 0, Epoch("q", 1)):
-    print(each.place, int.from_bytes(each.identities[0]))
+    print(each.position, int.from_bytes(each.identities[0]))
 """
 
 
@@ -254,9 +254,9 @@ def test_the_newest_time_is_kept_and_does_not_go_back(tmp_path: Path) -> None:
     with DedupStore(DedupStoreConfig(str(tmp_path / FILE_NAME), SPAN)) as file:
         for now in (50, 90, 70):
             file.mark(BATCH, now)
-            file.new([copy(now, now)], now)
+            file.filter_new([copy(now, now)], now)
     assert (read_dedup_state(tmp_path).rows, read_dedup_state(tmp_path).at) == (3, 90)
-    assert Checkpoint(location(tmp_path)).reckoned(SPAN) == 90
+    assert Checkpoint(location(tmp_path)).newest_time(SPAN) == 90
 
 
 def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_task_asks_the_file_that_is_there_now(tmp_path: Path) -> None:
         left.unlink()
     assert list(filter_new_copies([copy(1, 1)], remembered, 0, BATCH)) == [copy(1, 1)]
     with DedupStore(remembered) as file:
-        assert file.new([copy(2, 1)], 0) == []
+        assert file.filter_new([copy(2, 1)], 0) == []
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.data())
@@ -278,7 +278,7 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
         with DedupStore(DedupStoreConfig(f"{folder}/{FILE_NAME}", SPAN, durable=True)) as file:
             log = Path(folder, f"{FILE_NAME}-wal")
             for number, size in enumerate(sizes):
-                file.new([copy(at, at) for at in range(number * 100, number * 100 + size)], 0)
+                file.filter_new([copy(at, at) for at in range(number * 100, number * 100 + size)], 0)
                 ends.append(log.stat().st_size)
                 held_then.append(held_then[-1] + size)
             synced = data.draw(st.integers(0, len(sizes)))
@@ -327,6 +327,6 @@ def test_tasks_that_make_the_file_at_once_do_not_lock_each_other_out(tmp_path: P
 def test_a_full_disk_is_said_and_nothing_half_done_stays(file: DedupStore) -> None:
     file._file.execute("PRAGMA max_page_count = 4")
     with pytest.raises(DedupStoreError, match="full"):
-        file.new([copy(at, at) for at in range(10_000)], 0)
+        file.filter_new([copy(at, at) for at in range(10_000)], 0)
     file._file.execute("PRAGMA max_page_count = 1000")
-    assert file.new([copy(20_000, 1)], 0) == [copy(20_000, 1)]
+    assert file.filter_new([copy(20_000, 1)], 0) == [copy(20_000, 1)]

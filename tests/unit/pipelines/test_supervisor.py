@@ -181,8 +181,8 @@ def test_a_trip_holds_what_decodes_and_nothing_else_and_is_known_until_the_next_
     assert len(world.queries) == 3  # none started again
     trip = read_breaker_state(tmp_path)
     assert trip is not None
-    assert world.supervisor.errors["archive"] == trip.in_words
-    assert "their format is new. Mend the build" in trip.in_words
+    assert world.supervisor.errors["archive"] == trip.description
+    assert "their format is new. Mend the build" in trip.description
     World(settings, monkeypatch, ("sink",)).supervisor.start()
     assert read_breaker_state(tmp_path) == trip  # its query has not started
     World(settings, monkeypatch, names).supervisor.start()
@@ -219,7 +219,7 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
     """The query would take the micro-batches 3 and 4 for those that the table has, and skip what they bring."""
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    lake = Lake.at(settings.lake_root)
+    lake = Lake.from_location(settings.lake_root)
     lake.create((table,))
     commits = DeltaRsCommits(lake)
     for batch in (2, 4):

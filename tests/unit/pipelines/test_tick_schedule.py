@@ -37,15 +37,15 @@ class Partition:
         """One round of the ticker; whether it ticked."""
         self.now += 100
         self.uptime += 100
-        if not self.schedule.due(len(self.log), self.uptime):
+        if not self.schedule.is_due(len(self.log), self.uptime):
             return False
         offset = self.append(tick=True)
-        self.schedule.ticked(offset, self.now, self.uptime)
+        self.schedule.record_tick(offset, self.now, self.uptime)
         return True
 
     @property
     def at_rest(self) -> bool:
-        return not self.schedule.due(len(self.log), self.uptime) and self.schedule.next_at == inf
+        return not self.schedule.is_due(len(self.log), self.uptime) and self.schedule.next_at == inf
 
     def until_quiet(self) -> int:
         """ms until no tick is due any more."""
@@ -141,10 +141,10 @@ def test_a_record_that_comes_between_look_and_tick_is_noticed() -> None:
     partition = Partition()
     partition.until_quiet()
     partition.append(tick=False)
-    assert partition.schedule.due(len(partition.log), partition.uptime)
+    assert partition.schedule.is_due(len(partition.log), partition.uptime)
     partition.append(tick=False)  # after the look, before the tick
     offset = partition.append(tick=True)
-    partition.schedule.ticked(offset, partition.now, partition.uptime)
+    partition.schedule.record_tick(offset, partition.now, partition.uptime)
     at = partition.now
     partition.until_quiet()
     assert partition.log[-1][0] - at >= REST
@@ -194,8 +194,8 @@ def test_no_window_is_open_at_rest_though_the_ticker_began_after_the_clock_of_th
     partition.append(tick=False)
     assert partition.open_windows == 1
     assert partition.look()
-    assert partition.schedule.clock - partition.schedule.stamp == ahead - 100
+    assert partition.schedule.log_time - partition.schedule.stamp == ahead - 100
     partition.now += ahead - 1_000  # nobody waits for each tick
     partition.until_quiet()
     assert partition.open_windows == 0
-    assert partition.schedule.clock == partition.schedule.stamp > clock
+    assert partition.schedule.log_time == partition.schedule.stamp > clock

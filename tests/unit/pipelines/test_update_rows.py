@@ -475,5 +475,5 @@ def test_a_file_is_asked_for_every_copy_of_an_update() -> None:
     sent = frame(signed(write_update(STREAM, TIP, MODEL.text)))
     batches = iter([pa.RecordBatch.from_pydict(columns(sent, sent))])
     found = list(decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH, every_copy=True))
-    assert [row.place for row in found] == ["3/77/0", "3/78/0"]
+    assert [row.position for row in found] == ["3/77/0", "3/78/0"]
     assert len({row.identity for row in found}) == 1
