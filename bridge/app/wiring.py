@@ -28,7 +28,7 @@ from kiln.bridge.ipfs import BlockStore, open_blocks
 from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
-from kiln.bridge.kafka.topic_notes import notes_of
+from kiln.bridge.kafka.topic_notes import locate_topic_notes
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create
@@ -325,7 +325,7 @@ def _publisher(
         pace=pace,
         ledger=_ledger(settings, "gossipsub"),
         leadership=membership,
-        notes=notes_of(settings.bridge_dir, "publisher"),
+        notes=locate_topic_notes(settings.bridge_dir, "publisher"),
     )
 
 
@@ -367,7 +367,7 @@ def _announcer(
         group=f"{settings.kafka.prefix}{TRANSPORT}.{settings.network}",
         ledger=_ledger(settings, TRANSPORT),
         leadership=membership,
-        notes=notes_of(settings.bridge_dir, TRANSPORT),
+        notes=locate_topic_notes(settings.bridge_dir, TRANSPORT),
     )
 
 
@@ -381,12 +381,12 @@ def _fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> 
     also = [separator_text(parse_source(text).separator) for text in followed]
     options = FetchingOptions(
         settings.network,
-        at_most=settings.ipfs.at_most,
+        max_concurrent=settings.ipfs.at_most,
         timeout=micros(settings.ipfs.timeout),
-        give_up=micros(settings.ipfs.give_up),
-        forget=micros(settings.ipfs.forget),
+        give_up_after=micros(settings.ipfs.give_up),
+        retry_after=micros(settings.ipfs.forget),
         check_genesis=settings.receive.check_genesis,
-        check_for=micros(settings.receive.check_for),
+        genesis_timeout=micros(settings.receive.check_for),
         implied_separator=settings.receive.implied_separator or None,
         authors=lambda: membership.authors,
     )
@@ -397,7 +397,7 @@ def _fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> 
         options,
         blocks,
         lambda: (*file.read(), *also),
-        place_file=settings.bridge_dir / "fetcher.json",
+        position_file=settings.bridge_dir / "fetcher.json",
         leadership=membership,
-        notes=notes_of(settings.bridge_dir, "fetcher"),
+        notes=locate_topic_notes(settings.bridge_dir, "fetcher"),
     )

@@ -122,7 +122,7 @@ class Membership(KafkaThread):
 
     # -------- what others ask
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this bridge leads at this moment."""
         begins, ends = self._lease
         return begins <= self._clock() < ends
@@ -141,11 +141,11 @@ class Membership(KafkaThread):
         """The interests now: the others learn of a change in the next round."""
         self._interests = interests_digest(interests)
 
-    def another_leads(self) -> bool:
+    def another_bridge_leads(self) -> bool:
         """Whether another bridge is known to lead."""
         return self._round is not None and self._round.leader != self._me
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Why this bridge does not lead."""
         if self._round is None:
             return self.error or "waiting for Kafka to say which bridge leads"
@@ -157,7 +157,7 @@ class Membership(KafkaThread):
         """How it goes."""
         told = self._round
         return SharingStatus(
-            leads=self.leads(),
+            leads=self.is_leader(),
             leader="" if told is None else told.leader,
             bridges=tuple(bridge.peer for bridge in self.bridges),
             round=self._number,
@@ -169,7 +169,7 @@ class Membership(KafkaThread):
     def _me(self) -> str:
         return self._assignor.member.peer
 
-    def _ended(self) -> None:
+    def _release_resources(self) -> None:
         self._lease = (0.0, 0.0)
 
     def _session(self) -> None:
@@ -202,7 +202,7 @@ class Membership(KafkaThread):
         joined: tuple[GroupView, int] | None = None
         self._assignor.joined = None
         while not self._stop.is_set():
-            self._moved()
+            self._mark_progress()
             before, asked = asked, self._clock()
             self._rejoin_if_changed(coordinator)
             consumer.poll(timeout_ms=int(_LOOK * 1_000))
@@ -220,20 +220,20 @@ class Membership(KafkaThread):
                     f"no word from the group {self._group} for {patience:g} s: the broker is away, or another bridge "
                     f"has the key of this one ({self._me})"
                 )
-            leads = joined is not None and joined[0].leader == self._me
-            self._lease = (begins, answered + SESSION - MARGIN if leads else 0.0)
+            is_leader = joined is not None and joined[0].leader == self._me
+            self._lease = (begins, answered + SESSION - MARGIN if is_leader else 0.0)
             self._error = None
 
     def _begin(self, told: GroupView, number: int, begins: float, now: float) -> float:
         """A new round. When the lease begins, if this bridge leads; `begins`: as of the round before."""
         me = self._assignor.member
-        leads = told.leader == me.peer
-        self._assignor.member = structs.replace(me, led=(me.led or number) if leads else 0)
+        is_leader = told.leader == me.peer
+        self._assignor.member = structs.replace(me, led=(me.led or number) if is_leader else 0)
         self._authors |= frozenset(told.authors)
         self._round, self._number = told, number
-        self._state = "leads" if leads else f"{told.leader} leads"
+        self._state = "leads" if is_leader else f"{told.leader} leads"
         # whoever led until now may not have heard: its lease runs out first
-        return begins if leads and me.led else now + SESSION if told.after else 0.0
+        return begins if is_leader and me.led else now + SESSION if told.after else 0.0
 
     def _rejoin_if_changed(self, coordinator: _Coordinator) -> None:
         """A bridge that was started again is the member that it was, with what it said then."""

@@ -1,4 +1,4 @@
-"""One attempt to get a block out of IPFS and to read it: the genesis of a stream, or the block of a batch."""
+"""One attempt to fetch a block from IPFS and read it: the genesis of a stream, or the block of a batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ BLOCK_UNAVAILABLE: Final = "block_unavailable"
 BLOCK_MALFORMED: Final = "block_malformed"
 FAULT: Final = "fetch_fault"
 REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT)
-"""beside those of kiln.bridge.ipfs and kiln.schemas.wire.genesis"""
+"""reasons in addition to those of kiln.bridge.ipfs and kiln.schemas.wire.genesis"""
 
 
 class BlockRequest(NamedTuple):
-    """A block to get, and what it is expected to be."""
+    """A block to fetch, and its expected kind."""
 
     kind: Literal["genesis", "batch"]
     cid: str
 
 
 class GenesisAnswer(NamedTuple):
-    """What the genesis of a stream says: its separator, or why it has none."""
+    """The separator in the genesis of a stream, or the reason why it has none."""
 
     separator: SeparatorRecord | None
     without: str | None
@@ -41,7 +41,7 @@ class BatchAnswer(NamedTuple):
 
 
 class FetchFailure(NamedTuple):
-    """The block could not be had; `final`: another attempt would give the same."""
+    """A block that could not be fetched; `final` if another attempt would fail likewise."""
 
     reason: str
     detail: str
@@ -49,16 +49,22 @@ class FetchFailure(NamedTuple):
 
 
 class IpfsUnavailable(NamedTuple):
-    """IPFS is away: why."""
+    """An attempt that could not be made, because IPFS is unavailable."""
 
-    why: str
+    reason: str
 
 
 Answer = GenesisAnswer | BatchAnswer | FetchFailure | IpfsUnavailable
 
 
-def fetch(blocks: BlockStore, request: BlockRequest, timeout: float, implied_separator: str | None = None) -> Answer:
-    """One attempt. `timeout`: seconds for each block; a signed genesis has two blocks."""
+def fetch_block(
+    blocks: BlockStore, request: BlockRequest, timeout: float, implied_separator: str | None = None
+) -> Answer:
+    """Make one attempt to fetch and read a block.
+
+    Args:
+        timeout: seconds for each block; a signed genesis has two blocks.
+    """
     try:
         if request.kind == "batch":
             return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
@@ -82,10 +88,10 @@ def _read_batch(data: bytes) -> Answer:
 
 def _get_genesis(blocks: BlockStore, cid: str, timeout: float, implied_separator: str | None) -> Answer:
     root = cid_bytes(cid)
-    found: dict[bytes, bytes] = {}
-    while isinstance(read := read_genesis(root, found, implied_separator), NeedsBlock):
-        found[read.cid] = blocks.get(cid_text(read.cid), timeout, MAX_READ)
-    if isinstance(read, Rejected):
-        return FetchFailure(read.reason, read.detail, final=True)
-    separator = None if read.separator is None else SeparatorRecord(read.separator.key, read.separator.value)
-    return GenesisAnswer(separator, read.without)
+    read_blocks: dict[bytes, bytes] = {}
+    while isinstance(genesis := read_genesis(root, read_blocks, implied_separator), NeedsBlock):
+        read_blocks[genesis.cid] = blocks.get(cid_text(genesis.cid), timeout, MAX_READ)
+    if isinstance(genesis, Rejected):
+        return FetchFailure(genesis.reason, genesis.detail, final=True)
+    separator = None if genesis.separator is None else SeparatorRecord(genesis.separator.key, genesis.separator.value)
+    return GenesisAnswer(separator, genesis.without)

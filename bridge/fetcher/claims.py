@@ -1,7 +1,4 @@
-"""Streams whose separator is only claimed, and whose genesis is to be asked for: the most active first (decision 20).
-
-Pure: no Kafka, no IPFS, no clock.
-"""
+"""Streams whose separator is only claimed, and whose genesis is to be fetched, the most active first (decision 20)."""
 
 from __future__ import annotations
 
@@ -14,155 +11,167 @@ from kiln.schemas.kafka.records import SeparatorRecord, UpdateRecord, WantedReco
 from kiln.schemas.wire.claims import Claims
 from kiln.schemas.wire.topics import Separator
 
-MOST_CLAIMED: Final = 10_000
-"""Geneses that wait to be asked for, and those that rest between two tries."""
-_TRIES: Final = 6
-_MOST_KINDS: Final = 4  # different claims of which one genesis remembers the first update
-_MOST_TIPS: Final = 32  # that one genesis remembers
+MAX_CLAIMED: Final = 10_000
+"""Most geneses that wait for a fetch or for their next attempt."""
+_MAX_TRIES: Final = 6
+_MAX_KINDS: Final = 4  # different claims per genesis whose first update is kept
+_MAX_TIPS: Final = 32  # kept per genesis
 
 
 @dataclass
 class GenesisClaims:
-    """What is claimed of the streams of one genesis."""
+    """Claims about the streams of one genesis."""
 
     count: int
-    """claims, and those of the streams that gave way to this one"""
-    first: dict[tuple[str, Claims], WantedRecord] = field(default_factory=dict)
-    """by stream and claims, the first update with them"""
+    """claims, including those of the geneses that this one evicted"""
+    first_updates: dict[tuple[str, Claims], WantedRecord] = field(default_factory=dict)
+    """the first update by stream and claims"""
     tips: dict[bytes, None] = field(default_factory=dict)
     """digests of the newest updates under the separators that they claim"""
     tries: int = 0
 
-    def has(self, update: UpdateRecord, separator: SeparatorRecord | None) -> bool:
-        """Whether this update is in `kiln.updates` under this separator, as far as is remembered."""
+    def includes(self, update: UpdateRecord, separator: SeparatorRecord | None) -> bool:
+        """Return whether this update is known to be in `kiln.updates` under this separator."""
         return _digest(update, separator) in self.tips
 
 
 class ClaimedStreams:
-    """Geneses to be asked for, by CID: the algorithm Space-Saving (Metwally, Agrawal, El Abbadi, 2005).
+    """Geneses to fetch, by CID, counted by the Space-Saving algorithm (Metwally, Agrawal, El Abbadi, 2005).
 
-    A genesis waits, or rests after a try that brought no block, or is being asked for: since `next` named it, and until
-    `came`, `failed`, `put_back` or `rest` is called.
+    A genesis waits, is deferred after an attempt that brought no block, or is being fetched: from `next_genesis` until
+    `pop_claims`, `record_failure`, `put_back` or `defer`.
     """
 
-    def __init__(self, most: int = MOST_CLAIMED) -> None:
-        """`most`: geneses that are remembered, beside those that are being asked for."""
-        self._most = most
-        self._claimed: dict[str, GenesisClaims] = {}
-        self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not tried yet
-        self._resting: OrderedDict[str, int] = OrderedDict()  # until when; all rest for as long
-        self.dropped = 0
-        """geneses that gave way since the start"""
-        self.unkept = 0
-        """claims since the start that are told in no quarantine, as too many others of one genesis came first"""
+    def __init__(self, most: int = MAX_CLAIMED) -> None:
+        """Create an empty set.
+
+        Args:
+            most: number of geneses to keep, in addition to those that are being fetched.
+        """
+        self._capacity = most
+        self._claims: dict[str, GenesisClaims] = {}
+        self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not attempted yet
+        self._deferred: OrderedDict[str, int] = OrderedDict()  # with the end of the wait, which is equally long for all
+        self.evicted = 0
+        """geneses evicted since the start"""
+        self.unrecorded = 0
+        """claims since the start that no quarantine record will report, because too many of their genesis came first"""
 
     def __len__(self) -> int:
-        return len(self._claimed)
+        return len(self._claims)
 
     def add(self, record: WantedRecord) -> None:
-        """Counts a claim. Where there is no room, the genesis that is least worth a try gives way."""
-        claimed = self._claimed.get(record.cid)
-        if claimed is None:
-            count = self._give_way() if len(self._claimed) >= self._most else 0
-            claimed = self._claimed[record.cid] = GenesisClaims(count + 1)
-            self._wait(record.cid, claimed)
-        elif self._leave(record.cid, claimed):
-            claimed.count += 1
-            self._wait(record.cid, claimed)
+        """Count a claim. If there is no room, the genesis that is least worth an attempt is evicted."""
+        claims = self._claims.get(record.cid)
+        if claims is None:
+            count = self._evict() if len(self._claims) >= self._capacity else 0
+            claims = self._claims[record.cid] = GenesisClaims(count + 1)
+            self._enqueue(record.cid, claims)
+        elif self._dequeue(record.cid, claims):
+            claims.count += 1
+            self._enqueue(record.cid, claims)
         else:
-            claimed.count += 1
+            claims.count += 1
         update = record.update
         assert update is not None, "WantedRecord: a claim comes with its update"
         kind = update.stream, claims_of(record)
-        if kind not in claimed.first and len(claimed.first) == _MOST_KINDS:
-            self.unkept += 1
+        if kind not in claims.first_updates and len(claims.first_updates) == _MAX_KINDS:
+            self.unrecorded += 1
         else:
-            claimed.first.setdefault(kind, record)
-        claimed.tips[_digest(update, update.separator)] = None
-        if len(claimed.tips) > _MOST_TIPS:
-            del claimed.tips[next(iter(claimed.tips))]
+            claims.first_updates.setdefault(kind, record)
+        claims.tips[_digest(update, update.separator)] = None
+        if len(claims.tips) > _MAX_TIPS:
+            del claims.tips[next(iter(claims.tips))]
 
-    def next(self, now: int) -> str | None:
-        """The genesis to ask for now; None: none. First those that were not tried, the most claimed of them first."""
+    def next_genesis(self, now: int) -> str | None:
+        """Return the genesis to fetch now, if any: those not attempted yet first, the most claimed of them first."""
         if self._waiting:
             most = max(self._waiting)
             cid = next(iter(self._waiting[most]))
-            self._leave(cid, self._claimed[cid])
+            self._dequeue(cid, self._claims[cid])
             return cid
-        cid, until = next(iter(self._resting.items()), ("", 0))
+        cid, until = next(iter(self._deferred.items()), ("", 0))
         if not cid or until > now:
             return None
-        del self._resting[cid]
+        del self._deferred[cid]
         return cid
 
     def put_back(self, cid: str) -> None:
-        """It was not asked for after all."""
-        claimed = self._claimed[cid]
-        if claimed.tries:
-            self._resting[cid] = 0
-            self._resting.move_to_end(cid, last=False)
+        """Return a genesis that was not fetched after all."""
+        claims = self._claims[cid]
+        if claims.tries:
+            self._deferred[cid] = 0
+            self._deferred.move_to_end(cid, last=False)
         else:
-            self._wait(cid, claimed)
+            self._enqueue(cid, claims)
 
-    def rest(self, cid: str, until: int) -> None:
-        """It was not asked for, and is not to be before `until`."""
-        self._resting[cid] = until
+    def defer(self, cid: str, until: int) -> None:
+        """Return a genesis that was not fetched, and is not to be before `until`."""
+        self._deferred[cid] = until
 
-    def failed(self, cid: str, until: int, *, final: bool) -> bool:
-        """A try brought no block. It rests `until`. True: it is given up: that was the last try, or `final`."""
-        claimed = self._claimed[cid]
-        claimed.tries += 1
-        if final or claimed.tries >= _TRIES:
-            del self._claimed[cid]
+    def record_failure(self, cid: str, until: int, *, final: bool) -> bool:
+        """Record an attempt that brought no block.
+
+        Args:
+            until: the time before which it is not tried again.
+            final: no further attempt can succeed.
+
+        Returns:
+            True if it is given up.
+        """
+        claims = self._claims[cid]
+        claims.tries += 1
+        if final or claims.tries >= _MAX_TRIES:
+            del self._claims[cid]
             return True
-        self._resting[cid] = until
+        self._deferred[cid] = until
         return False
 
-    def came(self, cid: str) -> GenesisClaims | None:
-        """What was claimed of its streams, which is forgotten now. None: nothing was."""
-        claimed = self._claimed.pop(cid, None)
-        if claimed is not None and not self._leave(cid, claimed):
-            self._resting.pop(cid, None)
-        return claimed
+    def pop_claims(self, cid: str) -> GenesisClaims | None:
+        """Remove and return the claims about the streams of a genesis, if there are any."""
+        claims = self._claims.pop(cid, None)
+        if claims is not None and not self._dequeue(cid, claims):
+            self._deferred.pop(cid, None)
+        return claims
 
-    def _wait(self, cid: str, claimed: GenesisClaims) -> None:
-        self._waiting.setdefault(claimed.count, OrderedDict())[cid] = None
+    def _enqueue(self, cid: str, claims: GenesisClaims) -> None:
+        self._waiting.setdefault(claims.count, OrderedDict())[cid] = None
 
-    def _leave(self, cid: str, claimed: GenesisClaims) -> bool:
-        """Whether it was waiting; it is not any more."""
-        alike = self._waiting.get(claimed.count)
-        if alike is None or cid not in alike:
+    def _dequeue(self, cid: str, claims: GenesisClaims) -> bool:
+        """Remove a genesis from its queue, and return whether it was there."""
+        same_count = self._waiting.get(claims.count)
+        if same_count is None or cid not in same_count:
             return False
-        del alike[cid]
-        if not alike:
-            del self._waiting[claimed.count]
+        del same_count[cid]
+        if not same_count:
+            del self._waiting[claims.count]
         return True
 
-    def _give_way(self) -> int:
-        """The count that the newcomer takes over."""
-        if self._resting:
-            cid, _ = self._resting.popitem(last=False)
-            del self._claimed[cid]
-            self.dropped += 1
+    def _evict(self) -> int:
+        """Evict a genesis, and return the count that the newcomer takes over."""
+        if self._deferred:
+            cid, _ = self._deferred.popitem(last=False)
+            del self._claims[cid]
+            self.evicted += 1
             return 0
         if not self._waiting:
-            return 0  # all are being asked for
-        least = min(self._waiting)
-        cid = next(iter(self._waiting[least]))
-        self._leave(cid, self._claimed[cid])
-        del self._claimed[cid]
-        self.dropped += 1
-        return least
+            return 0  # all are being fetched
+        lowest = min(self._waiting)
+        cid = next(iter(self._waiting[lowest]))
+        self._dequeue(cid, self._claims[cid])
+        del self._claims[cid]
+        self.evicted += 1
+        return lowest
 
 
 def claims_of(record: WantedRecord) -> Claims:
-    """What the update in a record claims."""
+    """Return the claims of the update in a record."""
     return Claims(_separator(record.topic), _separator(record.model))
 
 
 def _digest(update: UpdateRecord, separator: SeparatorRecord | None) -> bytes:
-    named = ("", "") if separator is None else (separator.key, separator.value)
-    parts = (update.origin, *named, update.stream, update.tip)
+    key_and_value = ("", "") if separator is None else (separator.key, separator.value)
+    parts = (update.origin, *key_and_value, update.stream, update.tip)
     return blake2b("\n".join(parts).encode(), digest_size=8).digest()
 
 

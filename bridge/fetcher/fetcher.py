@@ -1,24 +1,22 @@
-"""Blocks out of IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md, Fetching).
+"""Fetch blocks from IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md).
 
 An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
-genesis share one fetch. With the answer these updates go on to `kiln.updates`, in their order. Once the broker has the
-updates, the answer goes to `kiln.streams`, so that no reader of the answer can send a later update past them. The block
-of somebody else's batch goes to `kiln.blocks`, if its separator is of interest when the fetcher reads the record. The
-fetcher also asks for geneses of streams whose separator is only claimed, when there is room (decision 20).
+genesis share one fetch, and are then released to `kiln.updates` in their order. Once the broker has them, the answer
+is written to `kiln.streams`, so that no reader of the answer can send a later update past them. The block of another
+node's batch goes to `kiln.blocks` if its separator is of interest when the fetcher reads the record. When there is
+room, the fetcher also fetches geneses of streams whose separator is only claimed (decision 20).
 
-The fetcher tries a missing block again, with pauses that grow, for `give_up` of the time that IPFS was there. Then the
-records go to quarantine, and the fetcher does not ask for the block again for `forget`. While IPFS is away everything
-waits.
+A missing block is retried with growing pauses, for `give_up_after` of the time that IPFS is available. Then its records
+go to quarantine, and the block is not tried again for `retry_after`. While IPFS is unavailable everything waits.
 
 Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
-the first of some updates, it commits which updates these are and their generation, with the place in `kiln.wanted`.
-Each commit raises the generation by one. After a crash the fetcher releases the same updates under the same generation
-before anything else. So a reader of the log drops what came already in the same epoch (docs/design, decision 7;
-kiln.bridge.fetcher.offsets).
+the first of some updates, it commits which updates these are and their generation, together with the offset in
+`kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher releases the same updates under the
+same generation before anything else, so that a reader of the log drops what came already in the same epoch
+(docs/design, decision 7; kiln.bridge.fetcher.offsets).
 
-What the fetcher commits also goes into a file, before the fetcher writes the first update. The file counts where Kafka
-has lost the place. With neither, and with streams that an earlier run fetched, the fetcher does not guess: it stops,
-and says how to set the place.
+What is committed is also written to a file before the first update, for the case that Kafka loses the offset. With
+neither, and with streams that an earlier run fetched, the fetcher stops and explains how to set the offset.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
-from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch
+from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, FetchOutput, KnownAnswers, PendingFetches
+from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, KnownAnswers, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
 from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.position import KafkaPosition
@@ -50,20 +48,27 @@ from kiln.schemas.kafka.records import UNREADABLE, decode_stream
 from kiln.schemas.wire.topics import Interest, parse_interest
 
 _LOG: Final = logging.getLogger(__name__)
-_AT_ONCE: Final = 500  # records taken in one round
-_PATIENCE: Final = 60.0  # s for the broker to take a stage of a round
+_MAX_RECORDS_PER_POLL: Final = 500  # per round
+_WRITE_TIMEOUT: Final = 60.0  # s for the broker to acknowledge a stage of a round
 
 
 def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-class Fetcher(LeaderThread):
-    """Runs PendingFetches between Kafka and IPFS, in a thread of its own, from `start()` to `stop()`.
+class _FetchProgress(NamedTuple):
+    waiting: int
+    in_flight: int
+    claimed: int
+    counts: Counter[str]
 
-    Of a network and prefix one fetcher works at a time: the fetcher assigns itself the partitions. While Kafka is away,
-    the fetcher tries again from its committed place. An error in reading one block is logged and quarantined, and stops
-    nothing.
+
+class Fetcher(LeaderThread):
+    """A thread that runs `PendingFetches` between Kafka and IPFS, from `start()` to `stop()`.
+
+    One fetcher works at a time for a network and prefix, because it assigns itself the partitions. While Kafka is
+    unavailable, it retries from its committed offset. An error in reading one block is logged and quarantined, and
+    stops nothing else.
     """
 
     def __init__(
@@ -76,16 +81,21 @@ class Fetcher(LeaderThread):
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = _now_us,
         group: str | None = None,
-        place_file: Path | None = None,
+        position_file: Path | None = None,
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
     ) -> None:
-        """`client_options`: how to talk to the brokers (security_protocol, sasl_…, ssl_…). `prefix`: of topics.
+        """Create the thread without starting it.
 
-        `interests`: the interests now, as texts (`kiln.schemas.wire.topics.parse_interest`); called in this thread.
-        `group`: the consumer group that keeps the place; by default one of the network. `place_file`: keeps the place,
-        too.
-        `leadership`: which of several bridges fetches. `notes`: which topics the place is of.
+        Args:
+            client_options: options of the Kafka clients (security_protocol, sasl_…, ssl_…).
+            prefix: prefix of Kafka topics.
+            interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
+                this thread.
+            group: consumer group that holds the offsets; by default one of the network.
+            position_file: file that holds a copy of the offsets.
+            leadership: decides which of several bridges fetches.
+            notes: the topics to which the offsets belong.
         """
         super().__init__(
             "fetcher",
@@ -98,65 +108,65 @@ class Fetcher(LeaderThread):
             notes,
         )
         self._options = options
-        self._file = None if place_file is None else PositionFile(place_file)
-        self._filed: dict[int, FilePosition] = {}  # in the file now
+        self._file = None if position_file is None else PositionFile(position_file)
+        self._file_positions: dict[int, FilePosition] = {}  # in the file now
         self._topic_id = ""
         self._blocks = blocks
         self._interests = interests
         self._clock_us = clock_us
         self._pool = self._new_pool()
         self._known: KnownAnswers | None = None
-        self._view = (0, 0, 0, Counter[str]())
+        self._progress = _FetchProgress(0, 0, 0, Counter())
         self._places_lost = 0
 
     @property
     def waiting(self) -> int:
         """Records that wait."""
-        return self._view[0]
+        return self._progress.waiting
 
     @property
     def under_way(self) -> int:
         """Blocks being fetched."""
-        return self._view[1]
+        return self._progress.in_flight
 
     @property
     def claimed(self) -> int:
-        """Geneses that are to be held against claims."""
-        return self._view[2]
+        """Geneses to compare with claims."""
+        return self._progress.claimed
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What became of records since the start, by the names in kiln.schemas.metrics."""
-        return self._view[3]
+        """Records since the start by outcome, named as in kiln.schemas.metrics."""
+        return self._progress.counts
 
     @property
     def places_lost(self) -> int:
-        """How often Kafka had lost the place in a partition, since the start."""
+        """Number of partitions whose offset Kafka had lost, since the start."""
         return self._places_lost
 
     def status(self) -> FetcherStatus:
-        """How it goes."""
+        """Return the status of the fetcher."""
         return FetcherStatus(
             self.state, self.waiting, self.under_way, dict(self.counts), self.places_lost, self.claimed
         )
 
-    def _stood_by(self) -> None:
-        """The leader commits places and learns of streams that this fetcher has not seen."""
-        super()._stood_by()
+    def _on_standby(self) -> None:
+        """Forget offsets and streams, because the leader commits and learns of others."""
+        super()._on_standby()
         self._known = None
         if self._file is not None:
             self._file.remove()
 
-    def _ended(self) -> None:
-        # fetches under way end when the blocks are closed
+    def _release_resources(self) -> None:
+        # fetches in flight end when the block store is closed
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._new_pool()  # for a thread that starts again; it costs nothing before its first fetch
+        self._pool = self._new_pool()  # for a restart of the thread; it costs nothing before its first fetch
 
     def _new_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._options.at_most, "fetch")
+        return ThreadPoolExecutor(self._options.max_concurrent, "fetch")
 
     def _read_streams(self) -> KnownAnswers:
-        """All streams that are in `kiln.streams` now."""
+        """Read all streams that are in `kiln.streams` now."""
         known = KnownAnswers()
         consumer = self._consumer(None)
         try:
@@ -164,39 +174,43 @@ class Fetcher(LeaderThread):
             consumer.assign(parts)
             consumer.seek_to_beginning(*parts)
             ends = consumer.end_offsets(parts)
-            while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
+            while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
                 self._state = f"reading which streams are known: {len(known.streams)}"
                 for records in self._poll(consumer, 200).values():
                     for record in records:
-                        self._remember(known, record.value)
+                        self._add_known_stream(known, record.value)
         finally:
             consumer.close()
         return known
 
-    def _remember(self, known: KnownAnswers, value: bytes | None) -> None:
+    def _add_known_stream(self, known: KnownAnswers, value: bytes | None) -> None:
         try:
             record = decode_stream(value or b"")
         except UNREADABLE:
-            return  # `sink` quarantines it; a stream that is not known is asked for
+            return  # `sink` quarantines it; an unknown stream is fetched
         if record.network == self._options.network and record.source == "genesis":
             known.add_stream(record.stream, record.separator)
 
-    def _begin(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
-        """Moves the consumer to the places that are kept. The offsets that are done, by partition. PlaceLostError."""
+    def _start_partitions(self, consumer: KafkaConsumer, pending: PendingFetches) -> dict[TopicPartition, DoneOffsets]:
+        """Move the consumer to the committed offsets, and return the finished offsets by partition.
+
+        Raises:
+            PositionLostError: an offset is lost.
+        """
         topic = f"{self._prefix}wanted"
         parts = self._partitions(topic)
-        anew = topic in self._begin_topics(topic)
+        is_replaced = topic in self._watch_topics(topic)
         consumer.assign(parts)
         done: dict[TopicPartition, DoneOffsets] = {}
         starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
-        filed = self._read_file(topic)
-        self._filed = dict(filed or {})
+        file_positions = self._read_file(topic)
+        self._file_positions = dict(file_positions or {})
         for part in parts:
-            kept = None if anew else self._kept(consumer, part, filed)
-            offset, metadata = (starts[part], "") if kept is None else kept
-            # a clock is greater than what any number of commits has counted up to
+            committed = None if is_replaced else self._read_committed(consumer, part, file_positions)
+            offset, metadata = (starts[part], "") if committed is None else committed
+            # the clock is greater than any generation that commits have counted up to
             offsets = DoneOffsets(offset, metadata, self._clock_us())
-            if offsets.read > ends[part]:  # a state that has noted no topic
+            if offsets.read > ends[part]:  # the state has no note of the topic's id
                 _LOG.error(
                     "%s, partition %d, ends at %d, and %s had read up to %d: it is read from its beginning",
                     *(topic, part.partition, ends[part], self._group, offsets.read),
@@ -204,29 +218,29 @@ class Fetcher(LeaderThread):
                 offset = starts[part]
                 offsets = DoneOffsets(offset, "", self._clock_us())
             pending.start(part.partition, offsets)
-            self._gone(pending, part, offsets, starts[part])
-            consumer.seek(part, max(offset - CLAIMS_AGAIN, starts[part]))
+            self._record_lost_range(pending, part, offsets, starts[part])
+            consumer.seek(part, max(offset - CLAIM_REPLAY, starts[part]))
             done[part] = offsets
-        if self._leads:
-            self._commit(consumer, done, {}, everything=True)
-            self._note_topics()
+        if self._is_leader:
+            self._commit(consumer, done, {}, commit_all=True)
+            self._save_topics()
         return done
 
-    def _kept(
-        self, consumer: KafkaConsumer, part: TopicPartition, filed: Mapping[int, FilePosition] | None
+    def _read_committed(
+        self, consumer: KafkaConsumer, part: TopicPartition, file_positions: Mapping[int, FilePosition] | None
     ) -> tuple[int, str] | None:
-        """Offset and metadata, from Kafka, or from the file. None: the first start on this partition."""
-        kept = consumer.committed(part, metadata=True, timeout_ms=10_000)
-        if kept is not None:
-            return kept.offset, kept.metadata or ""
-        if filed is not None:
-            if part.partition not in filed:
-                return None  # the partition was added since
-            place = filed[part.partition]
+        """Return offset and metadata from Kafka or the file, or `None` on the first start with this partition."""
+        committed = consumer.committed(part, metadata=True, timeout_ms=10_000)
+        if committed is not None:
+            return committed.offset, committed.metadata or ""
+        if file_positions is not None:
+            if part.partition not in file_positions:
+                return None  # the partition was added later
+            position = file_positions[part.partition]
             _LOG.error("Kafka has lost the place of %s in %s: taken from %s", self._group, part, self._file)
             self._places_lost += 1
-            return place.offset, place.metadata
-        if self._known is not None and self._known.streams:  # a fetcher has run: each stream there came through one
+            return position.offset, position.metadata
+        if self._known is not None and self._known.streams:  # a fetcher has run, since only fetchers write streams
             raise PositionLostError(
                 f"the place of {self._group} in {part.topic}, partition {part.partition}, is lost, and no file has it. "
                 "Set the place with kafka-consumer-groups.sh --reset-offsets: --to-latest leaves what waits, "
@@ -243,9 +257,11 @@ class Fetcher(LeaderThread):
         except OSError as error:
             raise PositionLostError(f"{self._file} cannot be read: {error.strerror}") from error
 
-    def _gone(self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int) -> None:
-        first = offsets.place
-        lost = pending.gone(part.partition, before, self._clock_us())
+    def _record_lost_range(
+        self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int
+    ) -> None:
+        first = offsets.resume_offset
+        lost = pending.record_lost_range(part.partition, before, self._clock_us())
         if lost:
             _LOG.error(
                 "Kafka let %d records of %s go before %s was done with them: partition %d, offsets %d to %d",
@@ -256,132 +272,147 @@ class Fetcher(LeaderThread):
         self,
         consumer: KafkaConsumer,
         done: Mapping[TopicPartition, DoneOffsets],
-        going: Mapping[int, set[int]],
+        releasing: Mapping[int, set[int]],
         *,
-        everything: bool = False,
+        commit_all: bool = False,
     ) -> None:
-        """Commits the places that have changed. `everything`: the others too, so that Kafka does not forget them."""
-        changed = {part for part, offsets in done.items() if offsets.changed or part.partition in going}
-        places = {
-            part: OffsetAndMetadata(offsets.place, offsets.metadata(going.get(part.partition, ())))
+        """Commit the changed offsets, or with `commit_all` every offset, so that Kafka does not forget any."""
+        changed = {part for part, offsets in done.items() if offsets.changed or part.partition in releasing}
+        changed_offsets = {
+            part: OffsetAndMetadata(offsets.resume_offset, offsets.metadata(releasing.get(part.partition, ())))
             for part, offsets in done.items()
-            if not offsets.repeating and (everything or part in changed)
+            if not offsets.is_repeating and (commit_all or part in changed)
         }
-        if places:
-            consumer.commit(places, timeout_ms=10_000)
+        if changed_offsets:
+            consumer.commit(changed_offsets, timeout_ms=10_000)
             if self._file is not None:
-                self._filed |= {
-                    part.partition: FilePosition(kept.offset, kept.metadata) for part, kept in places.items()
+                self._file_positions |= {
+                    part.partition: FilePosition(each.offset, each.metadata) for part, each in changed_offsets.items()
                 }
                 try:
-                    self._file.write(self._topic_id, self._filed)
+                    self._file.write(self._topic_id, self._file_positions)
                 except OSError as error:
                     raise PositionLostError(f"{self._file} cannot be written: {error.strerror}") from error
-        for part in places:
-            done[part].committed()
+        for part in changed_offsets:
+            done[part].mark_committed()
 
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
         if self._known is None:
             known = self._read_streams()
-            if self._halts:  # not all are read
+            if self._must_stop:  # not all are read
                 return
             self._known = known
-        before = self._view[3]
+        before = self._progress.counts
         pending = PendingFetches(self._options, self._known)
-        done = self._begin(consumer, pending)
+        done = self._start_partitions(consumer, pending)
         renew_at = self._clock_us() + RENEW_EVERY
         answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
-        while not self._halts:
+        while not self._must_stop:
             self._check_topics()
-            self._take(consumer, pending, done)
+            self._poll_records(consumer, pending, done)
             now = self._clock_us()
             while answers:
                 request, future = answers.popleft()
-                pending.answer(request, _answer_of(request, future), now)
-            for request in pending.next(now):
+                pending.add_answer(request, _get_answer(request, future), now)
+            for request in pending.start_fetches(now):
                 future = self._pool.submit(
-                    fetch, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
+                    fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
                 )
-                future.add_done_callback(partial(_came, answers, request))
-            writes = pending.next_writes(now)
-            if not self._leads:
+                future.add_done_callback(partial(_add_answer, answers, request))
+            writes = pending.stage_writes(now)
+            if not self._is_leader:
                 return
-            self._commit(consumer, done, writes.going, everything=now >= renew_at)
+            self._commit(consumer, done, writes.releasing, commit_all=now >= renew_at)
             renew_at = now + RENEW_EVERY if now >= renew_at else renew_at
             for stage in writes.stages:
                 if not self._write(producer, stage):
                     return
-            pending.written()
-            self._view = (pending.waiting, pending.under_way, pending.claimed, before + pending.counts)
-            self._state = _in_words(pending)
-            self._error = None if pending.away is None else f"nothing is fetched, IPFS is away: {pending.away}"
+            pending.confirm_writes()
+            self._progress = _FetchProgress(
+                pending.waiting_count, pending.in_flight, pending.claimed_count, before + pending.counts
+            )
+            self._state = _describe_state(pending)
+            self._error = (
+                None if pending.ipfs_error is None else f"nothing is fetched, IPFS is away: {pending.ipfs_error}"
+            )
 
-    def _take(
+    def _poll_records(
         self, consumer: KafkaConsumer, pending: PendingFetches, done: Mapping[TopicPartition, DoneOffsets]
     ) -> None:
-        rooms = {part: pending.room(part.partition, _AT_ONCE) for part in done}
+        rooms = {part: pending.room(part.partition, _MAX_RECORDS_PER_POLL) for part in done}
         full = [part for part, room in rooms.items() if not room]
         consumer.pause(*full)
         consumer.resume(*(rooms.keys() - full))
         at_most = min((room for room in rooms.values() if room), default=1)
         interests: list[Interest] | None = None
-        for part, records in self._poll(consumer, 20 if pending.busy else 200, at_most).items():
+        for part, records in self._poll(consumer, 20 if pending.is_busy else 200, at_most).items():
             if interests is None:
                 interests = [parse_interest(text) for text in self._interests()]
             now = self._clock_us()
             for record in records:
-                if record.offset > done[part].next:
+                if record.offset > done[part].next_offset:
                     first = consumer.beginning_offsets([part])[part]
-                    self._gone(pending, part, done[part], min(first, record.offset))
-                announcer = pending.take(KafkaPosition(part.partition, record.offset), record.value, interests, now)
+                    self._record_lost_range(pending, part, done[part], min(first, record.offset))
+                announcer = pending.add_record(
+                    KafkaPosition(part.partition, record.offset), record.value, interests, now
+                )
                 if announcer:
                     self._blocks.announced(announcer)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
-        """Whether the broker has all of them; False when the session halts. FramesProducerError: a refusal."""
-        left = len(outputs)
-        told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
+        """Write a stage and wait for its acknowledgements.
+
+        Returns:
+            False if the session must stop before the broker has all records.
+
+        Raises:
+            FramesProducerError: the broker refused a record.
+        """
+        remaining = len(outputs)
+        results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
-            if not self._leads:
+            if not self._is_leader:
                 return False
             future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-            future.add_callback(lambda _: told.put(None))
-            future.add_errback(told.put)
-        deadline = time.monotonic() + _PATIENCE
-        while left:
+            future.add_callback(lambda _: results.put(None))
+            future.add_errback(results.put)
+        deadline = time.monotonic() + _WRITE_TIMEOUT
+        while remaining:
             if self._stop.is_set():
                 deadline = min(deadline, time.monotonic() + 2.0)
             try:
-                error = told.get(timeout=min(0.5, max(0.0, deadline - time.monotonic())))
+                error = results.get(timeout=min(0.5, max(0.0, deadline - time.monotonic())))
             except Empty:
-                if not self._leads:
+                if not self._is_leader:
                     return False
                 if time.monotonic() < deadline:
                     continue
                 if self._stop.is_set():
                     return False
-                raise FramesProducerError(f"no answer within {_PATIENCE:g} s") from None
+                raise FramesProducerError(f"no answer within {_WRITE_TIMEOUT:g} s") from None
             if error is not None:
                 raise FramesProducerError(f"a record was refused: {error!r}") from error
-            left -= 1
+            remaining -= 1
         return True
 
 
-def _came(answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]) -> None:
+def _add_answer(
+    answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]
+) -> None:
     answers.append((request, future))
 
 
-def _answer_of(request: BlockRequest, future: Future[Answer]) -> Answer:
+def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
     error = future.exception()
     if error is None:
         return future.result()
-    # a peer chooses the bytes: what they can make go wrong must not end all fetching
+    # a peer chooses the bytes, so that an error in reading them must not end all fetching
     _LOG.error("fetching the %s %s", request.kind, request.cid, exc_info=error)
     return FetchFailure(FAULT, repr(error)[:500], final=True)
 
 
-def _in_words(pending: PendingFetches) -> str:
-    waiting = f" (waiting: {pending.waiting})" if pending.waiting else ""
-    if pending.away is not None:
-        return f"IPFS is away: {pending.away}{waiting}"
-    return f"fetching {pending.under_way}{waiting}" if pending.busy else "waiting for what is wanted"
+def _describe_state(pending: PendingFetches) -> str:
+    waiting = f" (waiting: {pending.waiting_count})" if pending.waiting_count else ""
+    if pending.ipfs_error is not None:
+        return f"IPFS is away: {pending.ipfs_error}{waiting}"
+    return f"fetching {pending.in_flight}{waiting}" if pending.is_busy else "waiting for what is wanted"

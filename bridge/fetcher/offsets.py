@@ -1,9 +1,9 @@
-"""Which records of a partition are done. Records are done out of order, so the metadata of the committed offset says
-which ones.
+"""Offsets of the finished records of a partition, kept in the metadata of the committed offset.
 
-Exactly once rests on two rules. The fetcher commits which records are going to `kiln.updates`, under a generation of
-their own, before it writes the first of them. After a crash the fetcher writes all these records again, under the same
-generation, before anything else. So a reader of the log knows each repeat by generation and message (decision 7).
+Records finish out of order. Exactly-once delivery rests on two rules. The fetcher commits which records it is releasing
+to `kiln.updates`, under a generation of their own, before it writes the first of them. After a crash it writes all of
+them again, under the same generation, before anything else. A reader of the log therefore recognises each repeat by
+its generation and message (decision 7).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kiln.schemas.wire.cid import read_varint, write_varint
 
 
 class CommittedPosition(msgspec.Struct, frozen=True):
-    """What is committed beside the offset of the first record that is not done: JSON of this.
+    """JSON that is committed with the offset of the first unfinished record.
 
-    `generation`: of what is going. `read`: the offset up to which records were read. `open`: those before it that are
-    not done. `going`: which of these, counted from 0, are on their way to `kiln.updates`.
+    `generation` is that of the records being released, `read` the offset up to which records were read, `open` the
+    unfinished ones before it, and `going` the indexes, from 0, of those being released to `kiln.updates`.
 
-    Each of the two is a set of numbers from a base on, the offset committed and 0: "" for none, else base85 of a bitmap
-    ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base to the
-    first, then from each to the next).
+    `open` and `going` are sets of numbers from a base, which is the committed offset or 0: "" for none, else base85 of
+    a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base to
+    the first, then from each to the next).
     """
 
     generation: int
@@ -37,51 +37,57 @@ class CommittedPosition(msgspec.Struct, frozen=True):
     going: str = ""
 
 
-_KEPT_PLACE: Final = msgspec.json.Decoder(CommittedPosition)
+_POSITION: Final = msgspec.json.Decoder(CommittedPosition)
 
 MAX_METADATA: Final = 3_500
 """Longest metadata written, in bytes: brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
-MOST_GOING: Final = 300
-"""Records going at a time: two bytes each, so that they can be written with any others that are open."""
+MAX_RELEASING: Final = 300
+"""Most records released at a time: two bytes each, so that they fit into the metadata with any other open ones."""
 
-_MOST_BYTES: Final = 2_100  # of `open` before base85
-_WIDEST: Final = 8 * (_MOST_BYTES - 1)  # offsets that a bitmap can span
-_MOST_OF_A_STEP: Final = 4  # bytes of one varint, to be reckoned with: 268 million records done between two open ones
+_MAX_OPEN_BYTES: Final = 2_100  # of `open` before base85
+_MAX_SPAN: Final = 8 * (_MAX_OPEN_BYTES - 1)  # offsets that a bitmap can span
+_MAX_STEP_BYTES: Final = 4  # of one varint: 268 million finished records between two open ones
 
 
 class DoneOffsets:
-    """Which records of one partition are done. Pure.
+    """Finished records of one partition.
 
-    The metadata always fits in `MAX_METADATA` bytes: as records are done, the steps never grow longer in sum, and the
-    span of the bitmap grows only by what is taken. `room` says how many more records may be taken.
+    The metadata always fits in `MAX_METADATA` bytes: when records finish, the steps never grow longer in sum, and the
+    span of the bitmap grows only by added records. `room` limits how many may be added.
     """
 
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:
-        """`offset`, `metadata`: as committed. `fresh_generation`: taken where the metadata has none; greater than any
-        before.
+        """Load the committed `offset` and `metadata`.
 
-        Metadata that cannot be read was set by hand. Then every record from `offset` on counts as not done.
+        Metadata that cannot be read was set by hand; every record from `offset` on then counts as unfinished.
+
+        Args:
+            fresh_generation: used if the metadata has none; greater than any before.
         """
-        found = _read_metadata(offset, metadata)
-        kept, offsets, going = found or (CommittedPosition(fresh_generation, offset), [], set[int]())
-        self._generation = kept.generation
-        self.read = kept.read
+        saved = _read_metadata(offset, metadata)
+        position, offsets, going = saved or (CommittedPosition(fresh_generation, offset), [], set[int]())
+        self._generation = position.generation
+        self.read = position.read
         """the offset up to which records were read, by an earlier run too"""
-        self._open = dict.fromkeys(offsets)  # in their order
-        self._again = deque(offsets)  # of an earlier run, and not read again yet
-        self._at = offset
-        self._repeat = going  # let go by an earlier run, perhaps
+        self._open = dict.fromkeys(offsets)  # in order
+        self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
+        self._next_offset = offset
+        self._releasing = going  # possibly released by an earlier run
         self.changed = False
-        """whether something is done that is not committed"""
+        """true if a finished record is not committed"""
 
     # -------- records
 
-    def take(self, offset: int) -> bool:
-        """Takes the next record. False: an earlier run has done it."""
-        self._at = offset + 1
-        self._pass_over(offset)
-        if self._again and self._again[0] == offset:
-            self._again.popleft()
+    def add(self, offset: int) -> bool:
+        """Add the next record.
+
+        Returns:
+            False if an earlier run has finished it.
+        """
+        self._next_offset = offset + 1
+        self._skip_unread(offset)
+        if self._reread and self._reread[0] == offset:
+            self._reread.popleft()
             return True
         if offset < self.read:
             return False
@@ -90,84 +96,93 @@ class DoneOffsets:
         return True
 
     @property
-    def next(self) -> int:
+    def next_offset(self) -> int:
         """The offset of the next record, if Kafka has left out none."""
-        return self._at
+        return self._next_offset
 
-    def gone(self, before: int) -> int:
-        """Kafka has nothing before this offset any more. How many records are lost so: those that an earlier run left
-        open, and those that were never read."""
+    def record_lost_range(self, before: int) -> int:
+        """Record that Kafka has deleted everything before this offset.
+
+        Returns:
+            The number of lost records: those that an earlier run left open, and those that were never read.
+        """
         unread = max(0, before - self.read)
         if unread:
             self.read = before
             self.changed = True
-        self._at = max(self._at, before)
-        return self._pass_over(before) + unread
+        self._next_offset = max(self._next_offset, before)
+        return self._skip_unread(before) + unread
 
-    def _pass_over(self, before: int) -> int:
+    def _skip_unread(self, before: int) -> int:
         lost = 0
-        while self._again and self._again[0] < before:
-            self.done(self._again.popleft())
+        while self._reread and self._reread[0] < before:
+            self.mark_done(self._reread.popleft())
             lost += 1
         return lost
 
-    def done(self, offset: int) -> None:
+    def mark_done(self, offset: int) -> None:
         if offset in self._open:
             del self._open[offset]
-            self._repeat.discard(offset)
+            self._releasing.discard(offset)
             self.changed = True
 
     @property
-    def waiting(self) -> int:
-        """How many records are taken and not done."""
-        return len(self._open) - len(self._again)
+    def waiting_count(self) -> int:
+        """Number of records that are added and unfinished."""
+        return len(self._open) - len(self._reread)
 
-    def room(self, at_most: int) -> int:
-        """How many more records may be taken."""
-        if self._at < self.read:
-            return min(at_most, self.read - self._at)
-        by_span = _WIDEST - (self.read - self.place)
-        if by_span >= at_most:
-            return at_most
-        by_steps = (_MOST_BYTES - len(_steps(self._open, self.place))) // _MOST_OF_A_STEP
-        return max(0, min(at_most, max(by_span, by_steps)))
+    def room(self, limit: int) -> int:
+        """Return how many more records may be added."""
+        if self._next_offset < self.read:
+            return min(limit, self.read - self._next_offset)
+        by_span = _MAX_SPAN - (self.read - self.resume_offset)
+        if by_span >= limit:
+            return limit
+        by_steps = (_MAX_OPEN_BYTES - len(_encode_steps(self._open, self.resume_offset))) // _MAX_STEP_BYTES
+        return max(0, min(limit, max(by_span, by_steps)))
 
     # -------- generations
 
     @property
-    def repeating(self) -> bool:
-        """Whether records that an earlier run let go come first. Until all of these are done, nothing is committed."""
-        return bool(self._repeat)
+    def is_repeating(self) -> bool:
+        """Return whether records released by an earlier run come first; nothing is committed until they are done."""
+        return bool(self._releasing)
 
-    def may_go(self, offset: int) -> bool:
-        """Whether this record may be let go now."""
-        return not self._repeat or offset in self._repeat
+    def can_release(self, offset: int) -> bool:
+        """Return whether this record may be released now."""
+        return not self._releasing or offset in self._releasing
 
     @property
     def generation(self) -> int:
-        """The generation of records that are let go now."""
-        return self._generation if self._repeat else self._generation + 1
+        """The generation of records that are released now."""
+        return self._generation if self._releasing else self._generation + 1
 
-    # -------- to be committed, before what is going is written
+    # -------- to commit, before the records being released are written
 
     @property
-    def place(self) -> int:
-        """The offset to go on from after a crash."""
+    def resume_offset(self) -> int:
+        """The offset to resume from after a crash."""
         return next(iter(self._open), self.read)
 
     def metadata(self, going: Collection[int] = ()) -> str:
-        """What to commit beside `place`. `going`: the offsets that are let go next, under `generation`."""
-        numbers = [number for number, offset in enumerate(self._open) if offset in going] if going else []
-        kept = CommittedPosition(self.generation, self.read, _text(self._open, self.place), _text(numbers, 0))
-        return msgspec.json.encode(kept).decode()
+        """Return the metadata to commit with `resume_offset`.
 
-    def committed(self) -> None:
-        """The broker has `place` and `metadata`. Never called while `repeating`."""
+        Args:
+            going: the offsets to release next, under `generation`.
+        """
+        numbers = [number for number, offset in enumerate(self._open) if offset in going] if going else []
+        position = CommittedPosition(
+            self.generation, self.read, _encode_numbers(self._open, self.resume_offset), _encode_numbers(numbers, 0)
+        )
+        return msgspec.json.encode(position).decode()
+
+    def mark_committed(self) -> None:
+        """Record that `resume_offset` and `metadata` are committed. Never called while `is_repeating`."""
         self._generation += 1
         self.changed = False
 
 
-def _steps(numbers: Iterable[int], base: int) -> bytes:
+def _encode_steps(numbers: Iterable[int], base: int) -> bytes:
     out = bytearray()
     for number in numbers:
         out += write_varint(number - base)
@@ -175,11 +190,11 @@ def _steps(numbers: Iterable[int], base: int) -> bytes:
     return bytes(out)
 
 
-def _text(numbers: Collection[int], base: int) -> str:
-    """A set of numbers, given in their order."""
+def _encode_numbers(numbers: Collection[int], base: int) -> str:
+    """Encode a set of numbers given in their order."""
     if not numbers:
         return ""
-    steps = _steps(numbers, base)
+    steps = _encode_steps(numbers, base)
     width = (max(numbers) - base) // 8 + 1
     if len(steps) < width:
         return "g" + base64.b85encode(steps).decode()
@@ -189,8 +204,12 @@ def _text(numbers: Collection[int], base: int) -> str:
     return "b" + base64.b85encode(bits).decode()
 
 
-def _numbers(text: str, base: int) -> list[int]:
-    """The reverse of `_text`. ValueError."""
+def _decode_numbers(text: str, base: int) -> list[int]:
+    """Decode what `_encode_numbers` wrote.
+
+    Raises:
+        ValueError: the text is malformed.
+    """
     raw = base64.b85decode(text[1:])
     if text.startswith("b"):
         return [base + 8 * at + bit for at, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1]
@@ -203,12 +222,12 @@ def _numbers(text: str, base: int) -> list[int]:
 
 
 def _read_metadata(offset: int, metadata: str) -> tuple[CommittedPosition, list[int], set[int]] | None:
-    """What was committed, which offsets are not done, and which of these were going. None: unreadable."""
+    """Return the committed position, its unfinished offsets, and those being released; `None` if unreadable."""
     try:
-        kept = _KEPT_PLACE.decode(metadata)
-        offsets = _numbers(kept.open, offset)
-        going = {offsets[number] for number in _numbers(kept.going, 0)}
+        position = _POSITION.decode(metadata)
+        offsets = _decode_numbers(position.open, offset)
+        going = {offsets[number] for number in _decode_numbers(position.going, 0)}
     except (*UNREADABLE, ValueError, IndexError):
         return None
-    in_order = all(before < after for before, after in pairwise([*offsets, kept.read]))
-    return (kept, offsets, going) if in_order and kept.generation >= 0 and kept.read >= offset else None
+    in_order = all(before < after for before, after in pairwise([*offsets, position.read]))
+    return (position, offsets, going) if in_order and position.generation >= 0 and position.read >= offset else None

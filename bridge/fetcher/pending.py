@@ -1,4 +1,4 @@
-"""Which records wait for which block, and what is written once a block came or was given up. No Kafka, no IPFS."""
+"""Track the records that wait for blocks, and write them once a block arrives or is given up. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.offsets import MOST_GOING, DoneOffsets
+from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.kafka.position import KafkaPosition
 from kiln.conf.process.backoff import pause_after
 from kiln.schemas.kafka.records import (
@@ -37,23 +37,23 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
 
 STAGE: Final = "fetch"
-"""of what can be asked for again: its data is a WantedRecord"""
+"""stage of records that can be replayed: their data is a `WantedRecord`"""
 MALFORMED_STAGE: Final = "wanted"
 CLAIM_STAGE: Final = "separator"
 MALFORMED: Final = "wanted_malformed"
-GONE: Final = "wanted_gone"
+RECORDS_LOST: Final = "wanted_gone"
 
 _SECOND: Final = 1_000_000  # µs
-_LONGEST_PAUSE: Final = 60 * _SECOND  # between two tries of one block
-_PROBE_EVERY: Final = 2 * _SECOND  # while IPFS is away
-_KEPT_ANSWERS: Final = 200_000  # streams whose answer is remembered
-_KEPT_BLOCKS: Final = 10_000  # batches that are remembered as had
-_KEPT_MISSING: Final = 50_000
-_MOST_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is asked for
-_MOST_READY: Final = 1_000  # updates that may go on, and have not yet
-CLAIMS_AGAIN: Final = 10_000
-"""Records before its place that a fetcher reads again when it begins: claims that were only counted."""
-_MOST_BLOCKS: Final = 16  # blocks in memory while the geneses of their streams are asked for
+_MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
+_PROBE_EVERY: Final = 2 * _SECOND  # while IPFS is unavailable
+_MAX_KNOWN_STREAMS: Final = 200_000  # streams whose separator is remembered
+_MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
+_MAX_KNOWN_MISSING: Final = 50_000
+_MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
+_MAX_READY: Final = 1_000  # updates that may be released and are not yet
+CLAIM_REPLAY: Final = 10_000
+"""Records before its offset that a fetcher reads again at a start, to recover claims that were only counted."""
+_MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their streams are fetched
 
 
 class FetchOutput(NamedTuple):
@@ -66,59 +66,57 @@ class FetchOutput(NamedTuple):
 
 
 class StagedWrites(NamedTuple):
-    """What is to be written now, in stages. The broker must have all of a stage before the next stage begins.
+    """Records to write now, in stages. The broker must have all of a stage before the next stage begins.
 
-    First updates and quarantine. Then streams: whoever reads a stream there sends later updates past the fetcher. Then
-    blocks: whoever reads a block looks for its streams.
+    Updates and quarantine come first. Streams follow, because a reader that knows a stream sends later updates past the
+    fetcher. Blocks come last, because a reader of a block looks up its streams.
     """
 
     stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]]
-    going: dict[int, set[int]]
-    """by partition, offsets of the updates in the first stage: committed before that stage is written"""
+    releasing: dict[int, set[int]]
+    """offsets, by partition, of the updates in the first stage; they are committed before that stage is written"""
 
 
 @dataclass(frozen=True)
 class FetchingOptions:
-    """Times in µs."""
+    """Settings of the fetcher; durations in µs."""
 
     network: str
-    at_most: int = 8
-    """fetches at once"""
+    max_concurrent: int = 8
     timeout: int = 30 * _SECOND
-    """of one try"""
-    give_up: int = 600 * _SECOND
-    """how long the fetcher tries one block; only the time that IPFS is there counts"""
-    forget: int = 600 * _SECOND
-    """how long the fetcher does not ask again for a block that it gave up"""
+    """timeout of one attempt"""
+    give_up_after: int = 600 * _SECOND
+    """the longest time to try one block; only the time that IPFS is available counts"""
+    retry_after: int = 600 * _SECOND
+    """the wait before a block that was given up is tried again"""
     check_genesis: bool = True
-    """whether the fetcher asks for the geneses of a batch's streams before the batch's block goes on"""
-    check_for: int = 10 * _SECOND
-    """how long the block waits for them at most"""
+    """if true, fetch the geneses of a batch's streams before its block is written"""
+    genesis_timeout: int = 10 * _SECOND
+    """the longest wait of the block for them"""
     max_open: int = 10_000
     """records that wait"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
-    """peer ids of our own messages, as text, those of our other bridges too: the fetcher leaves the batches of these
-    messages alone"""
+    """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
 
 
 class _WantedEntry(NamedTuple):
-    place: KafkaPosition
+    position: KafkaPosition
     record: WantedRecord
 
 
 class _ReadyUpdate(NamedTuple):
-    """An update whose separator is known: it may go on to `kiln.updates`."""
+    """An update whose separator is known, so that it may be released to `kiln.updates`."""
 
     wanted: _WantedEntry
     update: UpdateRecord
     separator: SeparatorRecord | None
     claimed: GenesisClaims | None = None
-    """what was claimed of the stream before the answer"""
+    """claims about the stream from before the answer"""
 
 
 class _ReadyAnswer(NamedTuple):
-    """An answer for `kiln.streams`. It stands in line behind the updates that waited for it."""
+    """An answer for `kiln.streams`, queued behind the updates that waited for it."""
 
     record: StreamRecord
     request: BlockRequest
@@ -135,13 +133,13 @@ class _Fetch:
     waiting: deque[_WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)  # streams by CID of the batch that lists them
     tries: int = 0
-    under_way: bool = False
-    since: int | None = None  # by the clock of the time that IPFS was there
-    claimed: bool = False  # ClaimedStreams named it, and is to hear how it ended
+    in_flight: bool = False
+    started_at: int | None = None  # in uptime of IPFS
+    for_claims: bool = False  # started by ClaimedStreams, which must learn the outcome
 
     @property
-    def real(self) -> bool:
-        """Whether something waits for the block. A claim does not."""
+    def has_waiters(self) -> bool:
+        """Return whether a record or a check waits for the block; a claim does not wait."""
         return bool(self.waiting or self.checks)
 
 
@@ -151,56 +149,56 @@ class _BatchCheck:
 
     batch: BatchAnswer
     until: int
-    asked: set[str]  # CIDs of geneses
+    missing_geneses: set[str]  # CIDs of geneses
     waiting: deque[_WantedEntry]
 
 
 class KnownAnswers:
-    """What the fetcher need not ask for: streams in `kiln.streams`, blocks that came, blocks given up of late.
+    """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently.
 
-    It outlives a loss of Kafka.
+    It outlives a session with Kafka.
     """
 
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
-        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()  # until when
+        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = (
+            OrderedDict()
+        )  # with the time until which it counts
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
 
     def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
-        """`kiln.streams` has the separator of this stream; None: the stream has none."""
+        """Add a stream of `kiln.streams` and its separator, if it has one."""
         self.streams[stream] = separator
         self.streams.move_to_end(stream)
-        if len(self.streams) > _KEPT_ANSWERS:
+        if len(self.streams) > _MAX_KNOWN_STREAMS:
             self.streams.popitem(last=False)
 
     def add_block(self, record: WantedRecord) -> None:
-        """`kiln.blocks` has the block of this batch, under this separator."""
+        """Add a batch whose block is in `kiln.blocks` under this separator."""
         self.blocks[record.cid, record.separator] = None
-        if len(self.blocks) > _KEPT_BLOCKS:
+        if len(self.blocks) > _MAX_KNOWN_BLOCKS:
             self.blocks.popitem(last=False)
 
     def add_missing(self, request: BlockRequest, failed: FetchFailure, until: int) -> None:
         self.missing[request] = (until, failed)
         self.missing.move_to_end(request)
-        if len(self.missing) > _KEPT_MISSING:
+        if len(self.missing) > _MAX_KNOWN_MISSING:
             self.missing.popitem(last=False)
 
-    def why_missing(self, request: BlockRequest, now: int) -> FetchFailure | None:
-        """Why the fetcher gave the block up of late; None: it did not."""
-        found = self.missing.get(request)
-        if found is None:
-            return None
-        if found[0] <= now:
+    def recent_failure(self, request: BlockRequest, now: int) -> FetchFailure | None:
+        """Return the failure of a block that was given up recently."""
+        until, failure = self.missing.get(request, (now, None))
+        if failure is not None and until <= now:
             del self.missing[request]
             return None
-        return found[1]
+        return failure
 
 
 class PendingFetches:
-    """Which records wait for which blocks, and what is to be written. Pure: time comes from the caller, in µs.
+    """The records that wait for blocks, and the records to write. Time comes from the caller, in µs.
 
-    The caller, in a loop: `take` records while there is `room`; begin the fetches that `next` names; hand in each
-    `answer`; commit what `next_writes` says is going; write its stages; say `written`.
+    The caller loops over `add_record` while there is `room`, the fetches of `start_fetches`, `add_answer` for each,
+    a commit of what `stage_writes` is releasing, the writes of its stages, and `confirm_writes`.
     """
 
     def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:
@@ -209,162 +207,170 @@ class PendingFetches:
         self._offsets: dict[int, DoneOffsets] = {}
         self._fetches: dict[BlockRequest, _Fetch] = {}
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
-        self._claimed = ClaimedStreams()
-        self._under_way = 0
+        self._claims = ClaimedStreams()
+        self._in_flight = 0
         self._number = 0
-        self._there = 0  # µs that IPFS was there, up to _there_at
-        self._there_at: int | None = None
+        self._ipfs_uptime = 0  # µs that IPFS was available, up to _there_at
+        self._uptime_at: int | None = None
         self._probe_at = 0
-        self.away: str | None = None
-        """why IPFS cannot be asked"""
+        self.ipfs_error: str | None = None
+        """the reason why IPFS is unavailable"""
         self.counts: Counter[str] = Counter()
-        """what became of records: `released`, `blocks`, `not_of_interest`, …, and reasons"""
+        """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
-        self._answered: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
-        # of this round
+        self._unwritten_answers: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
+        # to be written in this round
         self._stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]] = ([], [], [])
         self._finished: list[KafkaPosition] = []
-        self._told: list[StreamRecord] = []
-        self._had: list[WantedRecord] = []
+        self._written_streams: list[StreamRecord] = []
+        self._written_blocks: list[WantedRecord] = []
 
     # -------- records in
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
-        """Records of this partition come from the place of its offsets on."""
+        """Add a partition, whose records follow from the resume offset of its offsets."""
         self._offsets[partition] = offsets
         self._ready[partition] = deque()
 
-    def gone(self, partition: int, before: int, now: int) -> int:
-        """Kafka has nothing before this offset any more. How many records are lost so."""
+    def record_lost_range(self, partition: int, before: int, now: int) -> int:
+        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
         offsets = self._offsets[partition]
-        first = offsets.place
-        lost = offsets.gone(before)
+        first = offsets.resume_offset
+        lost = offsets.record_lost_range(before)
         if lost:
             self.counts["lost"] += lost
             detail = f"{lost} records out of {partition}/{first} to {partition}/{before - 1} of wanted"
-            self._quarantine(quarantine_record_key("wanted", partition, first), GONE, detail, b"", now, MALFORMED_STAGE)
+            self._quarantine(
+                quarantine_record_key("wanted", partition, first), RECORDS_LOST, detail, b"", now, MALFORMED_STAGE
+            )
         return lost
 
-    def room(self, partition: int, at_most: int) -> int:
-        """How many more records of this partition may be taken."""
+    def room(self, partition: int, limit: int) -> int:
+        """Return how many more records of this partition may be added."""
         offsets = self._offsets[partition]
-        at_most = min(at_most, self._options.max_open - self.waiting)
-        if not offsets.repeating:  # what is to be repeated may be behind what waits for it
-            at_most = min(at_most, _MOST_READY - len(self._ready[partition]))
-        return offsets.room(max(0, at_most))
+        limit = min(limit, self._options.max_open - self.waiting_count)
+        if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
+            limit = min(limit, _MAX_READY - len(self._ready[partition]))
+        return offsets.room(max(0, limit))
 
     @property
-    def waiting(self) -> int:
-        """How many records wait."""
-        return sum(offsets.waiting for offsets in self._offsets.values())
+    def waiting_count(self) -> int:
+        """Number of records that wait."""
+        return sum(offsets.waiting_count for offsets in self._offsets.values())
 
     @property
-    def under_way(self) -> int:
-        """How many fetches are."""
-        return self._under_way
+    def in_flight(self) -> int:
+        """Number of fetches in flight."""
+        return self._in_flight
 
     @property
-    def claimed(self) -> int:
-        """How many geneses are to be held against claims."""
-        return len(self._claimed)
+    def claimed_count(self) -> int:
+        """Number of geneses to compare with claims."""
+        return len(self._claims)
 
     @property
-    def busy(self) -> bool:
-        """Whether something is to be done soon without a new record."""
+    def is_busy(self) -> bool:
+        """Return whether there is work to do soon without a new record."""
         return bool(self._fetches or self._checks or any(self._ready.values()))
 
-    def take(self, place: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int) -> str | None:
-        """The next record of a partition. `interests`: the separators that are followed now.
+    def add_record(
+        self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int
+    ) -> str | None:
+        """Add the next record of a partition.
 
-        Where a batch is to be fetched now, the peer id of who announced it, as text, if that is known.
+        Args:
+            interests: the separators that are followed now.
+
+        Returns:
+            For a batch to fetch now, the peer id of its announcer, as text, if that is known.
         """
-        if not self._offsets[place.partition].take(place.offset):
-            self._claimed_before(value, now)
+        if not self._offsets[position.partition].add(position.offset):
+            self._recover_claim(value, now)
             return None
         try:
             record = decode_wanted(value or b"")
-            encode(record)  # half a character can be read and not written
+            encode(record)  # a lone surrogate can be decoded but not encoded
             if record.network != self._options.network:
-                self._end(place, "other_network")
+                self._finish(position, "other_network")
                 return None
-            wanted = _WantedEntry(place, record)
+            wanted = _WantedEntry(position, record)
             if record.reason == "batch":
-                return self._take_batch(wanted, interests, now)
+                return self._add_batch(wanted, interests, now)
             if record.reason == "claim":
-                self._take_claim(wanted, now)
+                self._add_claim_record(wanted, now)
             else:
-                self._take_update(wanted, now)
+                self._add_update(wanted, now)
         except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError) as error:
-            detail = f"record {place.partition}/{place.offset} of wanted: {error}"
-            key = quarantine_record_key("wanted", place.partition, place.offset)
+            detail = f"record {position.partition}/{position.offset} of wanted: {error}"
+            key = quarantine_record_key("wanted", position.partition, position.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
-            self._end(place, MALFORMED)
+            self._finish(position, MALFORMED)
         return None
 
-    def _take_update(self, wanted: _WantedEntry, now: int) -> None:
-        update = _update_of(wanted.record)
+    def _add_update(self, wanted: _WantedEntry, now: int) -> None:
+        update = _read_update(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
-        for known in (self._answered, self._known.streams):
+        for known in (self._unwritten_answers, self._known.streams):
             if update.stream in known:
-                self._ready[wanted.place.partition].append(_ReadyUpdate(wanted, update, known[update.stream]))
+                self._ready[wanted.position.partition].append(_ReadyUpdate(wanted, update, known[update.stream]))
                 return
-        failed = self._known.why_missing(request, now)
+        failed = self._known.recent_failure(request, now)
         if failed is not None:
             self._give_up_update(wanted, failed, now)
             return
-        self._fetch_for(request, now).waiting.append(wanted)
+        self._get_fetch(request, now).waiting.append(wanted)
 
-    def _take_claim(self, wanted: _WantedEntry, now: int) -> None:
-        """Nothing waits with a claim: the record is done."""
+    def _add_claim_record(self, wanted: _WantedEntry, now: int) -> None:
+        """Check or count a claim. The record is done, because nothing waits for a claim."""
         record = wanted.record
-        stream = _update_of(record).stream
-        for known in (self._answered, self._known.streams):
+        stream = _read_update(record).stream
+        for known in (self._unwritten_answers, self._known.streams):
             if stream in known:
-                self._weigh(record, known[stream], now)
+                self._check_claims(record, known[stream], now)
                 break
         else:
-            self._claim(record, now)
-        self._end(wanted.place, "claims")
+            self._add_claim(record, now)
+        self._finish(wanted.position, "claims")
 
-    def _claimed_before(self, value: bytes | None, now: int) -> None:
-        """An earlier run was done with the record. What that run had counted is forgotten, if it was a claim."""
+    def _recover_claim(self, value: bytes | None, now: int) -> None:
+        """Count a claim again that an earlier run had only counted in memory when it finished the record."""
         try:
             record = decode_wanted(value or b"")
             encode(record)
-            known = record.reason != "claim" or _update_of(record).stream in self._known.streams
+            known = record.reason != "claim" or _read_update(record).stream in self._known.streams
         except (*UNREADABLE, UnicodeEncodeError, _NotWantedError, StreamIdError):
-            return  # the earlier run has put it into quarantine
+            return  # quarantined by the earlier run
         if not known and record.network == self._options.network:
-            self._claim(record, now)
+            self._add_claim(record, now)
 
-    def _claim(self, record: WantedRecord, now: int) -> None:
-        if self._known.why_missing(BlockRequest("genesis", record.cid), now) is None:
-            self._claimed.add(record)
-            self.counts["claims_dropped"] = self._claimed.dropped
-            self.counts["claims_untold"] = self._claimed.unkept
+    def _add_claim(self, record: WantedRecord, now: int) -> None:
+        if self._known.recent_failure(BlockRequest("genesis", record.cid), now) is None:
+            self._claims.add(record)
+            self.counts["claims_dropped"] = self._claims.evicted
+            self.counts["claims_untold"] = self._claims.unrecorded
 
-    def _take_batch(self, wanted: _WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
+    def _add_batch(self, wanted: _WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
         if (record.message or "").partition("/")[0] in self._options.authors():
-            self._end(wanted.place, "own")
+            self._finish(wanted.position, "own")
             return None
-        announced = _announced(record)
+        announced = _get_separator(record)
         separator = Separator(announced.key, announced.value)
         if not any(interest.covers(separator) for interest in interests):
-            self._end(wanted.place, "not_of_interest")
+            self._finish(wanted.position, "not_of_interest")
             return None
         request = BlockRequest("batch", record.cid)
         if (record.cid, record.separator) in self._known.blocks:
-            self._end(wanted.place, "again")
+            self._finish(wanted.position, "again")
             return None
         check = self._checks.get(record.cid)
         if check is not None:
             check.waiting.append(wanted)
             return None
-        self._fetch_for(request, now).waiting.append(wanted)
+        self._get_fetch(request, now).waiting.append(wanted)
         return author_of(record.message or "")
 
-    def _fetch_for(self, request: BlockRequest, now: int) -> _Fetch:
+    def _get_fetch(self, request: BlockRequest, now: int) -> _Fetch:
         fetch = self._fetches.get(request)
         if fetch is None:
             self._number += 1
@@ -373,98 +379,102 @@ class PendingFetches:
 
     # -------- fetches
 
-    def next(self, now: int) -> list[BlockRequest]:
-        """What to fetch now. The caller hands in an `answer` for each."""
-        if self.away is not None:
-            if now < self._probe_at or self._under_way:
+    def start_fetches(self, now: int) -> list[BlockRequest]:
+        """Start the fetches that are due; the caller must call `add_answer` for each."""
+        if self.ipfs_error is not None:
+            if now < self._probe_at or self._in_flight:
                 return []
             self._probe_at = now + _PROBE_EVERY
-            probes = [self._begin(fetch, now) for fetch in sorted(self._idle(), key=_turn)[:1]]
-            return probes or self._begin_claimed(1, now)
-        free = self._options.at_most - self._under_way
+            probes = [self._start_fetch(fetch, now) for fetch in sorted(self._idle_fetches(), key=_fetch_order)[:1]]
+            return probes or self._start_claim_fetches(1, now)
+        free = self._options.max_concurrent - self._in_flight
         if free <= 0:
             return []
-        running = [fetch for fetch in self._fetches.values() if fetch.under_way]
-        blocks = _MOST_BLOCKS - len(self._checks) - sum(fetch.request.kind == "batch" for fetch in running)
-        # retries of blocks that never come leave room for first tries
-        again = max(1, self._options.at_most // 2) - sum(fetch.tries > 1 for fetch in running)
-        chosen: list[BlockRequest] = []
-        for fetch in sorted((fetch for fetch in self._idle() if fetch.due <= now), key=_turn):
-            if len(chosen) == free:
+        running = [fetch for fetch in self._fetches.values() if fetch.in_flight]
+        blocks = _MAX_BLOCKS_IN_MEMORY - len(self._checks) - sum(fetch.request.kind == "batch" for fetch in running)
+        # retries of blocks that never arrive leave room for first attempts
+        retries = max(1, self._options.max_concurrent // 2) - sum(fetch.tries > 1 for fetch in running)
+        started: list[BlockRequest] = []
+        for fetch in sorted((fetch for fetch in self._idle_fetches() if fetch.due <= now), key=_fetch_order):
+            if len(started) == free:
                 break
-            if (fetch.request.kind == "batch" and blocks <= 0) or (fetch.tries and again <= 0):
+            if (fetch.request.kind == "batch" and blocks <= 0) or (fetch.tries and retries <= 0):
                 continue
             blocks -= fetch.request.kind == "batch"
-            again -= fetch.tries > 0
-            chosen.append(self._begin(fetch, now))
-        checking = sum(not fetch.real for fetch in running)
-        at_most = max(1, self._options.at_most // 2) - checking
-        return chosen + self._begin_claimed(min(free - len(chosen), at_most), now)
+            retries -= fetch.tries > 0
+            started.append(self._start_fetch(fetch, now))
+        checks_in_flight = sum(not fetch.has_waiters for fetch in running)
+        limit = max(1, self._options.max_concurrent // 2) - checks_in_flight
+        return started + self._start_claim_fetches(min(free - len(started), limit), now)
 
-    def _begin_claimed(self, at_most: int, now: int) -> list[BlockRequest]:
-        """Fetches for which nothing waits."""
-        chosen: list[BlockRequest] = []
-        while len(chosen) < at_most and (cid := self._claimed.next(now)) is not None:
+    def _start_claim_fetches(self, limit: int, now: int) -> list[BlockRequest]:
+        """Start fetches of geneses that are only claimed, so that no record waits for them."""
+        started: list[BlockRequest] = []
+        while len(started) < limit and (cid := self._claims.next_genesis(now)) is not None:
             request = BlockRequest("genesis", cid)
-            if request in self._fetches or self._known.why_missing(request, now) is not None:
-                self._claimed.rest(cid, now + self._options.forget)
+            if request in self._fetches or self._known.recent_failure(request, now) is not None:
+                self._claims.defer(cid, now + self._options.retry_after)
                 continue
-            fetch = self._fetch_for(request, now)
-            fetch.claimed = True
-            chosen.append(self._begin(fetch, now))
-        return chosen
+            fetch = self._get_fetch(request, now)
+            fetch.for_claims = True
+            started.append(self._start_fetch(fetch, now))
+        return started
 
-    def _claim_failed(self, cid: str, now: int, *, final: bool) -> None:
-        self.counts["claims_unchecked"] += self._claimed.failed(cid, now + self._options.forget, final=final)
+    def _record_claim_failure(self, cid: str, now: int, *, final: bool) -> None:
+        self.counts["claims_unchecked"] += self._claims.record_failure(
+            cid, now + self._options.retry_after, final=final
+        )
 
-    def _idle(self) -> Iterator[_Fetch]:
-        return (fetch for fetch in self._fetches.values() if not fetch.under_way)
+    def _idle_fetches(self) -> Iterator[_Fetch]:
+        return (fetch for fetch in self._fetches.values() if not fetch.in_flight)
 
-    def _begin(self, fetch: _Fetch, now: int) -> BlockRequest:
-        fetch.under_way = True
+    def _start_fetch(self, fetch: _Fetch, now: int) -> BlockRequest:
+        fetch.in_flight = True
         fetch.tries += 1
-        self._under_way += 1
-        if fetch.since is None:
-            fetch.since = self._present(now)
+        self._in_flight += 1
+        if fetch.started_at is None:
+            fetch.started_at = self._update_ipfs_uptime(now)
         return fetch.request
 
-    def _present(self, now: int) -> int:
-        """How long IPFS was there so far, in µs."""
-        if self._there_at is not None and self.away is None:
-            self._there += max(0, now - self._there_at)
-        self._there_at = now
-        return self._there
+    def _update_ipfs_uptime(self, now: int) -> int:
+        """Return the total time that IPFS was available, in µs."""
+        if self._uptime_at is not None and self.ipfs_error is None:
+            self._ipfs_uptime += max(0, now - self._uptime_at)
+        self._uptime_at = now
+        return self._ipfs_uptime
 
-    def answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
-        """How a fetch ended."""
+    def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
+        """Add the outcome of a fetch."""
         fetch = self._fetches[request]
-        fetch.under_way = False
-        self._under_way -= 1
-        present = self._present(now)
+        fetch.in_flight = False
+        self._in_flight -= 1
+        uptime = self._update_ipfs_uptime(now)
         if isinstance(answer, IpfsUnavailable):
-            self.away = answer.why
+            self.ipfs_error = answer.reason
             fetch.tries -= 1
-            if fetch.claimed:
-                self._claimed.put_back(request.cid)
-                fetch.claimed = False
-                if not fetch.real:
+            if fetch.for_claims:
+                self._claims.put_back(request.cid)
+                fetch.for_claims = False
+                if not fetch.has_waiters:
                     del self._fetches[request]
             return
-        self.away = None
+        self.ipfs_error = None
         if isinstance(answer, FetchFailure):
-            if fetch.claimed:
-                self._claim_failed(request.cid, now, final=answer.final)
-                fetch.claimed = False
-                if not fetch.real and not answer.final:  # one try is too little for what may come to wait
+            if fetch.for_claims:
+                self._record_claim_failure(request.cid, now, final=answer.final)
+                fetch.for_claims = False
+                if (
+                    not fetch.has_waiters and not answer.final
+                ):  # a record that comes to wait deserves more than one attempt
                     del self._fetches[request]
                     return
-            waited = present - (present if fetch.since is None else fetch.since)
+            waited = uptime - (uptime if fetch.started_at is None else fetch.started_at)
             for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
                 del fetch.checks[cid]
-            if answer.final or waited >= self._options.give_up or not (fetch.waiting or fetch.checks):
-                self._give_up(fetch, answer, waited, now)
+            if answer.final or waited >= self._options.give_up_after or not (fetch.waiting or fetch.checks):
+                self._give_up_fetch(fetch, answer, waited, now)
             else:
-                fetch.due = now + round(pause_after(fetch.tries, _SECOND, _LONGEST_PAUSE))
+                fetch.due = now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE))
             return
         del self._fetches[request]
         if isinstance(answer, GenesisAnswer):
@@ -473,21 +483,21 @@ class PendingFetches:
             self._answer_batch(fetch, answer, now)
 
     def _answer_genesis(self, fetch: _Fetch, answer: GenesisAnswer, now: int) -> None:
-        claimed = self._claimed.came(fetch.request.cid)
-        waited: dict[str, int] = {}  # in which partition, by stream
+        claimed = self._claims.pop_claims(fetch.request.cid)
+        partitions: dict[str, int] = {}  # of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
-        for wanted in sorted(fetch.waiting, key=_heard):
+        for wanted in sorted(fetch.waiting, key=_network_order):
             if (update := wanted.record.update) is not None:
                 tips.setdefault(update.stream, {})[WaitedTip(update.origin, update.tip)] = None
-                partition = waited[update.stream] = wanted.place.partition
+                partition = partitions[update.stream] = wanted.position.partition
                 self._ready[partition].append(_ReadyUpdate(wanted, update, answer.separator, claimed))
         listed = {stream for streams in fetch.checks.values() for stream in streams}
         if claimed is not None:
             self.counts["claims_checked"] += 1
-            for claim in claimed.first.values():
-                self._weigh(claim, answer.separator, now)
-                listed.add(_update_of(claim).stream)
-        for stream in (*waited, *sorted(listed - waited.keys())):
+            for claim in claimed.first_updates.values():
+                self._check_claims(claim, answer.separator, now)
+                listed.add(_read_update(claim).stream)
+        for stream in (*partitions, *sorted(listed - partitions.keys())):
             record = StreamRecord(
                 self._options.network,
                 stream,
@@ -498,180 +508,190 @@ class PendingFetches:
             )
             checks = tuple(cid for cid, streams in fetch.checks.items() if stream in streams)
             ready = _ReadyAnswer(record, fetch.request, checks)
-            self._answered[stream] = answer.separator
-            if stream in waited:
-                self._ready[waited[stream]].append(ready)
+            self._unwritten_answers[stream] = answer.separator
+            if stream in partitions:
+                self._ready[partitions[stream]].append(ready)
             else:
-                self._tell(ready)
+                self._write_stream(ready)
 
     def _answer_batch(self, fetch: _Fetch, batch: BatchAnswer, now: int) -> None:
-        check = _BatchCheck(batch, now + self._options.check_for, set(), fetch.waiting)
+        check = _BatchCheck(batch, now + self._options.genesis_timeout, set(), fetch.waiting)
         self._checks[fetch.request.cid] = check
         if not self._options.check_genesis:
             return
-        unknown = (s for s in batch.streams if s not in self._known.streams and s not in self._answered)
-        for stream, _ in zip(unknown, range(_MOST_CHECKS), strict=False):
+        unknown = (s for s in batch.streams if s not in self._known.streams and s not in self._unwritten_answers)
+        for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
-            if self._known.why_missing(request, now) is None:
-                self._fetch_for(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
-                check.asked.add(request.cid)
+            if self._known.recent_failure(request, now) is None:
+                self._get_fetch(request, now).checks.setdefault(fetch.request.cid, set()).add(stream)
+                check.missing_geneses.add(request.cid)
 
-    # -------- what becomes of them
+    # -------- outcomes
 
-    def _release(self, release: _ReadyUpdate, now: int) -> bool:
-        """False: the update is in `kiln.updates` already, as its claim was true."""
+    def _release_update(self, release: _ReadyUpdate, now: int) -> bool:
+        """Release an update.
+
+        Returns:
+            False if it is in `kiln.updates` already, because its claim was true.
+        """
         wanted, update, separator, claimed = release
-        self._weigh(wanted.record, separator, now)
-        if claimed is not None and claimed.has(update, separator):
-            self._end(wanted.place, "claimed_already")
+        self._check_claims(wanted.record, separator, now)
+        if claimed is not None and claimed.includes(update, separator):
+            self._finish(wanted.position, "claimed_already")
             return False
-        partition = wanted.place.partition
+        partition = wanted.position.partition
         epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = update_key(update.network, separator, update.stream)
         self._stages[0].append(FetchOutput("updates", key, encode(released)))
-        self._end(wanted.place, "released")
+        self._finish(wanted.position, "released")
         return True
 
-    def _weigh(self, record: WantedRecord, separator: SeparatorRecord | None, now: int) -> None:
-        """Puts what an update claims into quarantine, if the genesis names another separator."""
+    def _check_claims(self, record: WantedRecord, separator: SeparatorRecord | None, now: int) -> None:
+        """Quarantine the claim of an update if the genesis names another separator."""
         update = record.update
         if separator is None or update is None:
             return
         verified = Separator(separator.key, separator.value)
-        false = claims_of(record).contradicted(verified)
-        if false is not None:
+        contradicted = claims_of(record).contradicted(verified)
+        if contradicted is not None:
             key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
-            self._quarantine(key, CONTRADICTS, contradiction(false, verified), encode(record), now, CLAIM_STAGE)
+            self._quarantine(key, CONTRADICTS, contradiction(contradicted, verified), encode(record), now, CLAIM_STAGE)
             self.counts[CONTRADICTS] += 1
 
-    def _tell(self, ready: _ReadyAnswer) -> None:
+    def _write_stream(self, ready: _ReadyAnswer) -> None:
         record = ready.record
         self._stages[1].append(FetchOutput("streams", record.stream.encode(), encode(record)))
-        self._told.append(record)
+        self._written_streams.append(record)
         self.counts["streams"] += 1
         if record.without is not None:
             self.counts[record.without] += 1
-        self._checked(ready.request, ready.checks)
+        self._finish_checks(ready.request, ready.checks)
 
-    def _checked(self, request: BlockRequest, checks: Iterable[str]) -> None:
+    def _finish_checks(self, request: BlockRequest, checks: Iterable[str]) -> None:
         for cid in checks:
             if (check := self._checks.get(cid)) is not None:
-                check.asked.discard(request.cid)
+                check.missing_geneses.discard(request.cid)
 
-    def _give_up(self, fetch: _Fetch, failed: FetchFailure, waited: int, now: int) -> None:
+    def _give_up_fetch(self, fetch: _Fetch, failed: FetchFailure, waited: int, now: int) -> None:
         del self._fetches[fetch.request]
         if not failed.final:
             failed = failed._replace(
                 detail=f"not had in {fetch.tries} tries over {waited / 1e6:.0f} s: {failed.detail}"
             )
-        self._known.add_missing(fetch.request, failed, now + self._options.forget)
+        self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
-            self._checked(fetch.request, fetch.checks)
+            self._finish_checks(fetch.request, fetch.checks)
             return
-        for wanted, first in _by_separator(fetch.waiting):
+        for wanted, first in _mark_first_by_separator(fetch.waiting):
             if first:
                 record = wanted.record
-                lost = BlockRecord(record.network, record.cid, now, _announced(record), reason=failed.reason)
+                lost = BlockRecord(record.network, record.cid, now, _get_separator(record), reason=failed.reason)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
                 self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
-            self._end(wanted.place, failed.reason if first else "again")
+            self._finish(wanted.position, failed.reason if first else "again")
 
     def _give_up_update(self, wanted: _WantedEntry, failed: FetchFailure, now: int) -> None:
         update = wanted.record.update
         if update is not None:
             key = quarantine_key(update.frame.partition, update.frame.offset, update.frame.index)
             self._quarantine(key, failed.reason, failed.detail, encode(wanted.record), now)
-        self._end(wanted.place, failed.reason)
+        self._finish(wanted.position, failed.reason)
 
-    def _pass_on(self, check: _BatchCheck, now: int) -> None:
-        for wanted, first in _by_separator(check.waiting):
+    def _write_block(self, check: _BatchCheck, now: int) -> None:
+        for wanted, first in _mark_first_by_separator(check.waiting):
             record = wanted.record
             if first:
-                block = BlockRecord(record.network, record.cid, now, _announced(record), block=check.batch.block)
+                block = BlockRecord(record.network, record.cid, now, _get_separator(record), block=check.batch.block)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
-                self._had.append(record)
-            self._end(wanted.place, "blocks" if first else "again")
+                self._written_blocks.append(record)
+            self._finish(wanted.position, "blocks" if first else "again")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
         for fault in quarantine_records(stage, reason, detail, data, now):
             self._stages[0].append(FetchOutput("quarantine", key, encode(fault)))
         self.counts["quarantined"] += 1
 
-    def _end(self, place: KafkaPosition, what: str) -> None:
-        self.counts[what] += 1
-        self._finished.append(place)
+    def _finish(self, position: KafkaPosition, outcome: str) -> None:
+        self.counts[outcome] += 1
+        self._finished.append(position)
 
     # -------- rounds
 
-    def next_writes(self, now: int) -> StagedWrites:
-        """What to write now."""
-        going = {partition: offsets for partition in self._ready if (offsets := self._let_go(partition, now))}
-        for cid in [cid for cid, check in self._checks.items() if not check.asked or check.until <= now]:
+    def stage_writes(self, now: int) -> StagedWrites:
+        """Return the records to write now."""
+        releasing = {
+            partition: offsets for partition in self._ready if (offsets := self._release_ready(partition, now))
+        }
+        for cid in [cid for cid, check in self._checks.items() if not check.missing_geneses or check.until <= now]:
             check = self._checks.pop(cid)
-            self._pass_on(check, now)
-            for genesis in check.asked:
-                self._uncheck(BlockRequest("genesis", genesis), cid)
-        return StagedWrites(self._stages, going)
+            self._write_block(check, now)
+            for genesis in check.missing_geneses:
+                self._cancel_check(BlockRequest("genesis", genesis), cid)
+        return StagedWrites(self._stages, releasing)
 
-    def _let_go(self, partition: int, now: int) -> set[int]:
-        """Releases ready updates in their order, as many as can be going at a time. The offsets of the released ones.
+    def _release_ready(self, partition: int, now: int) -> set[int]:
+        """Release ready updates in their order, up to `MAX_RELEASING`, and return their offsets.
 
-        An answer goes with the last update that waited for it: once that update is done, nothing would bring the answer
-        back after a crash.
+        An answer is written together with the last update that waited for it: once that update is done, a crash would
+        lose the answer.
         """
         offsets, ready = self._offsets[partition], self._ready[partition]
-        going: set[int] = set()
-        later: deque[_ReadyUpdate | _ReadyAnswer] = deque()
-        behind: set[str] = set()  # streams of which an update may not go yet
+        releasing: set[int] = set()
+        held_back: deque[_ReadyUpdate | _ReadyAnswer] = deque()
+        blocked_streams: set[str] = set()  # streams with an update that may not be released yet
         while ready:
             item = ready[0]
             if isinstance(item, _ReadyAnswer):
-                if item.record.stream in behind:
-                    later.append(item)
+                if item.record.stream in blocked_streams:
+                    held_back.append(item)
                 else:
-                    self._tell(item)
-            elif len(going) == MOST_GOING:
+                    self._write_stream(item)
+            elif len(releasing) == MAX_RELEASING:
                 break
-            elif offsets.may_go(item.wanted.place.offset):
-                if self._release(item, now):
-                    going.add(item.wanted.place.offset)
+            elif offsets.can_release(item.wanted.position.offset):
+                if self._release_update(item, now):
+                    releasing.add(item.wanted.position.offset)
             else:
-                later.append(item)
-                behind.add(item.update.stream)
+                held_back.append(item)
+                blocked_streams.add(item.update.stream)
             ready.popleft()
-        ready.extendleft(reversed(later))
-        return going
+        ready.extendleft(reversed(held_back))
+        return releasing
 
-    def _uncheck(self, request: BlockRequest, cid: str) -> None:
+    def _cancel_check(self, request: BlockRequest, cid: str) -> None:
         fetch = self._fetches.get(request)
-        # a fetch that is under way goes on: its answer is of use later
-        if fetch is not None and not fetch.under_way:
+        # a fetch in flight continues, because its answer is of use later
+        if fetch is not None and not fetch.in_flight:
             fetch.checks.pop(cid, None)
             if not fetch.checks and not fetch.waiting:
                 del self._fetches[request]
 
-    def written(self) -> None:
-        """The broker has all that `next_writes` gave."""
-        for told in self._told:
-            self._known.add_stream(told.stream, told.separator)
-            self._answered.pop(told.stream, None)
-        for record in self._had:
+    def confirm_writes(self) -> None:
+        """Record that the broker has everything that `stage_writes` returned."""
+        for stream in self._written_streams:
+            self._known.add_stream(stream.stream, stream.separator)
+            self._unwritten_answers.pop(stream.stream, None)
+        for record in self._written_blocks:
             self._known.add_block(record)
-        for place in self._finished:
-            self._offsets[place.partition].done(place.offset)
-        self._told, self._had, self._finished = [], [], []
+        for position in self._finished:
+            self._offsets[position.partition].mark_done(position.offset)
+        self._written_streams, self._written_blocks, self._finished = [], [], []
         self._stages = ([], [], [])
 
 
 class _NotWantedError(ValueError):
-    """A record that asks for nothing that can be given."""
+    """A record that names no block that can be fetched."""
 
 
-def _update_of(record: WantedRecord) -> UpdateRecord:
-    """The update that a genesis is wanted for. _NotWantedError: it is not the genesis of the update's stream."""
+def _read_update(record: WantedRecord) -> UpdateRecord:
+    """Return the update for which a genesis is wanted.
+
+    Raises:
+        _NotWantedError: it is not the genesis of the update's stream.
+    """
     update = record.update
     assert update is not None, "WantedRecord: a genesis is wanted with an update"
     if cid_text(StreamID.parse(update.stream).genesis) != record.cid:
@@ -679,25 +699,25 @@ def _update_of(record: WantedRecord) -> UpdateRecord:
     return update
 
 
-def _announced(record: WantedRecord) -> SeparatorRecord:
-    """The separator that a wanted batch was announced under."""
+def _get_separator(record: WantedRecord) -> SeparatorRecord:
+    """Return the separator under which a wanted batch was announced."""
     assert record.separator is not None, "WantedRecord: a batch is wanted with its separator"
     return record.separator
 
 
-def _heard(wanted: _WantedEntry) -> tuple[int, int, int, int]:
-    """The order of the network. The records of one micro-batch come in any order."""
+def _network_order(wanted: _WantedEntry) -> tuple[int, int, int, int]:
+    """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
 
 
-def _turn(fetch: _Fetch) -> tuple[bool, int, int, int]:
-    """The order of fetches: blocks that updates wait for before checks, then the least tried, then the oldest."""
+def _fetch_order(fetch: _Fetch) -> tuple[bool, int, int, int]:
+    """Sort key of fetches: blocks with waiting updates before checks, then fewest attempts, then age."""
     return not fetch.waiting, fetch.tries, fetch.due, fetch.number
 
 
-def _by_separator(waiting: Iterable[_WantedEntry]) -> Iterator[tuple[_WantedEntry, bool]]:
-    """Each, and whether it is the first with its separator: one block may be announced under several."""
+def _mark_first_by_separator(waiting: Iterable[_WantedEntry]) -> Iterator[tuple[_WantedEntry, bool]]:
+    """Pair each entry with whether it is the first of its separator: a block may be announced under several."""
     seen: set[SeparatorRecord | None] = set()
     for wanted in waiting:
         yield wanted, wanted.record.separator not in seen

@@ -1,8 +1,8 @@
-"""The fetcher's place once more, in a file: for the day on which Kafka has lost the committed one.
+"""A copy of the fetcher's committed offsets in a file, for the case that Kafka loses them.
 
-Brokers forget a place that nobody commits for a week, by default. The file has what was committed last, by partition.
-It names the topic by its id, because the place of another topic of that name is no place. Of several bridges the leader
-alone has the file: that of a bridge that led before would tell an old place.
+Brokers forget an offset that is not committed for a week, by default. The file holds what was committed last, by
+partition, and names the topic by its id, because offsets of another topic of that name mean nothing. Of several bridges
+only the leader has the file: that of a former leader would hold old offsets.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from kiln.schemas.kafka.records import UNREADABLE
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """As committed."""
+    """The committed offset and metadata of a partition."""
 
     offset: int
     metadata: str
 
 
 class _PositionJson(msgspec.Struct, frozen=True):
-    """The file: JSON of this."""
+    """JSON in the file."""
 
     topic: str
     places: dict[int, FilePosition]
 
 
-_FILED = msgspec.json.Decoder(_PositionJson)
+_DECODER = msgspec.json.Decoder(_PositionJson)
 
 
 class PositionFile:
@@ -42,20 +42,31 @@ class PositionFile:
         return str(self._path)
 
     def read(self, topic: str) -> Mapping[int, FilePosition] | None:
-        """The places in this topic, by partition. None: there is no file, or one of another topic, or an unreadable
-        one. OSError."""
+        """Return the positions in this topic by partition, or `None` without a readable file of this topic.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
         try:
-            filed = _FILED.decode(self._path.read_bytes())
+            content = _DECODER.decode(self._path.read_bytes())
         except (FileNotFoundError, *UNREADABLE):
             return None
-        return filed.places if filed.topic == topic else None
+        return content.places if content.topic == topic else None
 
     def write(self, topic: str, places: Mapping[int, FilePosition]) -> None:
-        """Replaces the file in one step. OSError."""
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(_PositionJson(topic, dict(places))))
-        fresh.replace(self._path)
+        """Replace the file atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        partial = self._path.with_suffix(".new")
+        partial.write_bytes(msgspec.json.encode(_PositionJson(topic, dict(places))))
+        partial.replace(self._path)
 
     def remove(self) -> None:
-        """Removes the file, if it is there. OSError."""
+        """Remove the file if it exists.
+
+        Raises:
+            OSError: the file cannot be removed.
+        """
         self._path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Frames into Kafka by librdkafka, whose threads are in C: a frame handed over costs half of what kafka-python takes.
+"""Write frames to Kafka with librdkafka, whose threads are in C: a frame costs half of what it does in kafka-python.
 
-What else the bridge writes are few records, and goes by kafka-python (kiln.bridge.kafka.producers).
+The bridge's other records are few and use kafka-python (kiln.bridge.kafka.producers).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from kiln.schemas.kafka.topics import MAX_RECORD
 
 _OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "enable.idempotence": True,
-    # a record that is refused must keep back all that come after it
+    # a refused record must hold back all later ones
     "enable.gapless.guarantee": True,
-    # tries until it is told to stop
+    # no limit: it retries until it is closed
     "message.timeout.ms": 0,
     "message.max.bytes": MAX_RECORD,
     "batch.size": 256 * 1024,
-    # for a portion of records to be whole: its threads would send the first ones by themselves
+    # lets a group of records fill a request; its threads would send the first ones alone
     "linger.ms": 5,
-    # who sends records bounds what is under way, in bytes
+    # the caller limits the bytes in flight
     "queue.buffering.max.messages": 0,
     # the partition that every other Kafka client chooses for a key
     "partitioner": "murmur2",
 }
-_PATIENCE: Final = 5.0  # s for a broker to say which topics there are
-_TURN: Final = 0.2  # s at most between two looks whether to end
+_METADATA_TIMEOUT: Final = 5.0  # s for a broker to list the topics
+_POLL_TIMEOUT: Final = 0.2  # s at most between two checks whether to end
 
 _log = logging.getLogger("librdkafka")
 
 
 class DeliveryFuture:
-    """What becomes of one record: kiln.bridge.kafka.producers.SendFuture."""
+    """The outcome of one record: kiln.bridge.kafka.producers.SendFuture."""
 
     __slots__ = ("_callbacks", "_errbacks", "_error", "_lock", "_settled")
 
@@ -54,8 +54,7 @@ class DeliveryFuture:
         self._errbacks: list[Callable[[BaseException], None]] = []
 
     def add_callback(self, f: Callable[[object], None], /) -> None:
-        """Has `f` called when the broker has the record, in the producer's thread or, if the broker has it already, at
-        once."""
+        """Call `f` when the broker has the record, in the producer's thread, or at once if it has it already."""
         with self._lock:
             self._callbacks.append(f)
             if not self._settled:
@@ -64,7 +63,7 @@ class DeliveryFuture:
             f(None)
 
     def add_errback(self, f: Callable[[BaseException], None], /) -> None:
-        """Has `f` called with kafka-python's name for the error, when the record is refused."""
+        """Call `f` with kafka-python's error when the record is refused."""
         with self._lock:
             self._errbacks.append(f)
             if not self._settled:
@@ -72,74 +71,85 @@ class DeliveryFuture:
         if self._error is not None:
             f(self._error)
 
-    def settle(self, error: LibrdkafkaError | None, _: Message) -> None:
-        """librdkafka's report."""
-        named = None if error is None else _named(error)
+    def set_outcome(self, error: LibrdkafkaError | None, _: Message) -> None:
+        """Set the outcome from librdkafka's delivery report."""
+        kafka_error = None if error is None else _to_kafka_error(error)
         with self._lock:
-            self._settled, self._error = True, named
+            self._settled, self._error = True, kafka_error
             callbacks, errbacks = self._callbacks[:], self._errbacks[:]
-        if named is None:
+        if kafka_error is None:
             for callback in callbacks:
                 callback(None)
         else:
             for errback in errbacks:
-                errback(named)
+                errback(kafka_error)
 
 
 class LibrdkafkaProducer:
-    """A producer that can be made to stop in mid-stream: kiln.bridge.kafka.producers.StoppableProducer.
+    """A producer that can be stopped at any time: kiln.bridge.kafka.producers.StoppableProducer.
 
-    The broker gets the records of a key in the order of `send`, each once, and none after a record that it refused.
+    The broker gets the records of a key in the order of `send`, each once, and none after a refused record.
     """
 
     def __init__(self, client_options: Mapping[str, object], topic: str) -> None:
-        """`client_options`: kafka-python's. FramesProducerError: no broker answers, or has no such topic."""
+        """Connect to the brokers.
+
+        Args:
+            client_options: options as kafka-python names them.
+
+        Raises:
+            FramesProducerError: no broker answers, or the topic does not exist.
+        """
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         options = librdkafka_options(client_options)
         with ExitStack() as opened:
             try:
                 self._producer = Producer({**options, **_OPTIONS}, logger=_log)
                 opened.callback(self._producer.close)
-                # of all topics: to ask for one could make the topic, with the broker's defaults
-                topics = self._producer.list_topics(timeout=_PATIENCE).topics
+                # all topics, because a request for one could create it with the broker's defaults
+                topics = self._producer.list_topics(timeout=_METADATA_TIMEOUT).topics
             except (KafkaException, ValueError) as error:
-                timeout = KafkaTimeoutError(f"no answer within {_PATIENCE:g} s")
-                why = in_words(timeout, client_options)
-                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {why}") from error
+                timeout = KafkaTimeoutError(f"no answer within {_METADATA_TIMEOUT:g} s")
+                reason = in_words(timeout, client_options)
+                raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: {reason}") from error
             if topic not in topics:
                 raise FramesProducerError(f"no producer for {options['bootstrap.servers']}: there is no topic {topic}")
-            self._thread = threading.Thread(target=self._hear, name="librdkafka", daemon=True)
+            self._thread = threading.Thread(target=self._poll_reports, name="librdkafka", daemon=True)
             self._thread.start()
             opened.pop_all()
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> DeliveryFuture:
-        """KafkaError: an earlier record was refused, or the producer has ended."""
+        """Send a record.
+
+        Raises:
+            KafkaError: an earlier record was refused, or the producer is closed.
+        """
         record = DeliveryFuture(self._lock)
         try:
-            self._producer.produce(topic, value, key, on_delivery=record.settle)
+            self._producer.produce(topic, value, key, on_delivery=record.set_outcome)
         except KafkaException as error:
-            raise _named(error.args[0]) from error
+            raise _to_kafka_error(error.args[0]) from error
         return record
 
     def abandon(self) -> None:
-        """Send nothing more. Does not wait, so it may be called from a callback."""
+        """Send nothing more, without waiting, so that a callback may call it."""
         self._producer.purge(blocking=False)
 
     def close(self, timeout: float) -> None:
-        """Abandons the producer, and returns when it has ended or after `timeout` seconds."""
+        """Abandon the producer, and return when it has ended or after `timeout` seconds."""
         self.abandon()
-        self._ended.set()
+        self._closed.set()
         self._thread.join(timeout)
 
-    def _hear(self) -> None:
-        while not self._ended.is_set():
-            with suppress(KafkaException):  # of a refused record, which is also told by itself
-                self._producer.poll(_TURN)
+    def _poll_reports(self) -> None:
+        while not self._closed.is_set():
+            with suppress(KafkaException):  # for a refused record, which is also reported by itself
+                self._producer.poll(_POLL_TIMEOUT)
 
 
-def _named(error: LibrdkafkaError) -> KafkaError:
-    """kafka-python's error for one of librdkafka's: its own (below 0) have no name there."""
+def _to_kafka_error(error: LibrdkafkaError) -> KafkaError:
+    """Return kafka-python's error for one of librdkafka's; those below 0 have no name there."""
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())

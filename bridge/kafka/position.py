@@ -1,4 +1,4 @@
-"""Where a record stands in its topic."""
+"""The position of a record in its topic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class KafkaPosition(NamedTuple):
-    """A record of one topic."""
+    """The position of a record in one topic."""
 
     partition: int
     offset: int

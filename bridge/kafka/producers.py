@@ -1,7 +1,7 @@
-"""Frames into Kafka: a thin, bounded kafka-python producer (docs/design/contracts.md, `kiln.frames`).
+"""Write frames to Kafka with a thin, bounded kafka-python producer (docs/design/contracts.md, `kiln.frames`).
 
-Records keep their order within a connection (its id is the key), are acknowledged by all replicas and written once by
-the idempotent producer. What Kafka does not take is never dropped in silence: the next send, flush or close raises.
+Records keep their order within a connection (its id is the key), are acknowledged by all replicas, and are written once
+by the idempotent producer. A refused record is never dropped silently: the next send, flush or close raises.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _OPTIONS: Final[Mapping[str, object]] = {
     "max_request_size": MAX_RECORD,
     "batch_size": 256 * 1024,
     "linger_ms": 5,
-    # topics are made with their own settings; a made-up one would have the broker's defaults
+    # topics are created with their own settings; an auto-created one would have the broker's defaults
     "allow_auto_create_topics": False,
-    # nobody reads them, and each request writes two dozen
+    # they are not used, and each request writes two dozen
     "metrics_enabled": False,
 }
-_REMEMBERED: Final = 1024  # keys
+_MAX_CACHED_KEYS: Final = 1024  # keys
 
 
 class FramesProducerError(PrerequisiteError):
-    """Frames that Kafka did not take: how many are not acknowledged, and the first error."""
+    """Frames that Kafka refused: the number of unacknowledged ones, and the first error."""
 
 
 class SendFuture(Protocol):
-    """The future of one record: what is used of kafka-python's."""
+    """The used part of kafka-python's future of one record."""
 
     def add_callback(self, f: Callable[[object], None], /) -> object: ...
     def add_errback(self, f: Callable[[BaseException], None], /) -> object: ...
 
 
 class Producer(Protocol):
-    """What is used of kafka-python's KafkaProducer."""
+    """The used part of kafka-python's `KafkaProducer`."""
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def flush(self, timeout: float | None = None) -> None: ...
@@ -60,31 +60,31 @@ class _Cluster(Protocol):
 
 
 class CachingPartitioner:
-    """kafka-python's own choice of partition, made once for each key: its murmur2 is written in Python."""
+    """kafka-python's default partitioner with a cache by key, because its murmur2 is written in Python."""
 
     def __init__(self) -> None:
         self._default = DefaultPartitioner()
-        self._known: dict[tuple[str, bytes | None], tuple[set[int], int]] = {}
+        self._chosen: dict[tuple[str, bytes | None], tuple[set[int], int]] = {}
 
     @property
-    def remembered(self) -> int:
-        """How many keys."""
-        return len(self._known)
+    def cached_count(self) -> int:
+        """Number of cached keys."""
+        return len(self._chosen)
 
     def partition(
         self, topic: str, key: object, serialized_key: bytes | None, value: object, data: bytes, cluster: _Cluster
     ) -> int:
-        """As kafka.partitioner.Partitioner."""
+        """Choose a partition: `kafka.partitioner.Partitioner`."""
         partitions = cluster.partitions_for_topic(topic)
-        place = (topic, serialized_key)
-        known = self._known.get(place)
+        cache_key = (topic, serialized_key)
+        known = self._chosen.get(cache_key)
         if known is not None and known[0] == partitions:
             return known[1]
         chosen: int = self._default.partition(topic, key, serialized_key, value, data, cluster)
         if serialized_key is not None and partitions is not None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[place] = (partitions, chosen)
+            if len(self._chosen) >= _MAX_CACHED_KEYS:
+                self._chosen.clear()
+            self._chosen[cache_key] = (partitions, chosen)
         return chosen
 
 
@@ -92,9 +92,13 @@ Partitioner.register(CachingPartitioner)
 
 
 def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object] | None = None) -> Producer:
-    """A KafkaProducer with Kiln's settings; `client_options` (security_protocol, sasl_…, ssl_…) override them.
+    """Create a `KafkaProducer` with Kiln's settings.
 
-    FramesProducerError if no broker answers or an option is wrong.
+    Args:
+        client_options: options (security_protocol, sasl_…, ssl_…) that override Kiln's.
+
+    Raises:
+        FramesProducerError: no broker answers, or an option is wrong.
     """
     try:
         producer = open_client(
@@ -111,12 +115,11 @@ def connect(bootstrap_servers: str | Sequence[str], client_options: Mapping[str,
 
 
 class FramesProducer:
-    """Sends Frames to one topic.
+    """A producer of frames for one topic, used by one thread at a time.
 
-    kafka-python bounds no buffer, so this class does: `send` waits while `max_buffered` bytes are not acknowledged, for
-    at most `patience` seconds (longer than kafka-python's own delivery timeout of 120 s, after which kafka-python gives
-    up). After the first error nothing more is sent: later frames of a connection must not overtake a lost frame.
-    One thread at a time may call send.
+    kafka-python limits no buffer, so this class does: `send` waits while `max_buffered` bytes are not acknowledged, for
+    at most `patience` seconds (longer than kafka-python's own delivery timeout of 120 s). After the first error nothing
+    more is sent, because later frames of a connection must not overtake a lost one.
     """
 
     def __init__(
@@ -134,18 +137,19 @@ class FramesProducer:
 
     @property
     def acknowledged(self) -> int:
-        """How many frames the broker has taken so far."""
+        """Number of frames that the broker has acknowledged."""
         return self._acknowledged
 
     def send(self, frame: frame_pb2.Frame) -> None:
-        """Hand one frame to the producer.
+        """Hand one frame to the producer; this returns before the broker has it.
 
-        Returns before the broker has it. FramesProducerError: it or an earlier one was refused.
+        Raises:
+            FramesProducerError: this or an earlier frame was refused.
         """
         self.send_record(frame.connection, frame.SerializeToString())
 
     def send_record(self, key: bytes, value: bytes) -> None:
-        """As `send`, for a Frame that is serialized already; `key`: its connection."""
+        """Send a serialized frame; `key` is its connection."""
         size = len(value)
         with self._changed:
             room = self._changed.wait_for(
@@ -154,31 +158,34 @@ class FramesProducer:
             )
             self._raise_if_failed()
             if not room:
-                raise FramesProducerError(f"{self._topic}: no room for {self._patience:g} s; {self._waiting()}")
+                raise FramesProducerError(
+                    f"{self._topic}: no room for {self._patience:g} s; {self._describe_unacknowledged()}"
+                )
             self._buffered += size
             self._sent += 1
         try:
             record = self._producer.send(self._topic, value=value, key=key)
         except KafkaError as error:
-            self._settled(size, error)
+            self._record_outcome(size, error)
             raise FramesProducerError(f"{self._topic}: a frame of {size} bytes was refused: {error!r}") from error
-        record.add_callback(lambda _: self._settled(size, None))
-        record.add_errback(lambda error: self._settled(size, error))
+        record.add_callback(lambda _: self._record_outcome(size, None))
+        record.add_errback(lambda error: self._record_outcome(size, error))
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when the broker has every frame sent so far.
 
-        FramesProducerError if it has not within `timeout` seconds.
+        Raises:
+            FramesProducerError: it does not have them within `timeout` seconds.
         """
         try:
             self._producer.flush(timeout)
         except KafkaError as error:
-            raise FramesProducerError(f"{self._topic}: {self._waiting()}: {error!r}") from error
+            raise FramesProducerError(f"{self._topic}: {self._describe_unacknowledged()}: {error!r}") from error
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or not self._buffered, timeout)
             self._raise_if_failed()
             if self._acknowledged != self._sent:
-                raise FramesProducerError(f"{self._topic}: {self._waiting()}")
+                raise FramesProducerError(f"{self._topic}: {self._describe_unacknowledged()}")
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer, in any case."""
@@ -196,9 +203,9 @@ class FramesProducer:
         if error is None:
             self.close()
         else:
-            self._producer.close(0)  # the error that is under way matters more than what is still buffered
+            self._producer.close(0)  # the raised error matters more than the buffered frames
 
-    def _settled(self, size: int, error: BaseException | None) -> None:
+    def _record_outcome(self, size: int, error: BaseException | None) -> None:
         with self._changed:
             self._buffered -= size
             if error is None:
@@ -207,31 +214,31 @@ class FramesProducer:
                 self._error = error
             self._changed.notify_all()
 
-    def _waiting(self) -> str:
+    def _describe_unacknowledged(self) -> str:
         return f"{self._sent - self._acknowledged} of {self._sent} frames are not acknowledged"
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise FramesProducerError(
-                f"{self._topic}: {self._waiting()}; first error: {self._error!r}"
+                f"{self._topic}: {self._describe_unacknowledged()}; first error: {self._error!r}"
             ) from self._error
 
 
 _STOPPABLE: Final[Mapping[str, object]] = {
     # kafka-python would give up a batch after 120 s and go on with the next one, out of order
     "delivery_timeout_ms": 2**31 - 1,
-    # who sends many records hands them over in portions; to wait for more would cost turns of kafka-python's thread
+    # callers hand over many records at a time; waiting for more would cost turns of kafka-python's thread
     "linger_ms": 0,
-    # a broker that is back is found at once
+    # a broker that returns is found at once
     "reconnect_backoff_max_ms": 1_000,
-    # so that a stop need not wait long
+    # keeps a stop short
     "bootstrap_timeout_ms": 5_000,
     "max_block_ms": 5_000,
 }
 
 
 class StoppableProducer(Protocol):
-    """What a sink needs of a producer: StoppableKafkaProducer, or another in tests."""
+    """The producer interface of a sink: `StoppableKafkaProducer`, or another in tests."""
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def abandon(self) -> None: ...
@@ -239,30 +246,45 @@ class StoppableProducer(Protocol):
 
 
 class StoppableKafkaProducer:
-    """A KafkaProducer that can be made to stop in mid-stream."""
+    """A `KafkaProducer` that can be stopped at any time."""
 
     def __init__(self, bootstrap_servers: str | Sequence[str], client_options: Mapping[str, object]) -> None:
-        """`client_options` (security_protocol, sasl_…, ssl_…) override Kiln's. FramesProducerError: no broker."""
+        """Connect to the brokers.
+
+        Args:
+            client_options: options (security_protocol, sasl_…, ssl_…) that override Kiln's.
+
+        Raises:
+            FramesProducerError: no broker answers, or an option is wrong.
+        """
         self._producer = connect(bootstrap_servers, {**_STOPPABLE, **client_options})
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture:
-        """The future of one record. KafkaError."""
+        """Send a record and return its future.
+
+        Raises:
+            KafkaError: the record cannot be sent.
+        """
         return self._producer.send(topic, value=value, key=key)
 
     def flush(self, timeout: float) -> None:
-        """Returns when the broker has answered for every record sent so far. KafkaError."""
+        """Return when the broker has answered for every record sent so far.
+
+        Raises:
+            KafkaError: it has not within `timeout` seconds.
+        """
         self._producer.flush(timeout)
 
     def abandon(self) -> None:
-        """Send nothing more. Does not wait, so it may be called from a callback."""
-        # close(0) of kafka-python 3.0.12 raises when records are under way and leaves the producer running; only the
-        # thread that sends can be told to drop them, and no public method does
+        """Send nothing more, without waiting, so that a callback may call it."""
+        # close(0) of kafka-python 3.0.12 raises when records are in flight and leaves the producer running; only the
+        # sender thread can drop them, and no public method does
         cast(_HasSender, self._producer)._sender.force_close()
 
     def close(self, timeout: float) -> None:
-        """Abandons the producer, and returns when it has ended or after `timeout` seconds."""
+        """Abandon the producer, and return when it has ended or after `timeout` seconds."""
         self.abandon()
-        with suppress(KafkaError):  # it waits for records that it has just been told to drop
+        with suppress(KafkaError):  # it waits for the records that were just dropped
             self._producer.close(timeout)
 
 

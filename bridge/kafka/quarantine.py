@@ -1,7 +1,7 @@
-"""Writes what the bridge itself finds for `kiln.quarantine`: few records, and seldom.
+"""Write the bridge's own records to `kiln.quarantine`.
 
-So the writer sends each record alone, and tries until the broker has it. Until then the record is in memory only.
-Whoever puts a record keeps what the record was found by, and finds it again after a crash.
+They are few and rare, so that the writer sends each record alone and retries until the broker has it. Until then a
+record is only in memory; its producer must be able to find it again after a crash.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kafka.errors import KafkaError
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableProducer
 from kiln.schemas.kafka.records import QuarantineRecord, encode
 
-_PATIENCE: Final = 10.0  # s for the broker to take a record
-_TICK: Final = 0.2  # s between two looks whether to stop
-# what kafka-python's constructor and send raise (its partitioner a ValueError)
-_AWAY: Final = (KafkaError, FramesProducerError, ValueError, AssertionError, OSError)
+_WRITE_TIMEOUT: Final = 10.0  # s for the broker to acknowledge a record
+_TICK: Final = 0.2  # s between two checks whether to stop
+# raised by kafka-python's constructor and send (ValueError by its partitioner)
+_KAFKA_ERRORS: Final = (KafkaError, FramesProducerError, ValueError, AssertionError, OSError)
 
 
 class _QueuedRecord(NamedTuple):
@@ -31,14 +31,18 @@ class _QueuedRecord(NamedTuple):
 
 
 class QuarantineWriter:
-    """Writes records in a thread of its own, in their order, from `start()` to `stop()`."""
+    """A thread that writes records in their order, from `start()` to `stop()`."""
 
     def __init__(self, connect: Callable[[], StoppableProducer], topic: str, retry_after: float = 1.0) -> None:
-        """`connect`: a new producer, or FramesProducerError; called in the thread, when there is something to write."""
+        """Create the thread without starting it.
+
+        Args:
+            connect: returns a new producer or raises `FramesProducerError`; called in the thread when a record waits.
+        """
         self._connect = connect
         self._topic = topic
         self._retry_after = retry_after
-        self._waiting: deque[_QueuedRecord] = deque()
+        self._queue: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._error: str | None = None
@@ -48,59 +52,59 @@ class QuarantineWriter:
         self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Ends the thread. Records that wait are not written."""
+        """End the thread. Queued records are not written."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout)  # it may be trying to connect; it is a daemon
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
-        """Takes a record without waiting, from any thread. The event is set once the broker has the record."""
-        waiting = _QueuedRecord(key, encode(record), threading.Event())
-        self._waiting.append(waiting)
+        """Queue a record without waiting, from any thread, and return an event that is set once the broker has it."""
+        queued = _QueuedRecord(key, encode(record), threading.Event())
+        self._queue.append(queued)
         self._wake.set()
-        return waiting.written
+        return queued.written
 
     @property
     def error(self) -> str | None:
-        """Why nothing can be written now; None: writing works."""
+        """The reason why nothing can be written now, if any."""
         return self._error
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if not self._waiting:
+            if not self._queue:
                 self._wake.wait()
                 self._wake.clear()
                 continue
             try:
                 self._write_all()
-            except _AWAY as error:
-                self._error = f"{len(self._waiting)} records wait for the topic {self._topic}, Kafka fails: {error!r}"
+            except _KAFKA_ERRORS as error:
+                self._error = f"{len(self._queue)} records wait for the topic {self._topic}, Kafka fails: {error!r}"
                 self._stop.wait(self._retry_after)
 
     def _write_all(self) -> None:
-        """Writes all records that wait; returns early when the thread is to stop."""
+        """Write all queued records, or return early when the thread is to stop."""
         producer = self._connect()
         try:
-            while self._waiting and self._write(producer, self._waiting[0]):
-                self._waiting.popleft().written.set()
+            while self._queue and self._write(producer, self._queue[0]):
+                self._queue.popleft().written.set()
                 self._error = None
         finally:
             producer.close(2)
 
     def _write(self, producer: StoppableProducer, record: _QueuedRecord) -> bool:
-        """Whether the broker has the record; False when the thread is to stop."""
-        told: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
+        """Write a record, and return false if the thread is to stop before the broker has it."""
+        results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         future = producer.send(self._topic, value=record.value, key=record.key)
-        future.add_callback(lambda _: told.put(None))
-        future.add_errback(told.put)
-        deadline = time.monotonic() + _PATIENCE
+        future.add_callback(lambda _: results.put(None))
+        future.add_errback(results.put)
+        deadline = time.monotonic() + _WRITE_TIMEOUT
         while not self._stop.is_set():
             try:
-                error = told.get(timeout=_TICK)
+                error = results.get(timeout=_TICK)
             except Empty:
                 if time.monotonic() < deadline:
                     continue
-                raise FramesProducerError(f"no answer within {_PATIENCE:g} s") from None
+                raise FramesProducerError(f"no answer within {_WRITE_TIMEOUT:g} s") from None
             if error is not None:
                 raise FramesProducerError(f"a record was refused: {error!r}") from error
             return True

@@ -1,5 +1,5 @@
-"""A thread that works out of Kafka: session after session, until it is stopped. Publisher and fetcher are threads of
-this kind, and work in the bridge that leads."""
+"""Threads that work on Kafka in sessions until they are stopped. The publisher and the fetcher are such threads, and
+work in the bridge that leads."""
 
 from __future__ import annotations
 
@@ -30,37 +30,41 @@ from kiln.conf.process.kafka_topics import (
 )
 
 RENEW_EVERY: Final = 3_600_000_000
-"""µs between two commits of a place that does not change: brokers forget a place that nobody commits for a week, by
-default (`offsets.retention.minutes`)."""
+"""µs between two commits of an unchanged offset: brokers forget an offset that is not committed for a week, by default
+(`offsets.retention.minutes`)."""
 
-STANDS_STILL: Final = 60.0
-"""s without a step after which a thread is said to stand still. No step takes so long while all goes well."""
+STALL_AFTER: Final = 60.0
+"""s without progress after which a thread is reported as stalled. No healthy step takes so long."""
 
 REVIVE_AFTER: Final = 10.0
-"""s from the last step of a thread that a fault has ended until it starts again."""
+"""s from the last step of a thread that an exception has ended until it is restarted."""
 
-GIVES_NOTHING: Final = 20.0
-"""s without a record after which a thread asks the broker whether there are any."""
+CHECK_ENDS_AFTER: Final = 20.0
+"""s without a record after which a thread asks the broker for the end offsets."""
 
-_SETTLE: Final = 1.0  # s after a lapsed lead: what was on its way to the broker is there before a session reads the log
-_STAND_BY: Final = 0.1  # s between two looks whether this bridge leads
+_SETTLE_AFTER_LEAD: Final = (
+    1.0  # s after a lapsed lead, so that records in flight reach the broker before a session reads the log
+)
+_STANDBY_INTERVAL: Final = 0.1  # s between two checks whether this bridge leads
 
 
 class BlockedError(RuntimeError):
-    """The thread cannot work before somebody does what the text says."""
+    """A condition that stops the thread until a user does what the text says."""
 
 
 class PositionLostError(BlockedError):
-    """Nobody knows any more which records are done. The text says what to do."""
+    """A lost offset, so that it is unknown which records are done. The text says what to do."""
 
 
 class TopicReplacedError(BlockedError):
-    """A topic is not the one in which the offsets are kept. The text says what to do."""
+    """A topic that is not the one to which the offsets belong. The text says what to do."""
 
 
 class KafkaThread(ABC):
-    """Runs from `start()` to `stop()`. When Kafka fails, `error` says so, and a new session begins from the committed
-    place."""
+    """A thread that runs from `start()` to `stop()`.
+
+    When Kafka fails, `error` reports it, and a new session begins from the committed offset.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,13 @@ class KafkaThread(ABC):
         prefix: str,
         group: str,
     ) -> None:
-        """`failing`: what it means that the thread cannot work, such as "nothing is published". `prefix`: of topics.
-        `group`: the consumer group that keeps the place."""
+        """Create the thread without starting it.
+
+        Args:
+            failing: the consequence if the thread cannot work, such as "nothing is published".
+            prefix: prefix of Kafka topics.
+            group: consumer group that holds the offsets.
+        """
         self._name = name
         self._failing = failing
         self._servers = bootstrap_servers
@@ -83,11 +92,11 @@ class KafkaThread(ABC):
         self._thread: threading.Thread | None = None
         self._state = "not started"
         self._error: str | None = None
-        self._moved_at = self._given_at = time.monotonic()
-        self._behind: dict[TopicPartition, int] = {}  # offsets that the broker had records at when nothing had come
+        self._progress_at = self._last_record_at = time.monotonic()
+        self._stalled_positions: dict[TopicPartition, int] = {}  # positions below the end at the last check
 
     def start(self) -> None:
-        self._moved()
+        self._mark_progress()
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         thread.start()
         self._thread = thread
@@ -99,35 +108,36 @@ class KafkaThread(ABC):
         """
         if self._thread is None or self._thread.is_alive() or self._stop.is_set():
             return
-        if time.monotonic() - self._moved_at > REVIVE_AFTER:
+        if time.monotonic() - self._progress_at > REVIVE_AFTER:
             with suppress(RuntimeError):  # no thread can be started now
                 self.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread after its present step. Never to be called in a thread that this thread waits for."""
+        """End the thread after its current step. Never call it in a thread that this thread waits for."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
     @property
     def state(self) -> str:
-        """What the thread does or waits for, in words."""
+        """A description of what the thread does or waits for."""
         return self._state
 
     @property
     def error(self) -> str | None:
-        """Why the thread cannot work now; None: it can."""
+        """The reason why the thread cannot work now, if any."""
         alive = self._thread is not None and self._thread.is_alive()
-        if self._error is None and alive and time.monotonic() - self._moved_at > STANDS_STILL:
-            return f"{self._failing}: the {self._name} stands still in {self._where()}. A bridge started anew goes on"
+        if self._error is None and alive and time.monotonic() - self._progress_at > STALL_AFTER:
+            where = self._describe_stack()
+            return f"{self._failing}: the {self._name} stands still in {where}. A bridge started anew goes on"
         return self._error
 
-    def _moved(self) -> None:
-        """To be called at each step: who waits for kafka-python without an end tells nothing of it."""
-        self._moved_at = time.monotonic()
+    def _mark_progress(self) -> None:
+        """Record progress at each step, because a call that waits endlessly inside kafka-python reports nothing."""
+        self._progress_at = time.monotonic()
 
-    def _where(self) -> str:
-        """The calls from the innermost one of this program on."""
+    def _describe_stack(self) -> str:
+        """Describe the stack from the innermost call of this program."""
         ident = None if self._thread is None else self._thread.ident
         frame = sys._current_frames().get(ident or 0)
         calls = []
@@ -139,28 +149,28 @@ class KafkaThread(ABC):
 
     @abstractmethod
     def _session(self) -> None:
-        """One session, until stopped or Kafka fails."""
+        """Run one session, until stopped or Kafka fails."""
 
     @abstractmethod
-    def _ended(self) -> None:
-        """Gives back what the thread held."""
+    def _release_resources(self) -> None:
+        """Release the resources of the thread when it ends."""
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._moved()
+                self._mark_progress()
                 try:
                     self._session()
                 except BlockedError as error:
                     self._error = self._state = f"{self._failing}: {error}"
                     self._stop.wait(10.0)
-                # kafka-python asserts that it knows every option, and refuses values by a ValueError. An OSError, such
-                # as too many open files, comes through it as it is
+                # kafka-python asserts that it knows every option, raises ValueError for wrong values, and passes an
+                # OSError through, such as too many open files
                 except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
-                    self._error = self._state = f"{self._failing}, Kafka fails: {self._why(error)}"
+                    self._error = self._state = f"{self._failing}, Kafka fails: {self._describe_error(error)}"
                     self._stop.wait(1.0)
         finally:
-            self._ended()
+            self._release_resources()
             self._state = "stopped"
             if not self._stop.is_set():
                 self._error = f"{self._failing}: the {self._name} has ended by a fault, and starts again"
@@ -168,45 +178,55 @@ class KafkaThread(ABC):
     def _poll(
         self, consumer: KafkaConsumer, timeout_ms: int, max_records: int | None = None
     ) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        """As KafkaConsumer.poll. KafkaTimeoutError: the broker has records, and none has come for long.
+        """Poll like `KafkaConsumer.poll`.
 
-        kafka-python can lose what keeps its view of the cluster new, and tells nobody: a consumer made anew reads.
+        kafka-python can silently lose what refreshes its cluster metadata; only a new consumer then reads on.
+
+        Raises:
+            KafkaTimeoutError: the broker has records, and none has arrived for long.
         """
-        self._moved()
-        given: Mapping[TopicPartition, list[ConsumerRecord]] = consumer.poll(timeout_ms, max_records)
+        self._mark_progress()
+        records: Mapping[TopicPartition, list[ConsumerRecord]] = consumer.poll(timeout_ms, max_records)
         now, paused = time.monotonic(), consumer.paused()
-        self._behind = {} if given else {part: at for part, at in self._behind.items() if part not in paused}
-        if given:
-            self._given_at = now
-        elif now > self._given_at + GIVES_NOTHING:
-            places = {part: consumer.position(part) for part in consumer.assignment() - paused}
-            for part, place in places.items():
-                if self._behind.get(part) == place:
-                    raise KafkaTimeoutError(f"nothing comes of {part.topic}-{part.partition} from offset {place} on")
-            ends = consumer.end_offsets(list(places)) if places else {}
-            self._behind = {part: place for part, place in places.items() if place < ends[part]}
-            self._given_at = now
-        return given
+        self._stalled_positions = (
+            {} if records else {part: at for part, at in self._stalled_positions.items() if part not in paused}
+        )
+        if records:
+            self._last_record_at = now
+        elif now > self._last_record_at + CHECK_ENDS_AFTER:
+            positions = {part: consumer.position(part) for part in consumer.assignment() - paused}
+            for part, position in positions.items():
+                if self._stalled_positions.get(part) == position:
+                    raise KafkaTimeoutError(f"nothing comes of {part.topic}-{part.partition} from offset {position} on")
+            ends = consumer.end_offsets(list(positions)) if positions else {}
+            self._stalled_positions = {part: position for part, position in positions.items() if position < ends[part]}
+            self._last_record_at = now
+        return records
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
-        """In order. FramesProducerError: there is no such topic. KafkaError."""
+        """Return the partitions of a topic in order.
+
+        Raises:
+            FramesProducerError: the topic does not exist.
+            KafkaError: no broker answers.
+        """
         admin = open_client(KafkaAdminClient, bootstrap_servers=self._servers, **self._client_options)
-        try:  # a consumer of kafka-python would wait for what it does not know without an end
-            [told] = admin.describe_topics([topic])
+        try:  # a consumer of kafka-python would wait endlessly for an unknown topic
+            [description] = admin.describe_topics([topic])
         finally:
             admin.close()
-        if told["error_code"] != NoError.errno:
+        if description["error_code"] != NoError.errno:
             raise FramesProducerError(f"there is no topic {topic}")
-        numbers = sorted(each["partition_index"] for each in told["partitions"])
+        numbers = sorted(each["partition_index"] for each in description["partitions"])
         return [TopicPartition(topic, number) for number in numbers]
 
-    def _why(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         if isinstance(error, KafkaError):
             return in_words(error, {**self._client_options, "bootstrap_servers": self._servers})
         return str(error) if isinstance(error, FramesProducerError) else repr(error)
 
     def _consumer(self, group: str | None) -> KafkaConsumer:
-        self._given_at, self._behind = time.monotonic(), {}
+        self._last_record_at, self._stalled_positions = time.monotonic(), {}
         return open_client(
             KafkaConsumer,
             bootstrap_servers=self._servers,
@@ -220,36 +240,39 @@ class KafkaThread(ABC):
 
 
 class Leadership(Protocol):
-    """Which of several bridges does what one alone must do."""
+    """The decision which of several bridges publishes and fetches."""
 
-    def leads(self) -> bool:
-        """Whether this bridge leads at this moment."""
+    def is_leader(self) -> bool:
+        """Return whether this bridge leads at this moment."""
         ...
 
-    def another_leads(self) -> bool:
-        """Whether another bridge is known to lead."""
+    def another_bridge_leads(self) -> bool:
+        """Return whether another bridge is known to lead."""
         ...
 
-    def in_words(self) -> str:
-        """Why this bridge does not lead."""
+    def describe(self) -> str:
+        """Describe why this bridge does not lead."""
         ...
 
 
 class SoleLeadership:
-    """The leadership of a bridge that has no others beside it."""
+    """The leadership of the only bridge."""
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return True
 
-    def another_leads(self) -> bool:
+    def another_bridge_leads(self) -> bool:
         return False
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         return ""
 
 
 class LeaderThread(KafkaThread):
-    """Works in the bridge that leads, and stands by in the others. Each session begins from the committed place."""
+    """A thread that works in the bridge that leads, and is on standby in the others.
+
+    Each session begins from the committed offset.
+    """
 
     def __init__(
         self,
@@ -262,36 +285,41 @@ class LeaderThread(KafkaThread):
         leadership: Leadership | None = None,
         notes: TopicNotes | None = None,
     ) -> None:
-        """As `KafkaThread`. `leadership`: None is Alone. `notes`: keeps which topics the offsets are of."""
+        """Create the thread like `KafkaThread`.
+
+        Args:
+            leadership: by default `SoleLeadership`.
+            notes: the topics to which the offsets belong.
+        """
         super().__init__(name, failing, bootstrap_servers, client_options, prefix, group)
         self._leadership = leadership or SoleLeadership()
-        self._lapsed = False  # the lead, in this session
+        self._lead_lapsed = False  # the lead, in this session
         self._notes = notes
-        self._watched: dict[str, TopicIdentity] = {}  # in which this session keeps offsets
+        self._watched: dict[str, TopicIdentity] = {}  # topics whose offsets this session commits
         self._check_at = 0.0
         self._admin: KafkaAdminClient | None = None
 
     @property
-    def _leads(self) -> bool:
-        """Whether this bridge has led for all of the session. Asked before each thing that only the leader may do."""
-        self._lapsed = self._lapsed or not self._leadership.leads()
-        return not self._lapsed
+    def _is_leader(self) -> bool:
+        """Return whether this bridge has led for the whole session; check it before each action of the leader."""
+        self._lead_lapsed = self._lead_lapsed or not self._leadership.is_leader()
+        return not self._lead_lapsed
 
     @property
-    def _halts(self) -> bool:
-        """Whether the session is to end."""
-        return self._stop.is_set() or not self._leads
+    def _must_stop(self) -> bool:
+        """Return whether the session must end."""
+        return self._stop.is_set() or not self._is_leader
 
     @abstractmethod
     def _work(self, consumer: KafkaConsumer, producer: StoppableKafkaProducer) -> None:
-        """One session, until it halts or Kafka fails. The consumer has no partitions yet."""
+        """Run one session, until it must stop or Kafka fails. The consumer has no partitions yet."""
 
-    def _stood_by(self) -> None:
-        """Another bridge leads: what this one knew is no longer the newest. Called again and again."""
+    def _on_standby(self) -> None:
+        """Drop what may be outdated while another bridge leads. Called repeatedly."""
         if self._notes is not None:
             self._notes.remove()
 
-    def _begin_topics(self, *topics: str) -> set[str]:
+    def _watch_topics(self, *topics: str) -> set[str]:
         """Compare topics with the noted ones, and watch them for as long as the session lasts.
 
         Returns:
@@ -304,26 +332,31 @@ class LeaderThread(KafkaThread):
         self._watched = describe_topics(self._topic_admin(), topics)
         self._check_at = time.monotonic() + CHECK_EVERY
         noted = {} if self._notes is None else self._notes.read()
-        self._refuse_replaced({topic: each.id for topic, each in noted.items() if topic in topics}, self._watched)
+        self._check_replaced({topic: each.id for topic, each in noted.items() if topic in topics}, self._watched)
         return {topic for topic in topics if topic in noted and noted[topic].anew}
 
-    def _note_topics(self) -> None:
-        """To be called once the offsets that Kafka has are of the topics that `_begin_topics` saw. OSError."""
-        if self._notes is not None:
-            fresh = {topic: NotedTopic(each.id) for topic, each in self._watched.items() if each.id}
-            if fresh != self._notes.read():
-                self._notes.write(fresh)
+    def _save_topics(self) -> None:
+        """Save the watched topics, once the committed offsets belong to them.
 
-    def _refuse_replaced(self, noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> None:
-        for topic in replaced_topics(noted, found):
+        Raises:
+            OSError: the notes cannot be read or written.
+        """
+        if self._notes is not None:
+            current = {topic: NotedTopic(each.id) for topic, each in self._watched.items() if each.id}
+            if current != self._notes.read():
+                self._notes.write(current)
+
+    def _check_replaced(self, noted: Mapping[str, str], now: Mapping[str, TopicIdentity]) -> None:
+        for topic in replaced_topics(noted, now):
             raise TopicReplacedError(
-                f"{describe_replaced(topic, noted[topic], found[topic].id)}. Stop Kiln and type kiln recover: then the "
+                f"{describe_replaced(topic, noted[topic], now[topic].id)}. Stop Kiln and type kiln recover: then the "
                 "topic is read from its beginning, and what is done already is not done again"
             )
 
     def _check_topics(self) -> None:
-        """To be called often. kafka-python reads on in a topic that was created again, at the old offset or at the
-        beginning, and says nothing.
+        """Compare the watched topics with the broker's; call this often.
+
+        kafka-python silently reads on in a re-created topic, at the old offset or from the beginning.
 
         Raises:
             TopicReplacedError: A topic is another one.
@@ -333,12 +366,12 @@ class LeaderThread(KafkaThread):
             return
         self._check_at = time.monotonic() + CHECK_EVERY
         try:
-            found = describe_topics(self._topic_admin(), self._watched)
+            current = describe_topics(self._topic_admin(), self._watched)
         except (KafkaError, OSError):  # the consumer reports it where it lasts
             self._close_admin()
             return
-        self._refuse_replaced({topic: each.id for topic, each in self._watched.items()}, found)
-        for topic, each in found.items():
+        self._check_replaced({topic: each.id for topic, each in self._watched.items()}, current)
+        for topic, each in current.items():
             if each.partitions != self._watched[topic].partitions:
                 raise FramesProducerError(
                     f"{topic} has {each.partitions} partitions now, and had {self._watched[topic].partitions}"
@@ -361,13 +394,13 @@ class LeaderThread(KafkaThread):
             self._admin = None
 
     def _session(self) -> None:
-        if not self._leadership.leads():
-            self._error, self._state = None, f"stands by: {self._leadership.in_words()}"
-            if self._leadership.another_leads():
-                self._stood_by()
-            self._stop.wait(_STAND_BY)
+        if not self._leadership.is_leader():
+            self._error, self._state = None, f"stands by: {self._leadership.describe()}"
+            if self._leadership.another_bridge_leads():
+                self._on_standby()
+            self._stop.wait(_STANDBY_INTERVAL)
             return
-        self._lapsed = False
+        self._lead_lapsed = False
         consumer = self._consumer(self._group)
         try:
             producer = StoppableKafkaProducer(self._servers, self._client_options)
@@ -379,5 +412,5 @@ class LeaderThread(KafkaThread):
             consumer.close()
             self._watched = {}
             self._close_admin()
-        if self._lapsed:
-            self._stop.wait(_SETTLE)
+        if self._lead_lapsed:
+            self._stop.wait(_SETTLE_AFTER_LEAD)

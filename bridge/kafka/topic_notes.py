@@ -1,7 +1,7 @@
-"""The ids of the topics in which a consumer group keeps its offsets, in a file of the bridge's folder.
+"""The ids of the topics in which a consumer group commits its offsets, in a file of the bridge's folder.
 
-Kafka drops the offsets of a group together with the topic, so no id in Kafka would outlive a topic that was deleted and
-created again. Of several bridges the leader alone has the file.
+Kafka drops the offsets of a group together with the topic, so that no id in Kafka would outlive a topic that was
+deleted and re-created. Of several bridges only the leader has the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kiln.schemas.kafka.records import UNREADABLE
 
 
 class NotedTopic(msgspec.Struct, frozen=True):
-    """The id of a topic. `anew`: its offsets do not count, and it is read from its beginning (`kiln recover`)."""
+    """The id of a topic. With `anew`, its offsets are ignored and it is read from its beginning (`kiln recover`)."""
 
     id: str
     anew: bool = False
@@ -25,7 +25,7 @@ _NOTES = msgspec.json.Decoder(dict[str, NotedTopic])
 
 
 class TopicNotes:
-    """The file of one consumer group: JSON of NotedTopic by full topic name."""
+    """The file of one consumer group: JSON of `NotedTopic` by full topic name. Methods raise `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,32 +36,32 @@ class TopicNotes:
         return self._path.stem.removeprefix(PREFIX)
 
     def read(self) -> dict[str, NotedTopic]:
-        """Read the notes; none if there is no file, or a power cut has left it unreadable. OSError."""
+        """Read the notes; none if there is no file, or a power cut has left it unreadable."""
         try:
             return _NOTES.decode(self._path.read_bytes())
         except (FileNotFoundError, *UNREADABLE):
             return {}
 
     def write(self, topics: Mapping[str, NotedTopic]) -> None:
-        """Replace the file in one step. OSError."""
+        """Replace the file atomically."""
         fresh = self._path.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(topics))
         fresh.replace(self._path)
 
     def remove(self) -> None:
-        """Remove the file, if it is there. OSError."""
+        """Remove the file if it exists."""
         self._path.unlink(missing_ok=True)
 
 
 PREFIX = "topics-"
-"""How the names of such files begin."""
+"""Prefix of the file names."""
 
 
-def notes_of(bridge_dir: Path, part: str) -> TopicNotes:
+def locate_topic_notes(bridge_dir: Path, part: str) -> TopicNotes:
     """Locate the file of a part of the bridge, such as `publisher`."""
     return TopicNotes(bridge_dir / f"{PREFIX}{part}.json")
 
 
-def all_notes(bridge_dir: Path) -> list[TopicNotes]:
+def list_topic_notes(bridge_dir: Path) -> list[TopicNotes]:
     """Find the files of all parts of a bridge."""
     return [TopicNotes(path) for path in sorted(bridge_dir.glob(f"{PREFIX}*.json"))]

@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafka.structs import OffsetAndMetadata
 
@@ -81,6 +81,13 @@ beyond the offset show what was published."""
 
 def _now_us() -> int:
     return time.time_ns() // 1_000
+
+
+class _PublishCounts(NamedTuple):
+    published: int = 0
+    failed: int = 0
+    quarantined: int = 0
+    lost: int = 0
 
 
 class Publisher(LeaderThread):
@@ -139,28 +146,28 @@ class Publisher(LeaderThread):
         self._clock_us = clock_us
         self._pace = pace
         self._ledger = PublishLedger() if ledger is None else ledger
-        self._counts = (0, 0, 0, 0)
+        self._counts = _PublishCounts()
         self._places_lost = 0
 
     @property
     def published(self) -> int:
         """Publications that reached a peer, since the start."""
-        return self._counts[0]
+        return self._counts.published
 
     @property
     def failed(self) -> int:
         """Receipts with an error (no peer in time, too old, refused by IPFS), since the start."""
-        return self._counts[1]
+        return self._counts.failed
 
     @property
     def quarantined(self) -> int:
         """Records that could not be read as a batch, since the start."""
-        return self._counts[2]
+        return self._counts.quarantined
 
     @property
     def lost(self) -> int:
         """Records that Kafka deleted before they were read, since the start."""
-        return self._counts[3]
+        return self._counts.lost
 
     @property
     def places_lost(self) -> int:
@@ -171,7 +178,7 @@ class Publisher(LeaderThread):
         """Return the status of the publisher."""
         return PublisherStatus(self.state, self.published, self.failed, self.lost, self.places_lost)
 
-    def _ended(self) -> None:
+    def _release_resources(self) -> None:
         self._keeper.close()
         self._ledger.close()
 
@@ -187,7 +194,7 @@ class Publisher(LeaderThread):
         grace = 2.0
         unpin_at = 0
         while not self._stop.is_set() or (unacknowledged and grace > 0):
-            if not self._leads:
+            if not self._is_leader:
                 return  # the bridge that leads now continues from the committed offset and the receipts
             now = self._clock_us()
             if self._stop.is_set():  # wait only for the receipts of what is published already
@@ -217,7 +224,7 @@ class Publisher(LeaderThread):
                             outputs += self._record_lost_range(outbox, part, min(first, record.offset), now)
                         output = outbox.add_record(KafkaPosition(number, record.offset), record.value, now)
                         outputs += [] if output is None else [output]
-                if not self._halts:  # else receipts may not have been read to their end
+                if not self._must_stop:  # else receipts may not have been read to their end
                     outputs += outbox.step(
                         held_back is not None,
                         self._keeper,
@@ -231,7 +238,7 @@ class Publisher(LeaderThread):
                     unpin_at = now + _UNPIN_EVERY
                 self._state = _describe_state(held_back, outbox)
             for output in outputs:
-                if not self._leads:
+                if not self._is_leader:
                     return
                 future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
                 future.add_callback(partial(_add_success, acknowledgements, output.position))
@@ -245,25 +252,25 @@ class Publisher(LeaderThread):
                     raise FramesProducerError(f"a receipt was refused: {error!r}") from error
                 outbox.acknowledge(position)
             offsets = outbox.resume_offsets()
-            if ((offsets != committed and now >= commit_at) or now >= renew_at) and self._leads:
+            if ((offsets != committed and now >= commit_at) or now >= renew_at) and self._is_leader:
                 self._commit(consumer, outbox)
                 committed = offsets
                 commit_at, renew_at = now + _COMMIT_EVERY, now + RENEW_EVERY
-            self._counts = (
-                counts_before[0] + outbox.published,
-                counts_before[1] + outbox.failed,
-                counts_before[2] + outbox.quarantined,
-                counts_before[3] + outbox.lost,
+            self._counts = _PublishCounts(
+                counts_before.published + outbox.published,
+                counts_before.failed + outbox.failed,
+                counts_before.quarantined + outbox.quarantined,
+                counts_before.lost + outbox.lost,
             )
             self._error = (
                 None if outbox.ipfs_error is None else f"nothing is published, IPFS is away: {outbox.ipfs_error}"
             )
-        if outbox.resume_offsets() != committed and self._leads:
+        if outbox.resume_offsets() != committed and self._is_leader:
             self._commit(consumer, outbox)
 
     def _publish_message(self, topic: str, data: bytes) -> int:
-        if not self._leads:
-            raise PublishError(self._leadership.in_words())
+        if not self._is_leader:
+            raise PublishError(self._leadership.describe())
         peers = self._publish(topic, data)
         if peers and self._pace is not None:
             self._pace.record_message(topic, self._clock_us())
@@ -306,7 +313,7 @@ class Publisher(LeaderThread):
         topic, history = f"{self._prefix}batches", f"{self._prefix}history"
         parts = self._partitions(topic)
         history_parts = self._partitions(history)
-        replaced_topics = self._begin_topics(topic, history)
+        replaced_topics = self._watch_topics(topic, history)
         consumer.assign([*parts, *history_parts])
         starts, ends = consumer.beginning_offsets([*parts, *history_parts]), consumer.end_offsets(parts)
         now = self._clock_us()
@@ -324,7 +331,7 @@ class Publisher(LeaderThread):
                     since = stamp if since is None else min(since, stamp)
             else:  # an offset beyond the end: the topic was re-created
                 receipted = self._read_receipts(0) if receipted is None else receipted
-                if self._halts:  # not all receipts are read
+                if self._must_stop:  # not all receipts are read
                     return {}, []
                 offset = starts[part]
                 not_before, until = (0, ends[part]) if receipted else (now - self._options.max_age, 0)
@@ -352,9 +359,9 @@ class Publisher(LeaderThread):
         if receipted is None and since is not None:
             receipted = self._read_receipts(since)
         outbox.set_receipted_topics(receipted or {})
-        if self._leads:
+        if self._is_leader:
             self._commit(consumer, outbox)
-            self._note_topics()
+            self._save_topics()
         return outbox.resume_offsets(), outputs
 
     def _record_lost_range(self, outbox: Outbox, part: TopicPartition, before: int, now: int) -> list[OutboxRecord]:
@@ -395,7 +402,7 @@ class Publisher(LeaderThread):
             ends = consumer.end_offsets(parts)
             for part, first in consumer.offsets_for_times(dict.fromkeys(parts, since)).items():
                 consumer.seek(part, ends[part] if first is None else first.offset)
-            while not self._halts and any(consumer.position(part) < ends[part] for part in parts):
+            while not self._must_stop and any(consumer.position(part) < ends[part] for part in parts):
                 self._state = f"reading which batches have a receipt: {len(topics_by_cid)}"
                 for records in self._poll(consumer, 200).values():
                     for record in records:

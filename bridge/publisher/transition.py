@@ -61,8 +61,8 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
     if not alone:
         return ""
     return (
-        f"{alone} of {len(present)} peers are on the topic of the network alone, /ceramic/{network}, and hear no batch: "
-        "batches go out on the topics of separators. While the network has such peers, set "
+        f"{alone} of {len(present)} peers are on the topic of the network alone, /ceramic/{network}, and hear no "
+        "batch: batches go out on the topics of separators. While the network has such peers, set "
         'transition.mode = "duplicate"'
     )
 

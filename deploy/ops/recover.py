@@ -10,7 +10,7 @@ from typing import Self
 
 from kafka.errors import KafkaError
 
-from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes, all_notes
+from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes, list_topic_notes
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.kafka_topics import describe_replaced, replaced_topics
 from kiln.conf.process.locks import locked
@@ -61,7 +61,7 @@ class Recovery:
         topics: dict[str, dict[str, TopicState]] = {}
         begun = [name for name in QUERIES if Checkpoint(self._settings.checkpoints_root / name).exists]
         of_bridge: list[Damage] = []
-        if begun or all_notes(self._settings.bridge_dir):
+        if begun or list_topic_notes(self._settings.bridge_dir):
             kafka = KafkaTopics(self._settings.broker.client_options)
             try:
                 self._broker()
@@ -77,7 +77,7 @@ class Recovery:
     def _find_of_bridge(self, kafka: KafkaTopics) -> list[Damage]:
         """What the parts of the bridge have read of topics that are others now."""
         found: list[Damage] = []
-        for notes in all_notes(self._settings.bridge_dir):
+        for notes in list_topic_notes(self._settings.bridge_dir):
             noted = {topic: each.id for topic, each in notes.read().items()}
             there = kafka.identities(noted) if noted else {}
             replaced = replaced_topics(noted, there)

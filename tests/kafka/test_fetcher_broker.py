@@ -20,7 +20,7 @@ from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import Leadership
-from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
+from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.kafka
 
 S = 1_000_000
 MODEL = SeparatorRecord("model", separator_value(b"\x01\x02"))
-OPTIONS = FetchingOptions("local-test", at_most=4, timeout=S, give_up=600 * S, check_for=2 * S)
+OPTIONS = FetchingOptions("local-test", max_concurrent=4, timeout=S, give_up_after=600 * S, genesis_timeout=2 * S)
 
 
 def genesis(number: int) -> bytes:
@@ -94,7 +94,7 @@ class Kiln:
         self.ipfs = Ipfs()
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
-        self.place_file: Path | None = None
+        self.position_file: Path | None = None
         self.notes: TopicNotes | None = None
         ensure_topics(
             address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
@@ -125,7 +125,7 @@ class Kiln:
     def kept(self) -> list[str]:
         """Messages as the batcher keeps them."""
         windows = PartitionWindows(S)
-        return [u.message for u in self.updates() if not windows.repeats(u.epoch.query, u.epoch.batch, u.message)]
+        return [u.message for u in self.updates() if not windows.is_duplicate(u.epoch.query, u.epoch.batch, u.message)]
 
     def start(
         self,
@@ -141,7 +141,7 @@ class Kiln:
             self.ipfs,
             lambda: self.interests,
             clock_us,
-            place_file=self.place_file,
+            position_file=self.position_file,
             notes=self.notes,
             leadership=leadership,
         )
@@ -170,7 +170,7 @@ class Kiln:
         if kept is None:
             return list(range(until))
         done_offsets = DoneOffsets(kept.offset, kept.metadata, 0)
-        return [offset for offset in range(kept.offset, until) if done_offsets.take(offset)]
+        return [offset for offset in range(kept.offset, until) if done_offsets.add(offset)]
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln:
     kiln.ipfs.add(genesis(1))
     records = [wanted(0, 0), wanted(1, 1), wanted(0, 2)]
     kiln.write(*records)
-    fetcher = kiln.start(FetchingOptions("local-test", timeout=S, give_up=2 * S))
+    fetcher = kiln.start(FetchingOptions("local-test", timeout=S, give_up_after=2 * S))
     assert awaited(lambda: fetcher.counts["released"] == 1)
     assert awaited(lambda: fetcher.counts["genesis_unavailable"] == 2)
     faults = [decode_quarantine(value) for value in kiln.read("quarantine")]
@@ -337,7 +337,7 @@ def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
 def test_a_place_that_kafka_lost_is_taken_from_the_file(
     kiln: Kiln, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kiln.place_file = tmp_path / "fetcher.json"
+    kiln.position_file = tmp_path / "fetcher.json"
     for number in range(2):
         kiln.ipfs.add(genesis(number))
     kiln.write(wanted(0, 0), wanted(2, 1), wanted(1, 2))  # nobody has the genesis of 2
@@ -360,7 +360,7 @@ def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln,
         kiln.ipfs.add(genesis(number))
     turns, files = Turns("a"), {name: tmp_path / f"{name}.json" for name in "ab"}
     fetchers: dict[str, Fetcher] = {}
-    for name, kiln.place_file in files.items():
+    for name, kiln.position_file in files.items():
         fetchers[name] = kiln.start(leadership=turns.of(name))
 
     def turn(name: str, number: int) -> None:
@@ -378,7 +378,7 @@ def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln,
 
 
 def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -> None:
-    kiln.place_file = tmp_path / "fetcher.json"
+    kiln.position_file = tmp_path / "fetcher.json"
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
@@ -386,7 +386,7 @@ def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -
     assert awaited(lambda: len(kiln.read("streams")) == 1)
     first.stop()
     kiln.forget_place()
-    kiln.place_file.unlink()
+    kiln.position_file.unlink()
     again = kiln.start()
     assert awaited(lambda: again.error is not None)
     said = str(again.error)
@@ -397,8 +397,8 @@ def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -
 
 
 def test_the_place_of_a_topic_that_was_made_anew_is_none(kiln: Kiln, tmp_path: Path) -> None:
-    kiln.place_file = tmp_path / "fetcher.json"
-    kiln.place_file.write_text('{"topic": "another", "places": {"0": {"offset": 1, "metadata": ""}}}')
+    kiln.position_file = tmp_path / "fetcher.json"
+    kiln.position_file.write_text('{"topic": "another", "places": {"0": {"offset": 1, "metadata": ""}}}')
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()
@@ -412,7 +412,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
 ) -> None:
     monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
     (tmp_path / "bridge").mkdir()
-    kiln.notes, kiln.place_file = notes_of(tmp_path / "bridge", "fetcher"), tmp_path / "bridge" / "fetcher.json"
+    kiln.notes, kiln.position_file = locate_topic_notes(tmp_path / "bridge", "fetcher"), tmp_path / "bridge" / "fetcher.json"
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()

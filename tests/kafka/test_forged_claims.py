@@ -28,8 +28,8 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.deploy.query.ask import ask
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.batch.batching import batch_stretches
-from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_stretch
+from kiln.pipelines.batch.batching import batch_offset_ranges
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_offset_range
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
@@ -145,7 +145,7 @@ class Kiln:
             address, prefix, parts, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
         self._producer = KafkaProducer(**client(address), acks="all")
-        options = FetchingOptions(NETWORK, at_most=16, timeout=S, give_up=S // 2, forget=600 * S)
+        options = FetchingOptions(NETWORK, max_concurrent=16, timeout=S, give_up_after=S // 2, retry_after=600 * S)
         self.fetcher = Fetcher([address], security(address), prefix, options, self.ipfs, lambda: ())
         if fetch:
             self.fetcher.start()
@@ -168,7 +168,7 @@ class Kiln:
         }
         streams = StreamsTopic(f"{self.prefix}streams", (self.address,), tuple(security(self.address).items()))
         batches = iter([pa.RecordBatch.from_pydict(columns)])
-        made = updates.rows_of(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
+        made = updates.decode_records(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
         rows = [row for row in made if row.identity not in self._passed]
         self._passed |= {row.identity for row in rows}
         for row in sorted(rows, key=lambda row: (row.heard_at, row.value)):
@@ -206,8 +206,8 @@ class Kiln:
         for partition in sorted({record.partition for record in log}):
             mine = [(record.offset, record.stamp, record.value) for record in log if record.partition == partition]
             end = (mine[-1][0] + 1, mine[-1][1] + 10 * S, b"")
-            stretches = [read_stretch([*mine, end], which)]
-            found += [out.value for out in batch_stretches(PartitionWindows(S), partition, stretches, 256_000)]
+            stretches = [read_offset_range([*mine, end], which)]
+            found += [out.value for out in batch_offset_ranges(PartitionWindows(S), partition, stretches, 256_000)]
         return found
 
     def batches(self, which: UpdateFilter = ALL) -> list[BatchRecord]:
@@ -220,7 +220,7 @@ class Kiln:
         read = [{"topic": name, **record._asdict()} for name, records in topics.items() for record in records]
         batch = pa.RecordBatch.from_pylist(read)
         rows: dict[str, dict[tuple[bytes, ...], Sequence[object]]] = {}
-        for item in sink.items_of(iter([batch])):
+        for item in sink.decode_records(iter([batch])):
             rows.setdefault(item.kind, {}).setdefault(item.identities, item.row)
         for name in set(rows) & set(TABLES):
             lake.create((name,))

@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka import thread as kafka_thread
 from kiln.bridge.kafka.thread import Leadership
-from kiln.bridge.kafka.topic_notes import TopicNotes, notes_of
+from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
 from kiln.bridge.publisher.ledger import PublishLedger
 from kiln.bridge.publisher.outbox import IN_DOUBT, MAX_OPEN_HISTORY, RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
@@ -432,7 +432,7 @@ def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
 ) -> None:
     """Kafka forgets a group's offsets with the topic, and kafka-python begins at an end of the new one in silence."""
     monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
-    kiln.notes = notes_of(tmp_path / "bridge", "publisher")
+    kiln.notes = locate_topic_notes(tmp_path / "bridge", "publisher")
     (tmp_path / "bridge").mkdir()
     before, after = [batch(number) for number in range(3)], [batch(number) for number in range(3, 9)]
     kiln.write(*map(encode, before))

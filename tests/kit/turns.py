@@ -21,11 +21,11 @@ class Turn:
         self._turns = turns
         self._name = name
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self._turns.leader == self._name
 
-    def another_leads(self) -> bool:
+    def another_bridge_leads(self) -> bool:
         return self._turns.leader not in (None, self._name)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         return f"{self._turns.leader} leads"

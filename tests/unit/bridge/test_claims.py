@@ -40,7 +40,7 @@ def cid_of(genesis: int) -> str:
 def turns(claimed: ClaimedStreams, now: int = 0) -> list[str]:
     """What is asked for until nothing is left to ask for now."""
     asked: list[str] = []
-    while (cid := claimed.next(now)) is not None:
+    while (cid := claimed.next_genesis(now)) is not None:
         asked.append(cid)
     return asked
 
@@ -49,7 +49,7 @@ def test_the_most_claimed_is_asked_for_first_and_nothing_twice_at_a_time() -> No
     claimed = ClaimedStreams()
     for genesis in (1, 2, 3, 2, 3, 3):
         claimed.add(claim(genesis))
-    assert claimed.next(0) == cid_of(3)
+    assert claimed.next_genesis(0) == cid_of(3)
     claimed.add(claim(3))
     assert turns(claimed) == [cid_of(2), cid_of(1)]
     assert len(claimed) == 3
@@ -65,7 +65,7 @@ def test_whoever_has_more_than_his_share_of_the_claims_has_a_place(said: list[in
     kept = turns(claimed)
     assert len(kept) == len(set(kept)) == min(most, len(counts))
     assert {cid_of(genesis) for genesis, count in counts.items() if count * most > len(said)} <= set(kept)
-    assert claimed.dropped == 0 or len(counts) > most
+    assert claimed.evicted == 0 or len(counts) > most
     if len(counts) <= most:  # nobody gave way: the counts are true
         order = [genesis for cid in kept for genesis in counts if cid_of(genesis) == cid]
         assert [counts[genesis] for genesis in order] == sorted(counts.values(), reverse=True)
@@ -77,7 +77,7 @@ def test_newcomers_do_not_push_each_other_out_for_ever() -> None:
     for genesis in (1, 2, 3) * 3 + (4, 5) * 20:
         claimed.add(claim(genesis))
     assert {cid_of(4), cid_of(5)} <= set(turns(claimed))
-    assert claimed.dropped == 2
+    assert claimed.evicted == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("cncfar")), max_size=80), st.integers(1, 4))
@@ -90,24 +90,24 @@ def test_whatever_happens_no_place_is_lost_and_none_is_taken_twice(steps: list[t
         if step == "c":
             claimed.add(claim(genesis))
         elif step == "n":
-            cid = claimed.next(now)
+            cid = claimed.next_genesis(now)
             assert cid not in asked
             asked += [] if cid is None else [cid]
         elif asked:
             cid = asked.pop(genesis % len(asked))
             if step == "f":
-                claimed.failed(cid, now + 3, final=False)
+                claimed.record_failure(cid, now + 3, final=False)
             elif step == "a":
                 claimed.put_back(cid)
             else:
-                claimed.rest(cid, now + 3)
+                claimed.defer(cid, now + 3)
         at_once = max(at_once, len(asked))
         assert len(claimed) <= most + at_once
     left = turns(claimed, len(steps) + 3)
     assert sorted({*left, *asked}) == sorted([*left, *asked])
     assert len(claimed) == len(left) + len(asked)
     for cid in (*left, *asked):
-        assert claimed.came(cid) is not None
+        assert claimed.pop_claims(cid) is not None
     assert len(claimed) == 0
 
 
@@ -117,29 +117,29 @@ def test_one_that_does_not_come_rests_behind_all_others_and_is_given_up_after_si
         claimed.add(claim(genesis))
     for number in range(1, 6):
         for _ in range(10):
-            assert claimed.next(100 * number) == cid_of(1)
+            assert claimed.next_genesis(100 * number) == cid_of(1)
             claimed.put_back(cid_of(1))  # IPFS is away: no try
-        assert claimed.next(100 * number) == cid_of(1)
-        assert not claimed.failed(cid_of(1), 100 * number + 100, final=False)
+        assert claimed.next_genesis(100 * number) == cid_of(1)
+        assert not claimed.record_failure(cid_of(1), 100 * number + 100, final=False)
         if number == 1:
-            assert claimed.next(100) == cid_of(2)
-        assert claimed.next(100 * number + 99) is None
-    assert claimed.next(600) == cid_of(1)
-    assert claimed.failed(cid_of(1), 700, final=False)
-    assert claimed.came(cid_of(1)) is None
+            assert claimed.next_genesis(100) == cid_of(2)
+        assert claimed.next_genesis(100 * number + 99) is None
+    assert claimed.next_genesis(600) == cid_of(1)
+    assert claimed.record_failure(cid_of(1), 700, final=False)
+    assert claimed.pop_claims(cid_of(1)) is None
     claimed.add(claim(1))
-    assert claimed.next(600) == cid_of(1)
-    assert claimed.failed(cid_of(1), 700, final=True)
+    assert claimed.next_genesis(600) == cid_of(1)
+    assert claimed.record_failure(cid_of(1), 700, final=True)
 
 
 def test_one_that_was_tried_gives_way_before_one_that_was_not() -> None:
     claimed = ClaimedStreams(2)
     claimed.add(claim(1))
-    claimed.next(0)
-    claimed.failed(cid_of(1), 100, final=False)
+    claimed.next_genesis(0)
+    claimed.record_failure(cid_of(1), 100, final=False)
     for genesis in (2, 3):
         claimed.add(claim(genesis))
-    assert claimed.dropped == 1
+    assert claimed.evicted == 1
     assert turns(claimed, 100) == [cid_of(2), cid_of(3)]
 
 
@@ -148,23 +148,23 @@ def test_of_each_claim_the_first_update_is_remembered_and_too_many_are_counted()
     separators = [SeparatorRecord("model", f"k{letter}") for letter in "abcde"]
     for tip, separator in enumerate((*separators, *separators)):
         claimed.add(claim(1, tip, separator))
-    found = claimed.came(cid_of(1))
+    found = claimed.pop_claims(cid_of(1))
     assert found is not None
-    firsts = [record.update for record in found.first.values()]
+    firsts = [record.update for record in found.first_updates.values()]
     assert [update.tip for update in firsts if update is not None] == ["tip 0", "tip 1", "tip 2", "tip 3"]
-    assert claimed.unkept == 2
+    assert claimed.unrecorded == 2
 
 
 def test_the_newest_tips_are_remembered_under_the_separator_that_they_claim() -> None:
     claimed = ClaimedStreams()
     for tip in range(40):
         claimed.add(claim(1, tip))
-    found = claimed.came(cid_of(1))
+    found = claimed.pop_claims(cid_of(1))
     assert found is not None
 
     def has(tip: int, separator: SeparatorRecord) -> bool:
         update = claim(1, tip).update
-        return update is not None and found.has(update, separator)
+        return update is not None and found.includes(update, separator)
 
     assert [tip for tip in range(40) if has(tip, MODEL)] == list(range(8, 40))
     assert not has(39, OTHER)

@@ -21,10 +21,10 @@ from kiln.bridge.fetcher.attempts import (
     FetchFailure,
     GenesisAnswer,
     IpfsUnavailable,
-    fetch,
+    fetch_block,
 )
-from kiln.bridge.fetcher.offsets import MAX_METADATA, MOST_GOING, DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIMS_AGAIN, FetchingOptions, KnownAnswers, PendingFetches
+from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
+from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, KnownAnswers, PendingFetches
 from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -73,9 +73,9 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     (ask,) = run.next()
     assert ask == BlockRequest("genesis", genesis_cid(1))
     assert run.next() == []
-    run.pending.answer(ask, GenesisAnswer(MODEL, None), run.now)
-    due = run.pending.next_writes(run.now)
-    assert due.going == {0: {0, 1, 2}}
+    run.pending.add_answer(ask, GenesisAnswer(MODEL, None), run.now)
+    due = run.pending.stage_writes(run.now)
+    assert due.releasing == {0: {0, 1, 2}}
     first, streams, blocks = due.stages
     released = [decode_update(output.value) for output in first]
     assert [update.message for update in released] == ["message 0", "message 1", "message 2"]
@@ -86,9 +86,9 @@ def test_updates_of_a_stream_share_a_fetch_and_go_on_in_their_order_before_the_a
     waited = tuple(WaitedTip("LIVE", update.tip) for update in released)
     assert decode_stream(stream.value) == StreamRecord(NETWORK, stream_of(1), MODEL, run.now, waited=waited)
     assert blocks == []
-    assert run.done_offsets.place == 0  # until the broker has them
-    run.pending.written()
-    assert run.done_offsets.place == 3
+    assert run.done_offsets.resume_offset == 0  # until the broker has them
+    run.pending.confirm_writes()
+    assert run.done_offsets.resume_offset == 3
 
 
 def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of_the_fetcher() -> None:
@@ -123,7 +123,7 @@ def test_answer_and_a_later_update_in_one_round_keep_their_order() -> None:
     run = Run()
     run.take(wanted_update(1, 0), wanted_update(1, 1))
     (ask,) = run.next()
-    run.pending.answer(ask, GenesisAnswer(MODEL, None), run.now)
+    run.pending.add_answer(ask, GenesisAnswer(MODEL, None), run.now)
     run.take(wanted_update(1, 2))
     run.round()
     assert [update.message for update in run.updates()] == ["message 0", "message 1", "message 2"]
@@ -149,11 +149,11 @@ def test_one_that_does_not_come_holds_up_no_other() -> None:
             failed = ask.cid == genesis_cid(0)
             run.answer(ask, UNAVAILABLE if failed else GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == [f"message {number}" for number in range(1, 6)]
-    assert run.done_offsets.place == 0
+    assert run.done_offsets.resume_offset == 0
 
 
 def test_retries_leave_half_of_the_fetches_to_what_is_new() -> None:
-    run = Run(FetchingOptions(NETWORK, at_most=4, give_up=100 * S))
+    run = Run(FetchingOptions(NETWORK, max_concurrent=4, give_up_after=100 * S))
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
         run.answer(ask, UNAVAILABLE)
@@ -179,7 +179,7 @@ def test_it_is_tried_again_with_pauses_that_grow_and_then_is_a_fault_of_each_upd
     assert {(fault.stage, fault.reason) for fault in faults} == {("fetch", "genesis_unavailable")}
     assert faults[0].detail == "not had in 5 tries over 15 s: nobody gave it"
     assert [output.key for output in run.written] == [b"0/0/1", b"0/1/1"]
-    assert run.done_offsets.place == 2
+    assert run.done_offsets.resume_offset == 2
 
 
 def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() -> None:
@@ -212,7 +212,7 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
         run.answer(ask, IpfsUnavailable("no answer from http://127.0.0.1:5001"))
-    assert run.pending.away == "no answer from http://127.0.0.1:5001"
+    assert run.pending.ipfs_error == "no answer from http://127.0.0.1:5001"
     asked = 0
     for _ in range(1_000):
         for ask in run.next():
@@ -224,7 +224,7 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
         for ask in run.next():
             run.answer(ask, GenesisAnswer(MODEL, None))
         run.now += S
-    assert run.pending.away is None
+    assert run.pending.ipfs_error is None
     assert len(run.updates()) == 4
 
 
@@ -278,14 +278,14 @@ def test_record_that_asks_for_nothing_is_quarantined(value: bytes | None) -> Non
     assert (fault.stage, fault.reason) == ("wanted", "wanted_malformed")
     assert fault.detail.startswith("record 0/0 of wanted: ")
     assert run.next() == [BlockRequest("genesis", genesis_cid(1))]
-    assert run.done_offsets.place == 1
+    assert run.done_offsets.resume_offset == 1
 
 
 def test_what_another_network_wants_is_left_alone() -> None:
     run = Run()
     record = encode(wanted_update(1, 0)).replace(b'{"network":"local-test"', b'{"network":"mainnet"')
     run.take(record)
-    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 1)
+    assert (run.next(), run.round(), run.done_offsets.resume_offset) == ([], [], 1)
     assert run.pending.counts["other_network"] == 1
 
 
@@ -305,7 +305,7 @@ def test_block_of_a_batch_goes_on_after_the_streams_in_it() -> None:
     assert [output.topic for output in run.answer(two, GenesisAnswer(OTHER, None))] == ["streams", "blocks"]
     assert run.blocks() == [BlockRecord(NETWORK, cid, run.now, MODEL, block=data)]
     assert [output.key for output in run.written if output.topic == "blocks"] == [cid.encode()]
-    assert run.done_offsets.place == 1
+    assert run.done_offsets.resume_offset == 1
 
 
 def test_streams_that_cannot_be_had_in_time_hold_up_no_block() -> None:
@@ -321,7 +321,7 @@ def test_streams_that_cannot_be_had_in_time_hold_up_no_block() -> None:
     run.now += 60 * S
     assert run.next() == []  # nobody waits for the first any more
     assert [output.topic for output in run.answer(two, GenesisAnswer(MODEL, None))] == ["streams"]
-    assert not run.pending.busy
+    assert not run.pending.is_busy
 
 
 def test_stream_of_a_batch_that_an_update_waits_for_too_is_still_asked_for_after_the_batch() -> None:
@@ -352,7 +352,7 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
     run = Run()
     cid, _ = block_of(1)
     run.take(wanted_batch(cid), interests=["tenant", f"model/{OTHER.value}"])
-    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 1)
+    assert (run.next(), run.round(), run.done_offsets.resume_offset) == ([], [], 1)
     assert run.pending.counts["not_of_interest"] == 1
     author = "12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
     assert run.take(wanted_batch(cid, message=f"{author}/00ff"), interests=["tenant"]) == []
@@ -364,7 +364,7 @@ def test_own_batch_that_comes_back_is_left_alone_whichever_author_it_has() -> No
     run = Run(FetchingOptions(NETWORK, authors=lambda: {"12D3KooWnode", "12D3KooWauthor"}))
     cid, _ = block_of(1)
     run.take(wanted_batch(cid, message="12D3KooWauthor/00ff"), wanted_batch(cid, message="12D3KooWnode/00ff"))
-    assert (run.next(), run.round(), run.done_offsets.place) == ([], [], 2)
+    assert (run.next(), run.round(), run.done_offsets.resume_offset) == ([], [], 2)
     assert run.pending.counts["own"] == 2
     run.take(wanted_batch(cid, message="12D3KooWother/00ff"))
     assert run.next() == [BlockRequest("batch", cid)]
@@ -408,11 +408,11 @@ def test_block_that_cannot_be_had_is_told_with_its_reason_and_quarantined() -> N
     (fault,) = run.faults()
     assert (fault.reason, decode_wanted(fault.data)) == ("block_unavailable", wanted_batch(cid))
     assert [output.key for output in run.written] == [cid.encode()] * 2
-    assert run.done_offsets.place == 2
+    assert run.done_offsets.resume_offset == 2
 
 
 def test_blocks_that_wait_for_their_streams_are_few() -> None:
-    run = Run(FetchingOptions(NETWORK, at_most=100, check_for=5 * S))
+    run = Run(FetchingOptions(NETWORK, max_concurrent=100, genesis_timeout=5 * S))
     for number in range(50):
         cid, _ = block_of(number)
         run.take(wanted_batch(cid))
@@ -456,18 +456,18 @@ def test_unsigned_and_signed_genesis() -> None:
     payload = genesis_of(1)
     envelope = signed(payload)
     blocks: BlockStore = Held(payload, envelope)
-    assert fetch(blocks, BlockRequest("genesis", genesis_cid(1)), 1) == GenesisAnswer(MODEL, None)
+    assert fetch_block(blocks, BlockRequest("genesis", genesis_cid(1)), 1) == GenesisAnswer(MODEL, None)
     root = cid_text(block_cid(envelope, 0x85))
-    assert fetch(blocks, BlockRequest("genesis", root), 1) == GenesisAnswer(MODEL, None)
+    assert fetch_block(blocks, BlockRequest("genesis", root), 1) == GenesisAnswer(MODEL, None)
     half: BlockStore = Held(envelope)
-    answer = fetch(half, BlockRequest("genesis", root), 1)
+    answer = fetch_block(half, BlockRequest("genesis", root), 1)
     assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("genesis_unavailable", False)
 
 
 def test_genesis_without_a_separator_says_why() -> None:
     block = genesis_of(1, None)
-    answer = fetch(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
     assert answer == GenesisAnswer(None, "sep_missing")
 
 
@@ -482,26 +482,26 @@ def test_genesis_without_a_separator_says_why() -> None:
 def test_what_goes_wrong(error: Exception, kind: str, answer: Answer) -> None:
     blocks = Held()
     blocks.error = error
-    assert fetch(blocks, BlockRequest("batch" if kind == "batch" else "genesis", genesis_cid(1)), 1) == answer
+    assert fetch_block(blocks, BlockRequest("batch" if kind == "batch" else "genesis", genesis_cid(1)), 1) == answer
 
 
 def test_block_that_is_no_batch(tmp_path: Path) -> None:
     blocks = FolderBlockStore(tmp_path)
     block = genesis_of(1)
     blocks.put(genesis_cid(1), block)
-    answer = fetch(blocks, BlockRequest("batch", genesis_cid(1)), 1)
+    answer = fetch_block(blocks, BlockRequest("batch", genesis_cid(1)), 1)
     assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("block_malformed", True)
     cid, data = block_of(4, 5)
     blocks.put(cid, data)
-    read = fetch(blocks, BlockRequest("batch", cid), 1)
+    read = fetch_block(blocks, BlockRequest("batch", cid), 1)
     assert isinstance(read, BatchAnswer)
     assert (read.block, set(read.streams)) == (data, {stream_of(4), stream_of(5)})
 
 
 def test_other_event_than_an_init_is_no_genesis() -> None:
     block = cbor2.dumps({"id": cbor2.CBORTag(42, b"\x00" + block_cid(b"x")), "data": []}, canonical=True)
-    answer = fetch(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
+    answer = fetch_block(Held(block), BlockRequest("genesis", cid_text(block_cid(block))), 1)
     assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("genesis_not_init", True)
 
@@ -524,8 +524,8 @@ def test_other_event_than_an_init_is_no_genesis() -> None:
 )
 def test_metadata_that_cannot_be_read_is_taken_as_none(text: str) -> None:
     done_offsets = DoneOffsets(5, text, 77)
-    assert (done_offsets.generation, done_offsets.place, done_offsets.repeating) == (78, 5, False)
-    assert done_offsets.take(5)
+    assert (done_offsets.generation, done_offsets.resume_offset, done_offsets.is_repeating) == (78, 5, False)
+    assert done_offsets.add(5)
 
 
 @given(
@@ -552,7 +552,7 @@ def test_ledger_keeps_what_is_done_over_restarts_in_few_bytes(
         for _ in range(done_offsets.room(count)):
             while at in empty:
                 at += 1
-            fresh = done_offsets.take(at)
+            fresh = done_offsets.add(at)
             assert fresh == (at not in done), at
             if fresh:
                 taken[at] += 1
@@ -566,33 +566,33 @@ def test_ledger_keeps_what_is_done_over_restarts_in_few_bytes(
             empty |= {*range(at, at + number)} - taken.keys()  # offsets that Kafka gives to no record
         elif what == "done" and waiting:
             offset = waiting.pop(number % len(waiting))
-            done_offsets.done(offset)
+            done_offsets.mark_done(offset)
             done.add(offset)
         elif what == "most":
             for offset in [offset for index, offset in enumerate(waiting) if index % number]:
                 waiting.remove(offset)
-                done_offsets.done(offset)
+                done_offsets.mark_done(offset)
                 done.add(offset)
         elif what == "restart":
-            place, metadata, generation = done_offsets.place, done_offsets.metadata(), done_offsets.generation
+            place, metadata, generation = done_offsets.resume_offset, done_offsets.metadata(), done_offsets.generation
             done_offsets = DoneOffsets(place, metadata, 0)
             assert done_offsets.generation == generation + 1
             at, waiting = place, []
-        going = set(waiting[:: max(1, len(waiting) // MOST_GOING + 1)])
+        going = set(waiting[:: max(1, len(waiting) // MAX_RELEASING + 1)])
         assert len(done_offsets.metadata(going)) <= MAX_METADATA
-        again = DoneOffsets(done_offsets.place, done_offsets.metadata(going), 0)
-        assert {offset for offset in waiting if again.may_go(offset)} == (going or set(waiting))
-        assert done_offsets.place <= min(waiting, default=done_offsets.read)
+        again = DoneOffsets(done_offsets.resume_offset, done_offsets.metadata(going), 0)
+        assert {offset for offset in waiting if again.can_release(offset)} == (going or set(waiting))
+        assert done_offsets.resume_offset <= min(waiting, default=done_offsets.read)
 
 
 def test_one_that_never_comes_and_many_that_do_need_few_bytes() -> None:
     done_offsets = DoneOffsets(0, "", 1)
     for offset in range(100_000):
         assert done_offsets.room(1) == 1
-        done_offsets.take(offset)
+        done_offsets.add(offset)
         if offset % 1_000:
-            done_offsets.done(offset)
-    assert done_offsets.place == 0
+            done_offsets.mark_done(offset)
+    assert done_offsets.resume_offset == 0
     assert len(done_offsets.metadata()) < 400
 
 
@@ -601,39 +601,39 @@ def test_as_many_as_can_be_written_wait_and_then_no_more_are_taken() -> None:
     at = 0
     while room := done_offsets.room(500):
         for _ in range(room):
-            done_offsets.take(at)
+            done_offsets.add(at)
             if at % 3:
-                done_offsets.done(at)
+                done_offsets.mark_done(at)
             at += 1
     assert at >= 16_000
     assert len(done_offsets.metadata()) <= MAX_METADATA
     for offset in range(0, at, 3):
-        done_offsets.done(offset)
+        done_offsets.mark_done(offset)
     assert done_offsets.room(500) == 500
 
 
 def test_records_that_kafka_holds_no_longer_are_told() -> None:
     done_offsets = DoneOffsets(0, "", 1)
     for offset in range(10):
-        done_offsets.take(offset)
+        done_offsets.add(offset)
     for offset in range(5, 10):
-        done_offsets.done(offset)
-    again = DoneOffsets(done_offsets.place, done_offsets.metadata(), 0)
-    assert again.gone(3) == 3
-    assert again.place == 3
-    assert [offset for offset in range(3, 12) if again.take(offset)] == [3, 4, 10, 11]
+        done_offsets.mark_done(offset)
+    again = DoneOffsets(done_offsets.resume_offset, done_offsets.metadata(), 0)
+    assert again.record_lost_range(3) == 3
+    assert again.resume_offset == 3
+    assert [offset for offset in range(3, 12) if again.add(offset)] == [3, 4, 10, 11]
 
 
 def test_records_that_kafka_let_go_unread_are_told_and_not_waited_for() -> None:
     done_offsets = DoneOffsets(0, "", 1)
     for offset in range(4):
-        done_offsets.take(offset)
-    done_offsets.done(0)
-    again = DoneOffsets(done_offsets.place, done_offsets.metadata(), 0)
-    assert again.gone(1_000_000_000) == 3 + (1_000_000_000 - 4)
-    assert (again.place, again.next, again.changed) == (1_000_000_000, 1_000_000_000, True)
-    assert again.gone(1_000_000_000) == 0
-    assert again.take(1_000_000_000)
+        done_offsets.add(offset)
+    done_offsets.mark_done(0)
+    again = DoneOffsets(done_offsets.resume_offset, done_offsets.metadata(), 0)
+    assert again.record_lost_range(1_000_000_000) == 3 + (1_000_000_000 - 4)
+    assert (again.resume_offset, again.next_offset, again.changed) == (1_000_000_000, 1_000_000_000, True)
+    assert again.record_lost_range(1_000_000_000) == 0
+    assert again.add(1_000_000_000)
     assert len(again.metadata()) <= MAX_METADATA
 
 
@@ -660,7 +660,7 @@ class Log:
 
     def write(self, value: bytes) -> None:
         update = decode_update(value)
-        if self.windows.repeats(update.epoch.query, update.epoch.batch, update.message):
+        if self.windows.is_duplicate(update.epoch.query, update.epoch.batch, update.message):
             self.repeats += 1
         else:
             self.kept.append(update)
@@ -697,24 +697,24 @@ def _live(
     memory = KnownAnswers()
     for stream, value in told.items():
         memory.add_stream(stream, decode_stream(value).separator)
-    pending = PendingFetches(FetchingOptions(NETWORK, at_most=2, give_up=5 * S, forget=2 * S), memory)
+    pending = PendingFetches(FetchingOptions(NETWORK, max_concurrent=2, give_up_after=5 * S, retry_after=2 * S), memory)
     done_offsets = DoneOffsets(*committed, fresh_generation)
     pending.start(0, done_offsets)
-    at, now = max(0, committed[0] - CLAIMS_AGAIN), START
+    at, now = max(0, committed[0] - CLAIM_REPLAY), START
     try:
         for _ in range(100):
             now += S
             for _ in range(min(pending.room(0, next(pace)), len(wanted) - at)):
-                pending.take(KafkaPosition(0, at), wanted[at], EVERYTHING, now)
+                pending.add_record(KafkaPosition(0, at), wanted[at], EVERYTHING, now)
                 at += 1
-            for ask in pending.next(now):
+            for ask in pending.start_fetches(now):
                 missing = any(genesis_cid(number) == ask.cid for number in never)
-                pending.answer(ask, UNAVAILABLE if missing else GenesisAnswer(MODEL, None), now)
-            due = pending.next_writes(now)
-            if not done_offsets.repeating and (done_offsets.changed or due.going):
+                pending.add_answer(ask, UNAVAILABLE if missing else GenesisAnswer(MODEL, None), now)
+            due = pending.stage_writes(now)
+            if not done_offsets.is_repeating and (done_offsets.changed or due.releasing):
                 life.step()
-                committed = (done_offsets.place, done_offsets.metadata(due.going.get(0, ())))
-                done_offsets.committed()
+                committed = (done_offsets.resume_offset, done_offsets.metadata(due.releasing.get(0, ())))
+                done_offsets.mark_committed()
             for output in (output for stage in due.stages for output in stage):
                 life.step()
                 if output.topic == "updates":
@@ -723,7 +723,7 @@ def _live(
                     told[output.key.decode()] = output.value
                 elif (fault := decode_quarantine(output.value)).stage == "fetch":
                     quarantine.add(fault.data)
-            pending.written()
+            pending.confirm_writes()
     except _CrashError:
         pass
     return committed
@@ -769,10 +769,10 @@ def test_what_was_going_at_a_crash_goes_again_first_and_alone() -> None:
     first = Run()
     first.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2))
     asks = first.next()
-    first.pending.answer(asks[1], GenesisAnswer(MODEL, None), START)
-    due = first.pending.next_writes(START)
+    first.pending.add_answer(asks[1], GenesisAnswer(MODEL, None), START)
+    due = first.pending.stage_writes(START)
     generation = first.done_offsets.generation
-    metadata = first.done_offsets.metadata(due.going[0])
+    metadata = first.done_offsets.metadata(due.releasing[0])
     # the process ends here; whether the two were written nobody knows
 
     run = Run()
@@ -782,13 +782,13 @@ def test_what_was_going_at_a_crash_goes_again_first_and_alone() -> None:
     run.take(wanted_update(1, 0), wanted_update(2, 1), wanted_update(2, 2), wanted_update(1, 3))
     asks = run.next()
     assert run.answer(asks[0], GenesisAnswer(MODEL, None)) == []
-    assert run.done_offsets.repeating
+    assert run.done_offsets.is_repeating
     again = [decode_update(output.value) for output in run.answer(asks[1], GenesisAnswer(MODEL, None))[:2]]
     assert [(update.message, update.epoch.batch) for update in again] == [
         ("message 1", generation),
         ("message 2", generation),
     ]
-    assert not run.done_offsets.repeating
+    assert not run.done_offsets.is_repeating
     rest = [decode_update(output.value) for output in run.round() if output.topic == "updates"]
     assert [(update.message, update.epoch.batch) for update in rest] == [
         ("message 0", generation + 1),
@@ -802,7 +802,7 @@ def test_many_that_wait_for_one_genesis_go_on_in_parts_and_the_answer_after_the_
     (ask,) = run.next()
     topics = [[output.topic for output in run.answer(ask, GenesisAnswer(MODEL, None))]]
     run.take(wanted_update(1, 700))
-    while run.pending.busy:
+    while run.pending.is_busy:
         topics.append([output.topic for output in run.round()])
     assert topics == [["updates"] * 300, ["updates"] * 300, ["updates"] * 101 + ["streams"]]
     assert [update.message for update in run.updates()] == [f"message {number}" for number in range(701)]

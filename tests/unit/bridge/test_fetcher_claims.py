@@ -29,8 +29,8 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     records = [claim(1, 0), claim(1, 1), claim(1, 2, MODEL, OTHER), claim(1, 3, None, MODEL)]
     run.take(*records)
     run.round()
-    assert run.done_offsets.place == 4, "nothing waits for a claim"
-    assert (run.pending.waiting, run.pending.claimed) == (0, 1)
+    assert run.done_offsets.resume_offset == 4, "nothing waits for a claim"
+    assert (run.pending.waiting_count, run.pending.claimed_count) == (0, 1)
     (ask,) = run.next()
     assert ask == BlockRequest("genesis", genesis_cid(1))
     assert [output.topic for output in run.answer(ask, GenesisAnswer(MODEL, None))] == 2 * ["quarantine"] + ["streams"]
@@ -40,7 +40,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     ]
     assert run.faults()[0].detail == f"claimed model/{OTHER.value}; the genesis says model/{MODEL.value}"
     assert [output.key for output in run.written[:2]] == [b"0/0/1", b"0/2/1"], "the place of the update's message"
-    assert (run.pending.claimed, run.updates()) == (0, [])
+    assert (run.pending.claimed_count, run.updates()) == (0, [])
     run.take(claim(1, 4))  # written before the answer was read
     (output,) = run.round()
     assert decode_quarantine(output.value).reason == "contradicts_genesis"
@@ -48,7 +48,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
 
 
 def test_what_an_update_waits_for_comes_before_claims_and_claims_take_half() -> None:
-    run = Run(FetchingOptions(NETWORK, at_most=4))
+    run = Run(FetchingOptions(NETWORK, max_concurrent=4))
     run.take(*(claim(stream, stream) for stream in range(5)), claim(3, 9))
     first = run.next()
     assert [ask.cid for ask in first] == [genesis_cid(3), genesis_cid(0)], "the most claimed first"
@@ -56,7 +56,7 @@ def test_what_an_update_waits_for_comes_before_claims_and_claims_take_half() -> 
     assert [ask.cid for ask in run.next()] == [genesis_cid(10), genesis_cid(11)]
     run.answer(first[0], GenesisAnswer(MODEL, None))
     assert [ask.cid for ask in run.next()] == [genesis_cid(12)]
-    one = Run(FetchingOptions(NETWORK, at_most=1))
+    one = Run(FetchingOptions(NETWORK, max_concurrent=1))
     one.take(claim(0, 0), wanted_update(1, 1))
     assert [ask.cid for ask in one.next()] == [genesis_cid(1)]
 
@@ -71,7 +71,7 @@ def test_a_claim_that_cannot_be_checked_is_tried_six_times_and_keeps_nothing_els
             run.answer(ask, UNAVAILABLE)
         run.now += S
     assert tries == [0, 100, 200, 300, 400, 500]  # `forget` apart
-    assert (run.written, run.pending.claimed, run.pending.counts["claims_unchecked"]) == ([], 0, 1)
+    assert (run.written, run.pending.claimed_count, run.pending.counts["claims_unchecked"]) == ([], 0, 1)
     run.take(claim(1, 1))
     (ask,) = run.next()
     run.answer(ask, UNAVAILABLE)
@@ -86,29 +86,29 @@ def test_claims_wait_while_ipfs_is_away_and_an_update_may_come_to_wait_for_the_s
         run.answer(ask, IpfsUnavailable("gone"))
     run.try_until(100, IpfsUnavailable("still gone"))
     run.take(wanted_update(1, 2))
-    assert run.pending.claimed == 2
+    assert run.pending.claimed_count == 2
     run.now += 2 * S
     (ask,) = run.next()
     assert ask.cid == genesis_cid(1), "the one that something waits for"
     run.answer(ask, GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == ["message 2"]
     assert [fault.reason for fault in run.faults()] == ["contradicts_genesis"]
-    assert run.pending.away is None
+    assert run.pending.ipfs_error is None
     (ask,) = run.next()
     run.answer(ask, GenesisAnswer(OTHER, None))
-    assert (run.pending.claimed, len(run.faults()), run.pending.counts["claims_checked"]) == (0, 1, 2)
+    assert (run.pending.claimed_count, len(run.faults()), run.pending.counts["claims_checked"]) == (0, 1, 2)
 
 
 def test_a_run_counts_again_what_an_earlier_one_had_counted_and_not_checked() -> None:
     records = [claim(1, 0), wanted_update(2, 1), claim(3, 2), claim(4, 3)]
-    first = Run(FetchingOptions(NETWORK, at_most=4))
+    first = Run(FetchingOptions(NETWORK, max_concurrent=4))
     first.take(*records)
     for ask in first.next():
         if ask.cid != genesis_cid(2):  # of 1 and 3, as claims take half
             first.answer(ask, GenesisAnswer(OTHER, None))
     first.round()
     first.round()
-    assert first.done_offsets.place == 1
+    assert first.done_offsets.resume_offset == 1
     # the process ends here
 
     known = KnownAnswers()
@@ -118,7 +118,7 @@ def test_a_run_counts_again_what_an_earlier_one_had_counted_and_not_checked() ->
     run.done_offsets = DoneOffsets(1, first.done_offsets.metadata(), 77)
     run.pending.start(0, run.done_offsets)
     run.take(*records)
-    assert (run.pending.waiting, run.pending.claimed) == (1, 1)
+    assert (run.pending.waiting_count, run.pending.claimed_count) == (1, 1)
     assert [ask.cid for ask in run.next()] == [genesis_cid(2), genesis_cid(4)]
 
 
@@ -143,7 +143,7 @@ def test_an_update_that_waited_is_not_released_where_its_claim_went_on_under_the
     run.answer(ask, GenesisAnswer(MODEL, None))
     assert [update.message for update in run.updates()] == ["message 5"]
     assert run.pending.counts["claimed_already"] == 1
-    assert run.done_offsets.place == 3
+    assert run.done_offsets.resume_offset == 3
     (stream,) = run.streams()
     assert len(stream.waited) == 2
 

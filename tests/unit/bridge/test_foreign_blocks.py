@@ -7,7 +7,7 @@ from pathlib import Path
 import cbor2
 import pytest
 
-from kiln.bridge.fetcher.attempts import BatchAnswer, BlockRequest, FetchFailure, fetch
+from kiln.bridge.fetcher.attempts import BatchAnswer, BlockRequest, FetchFailure, fetch_block
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import block_cid, cid_text
 from kiln.schemas.wire.streamid import StreamID
@@ -32,7 +32,7 @@ def test_a_large_block_with_a_bad_stream_and_other_keys_is_read_but_for_that_str
     assert len(data) == 321_009
     blocks, cid = FolderBlockStore(tmp_path), cid_text(block_cid(data))
     blocks.put(cid, data)
-    read = fetch(blocks, BlockRequest("batch", cid), 1)
+    read = fetch_block(blocks, BlockRequest("batch", cid), 1)
     assert isinstance(read, BatchAnswer)
     assert (read.block, set(read.streams)) == (data, {stream(number).text for number in range(1000) if number != 500})
 
@@ -44,6 +44,6 @@ def test_a_block_that_does_not_fit_its_cid_is_refused_for_good(kind: str, tmp_pa
     blocks.put(cid, data)
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(block_of(1))
-    answer = fetch(blocks, BlockRequest("batch" if kind == "batch" else "genesis", cid), 1)
+    answer = fetch_block(blocks, BlockRequest("batch" if kind == "batch" else "genesis", cid), 1)
     assert isinstance(answer, FetchFailure)
     assert (answer.reason, answer.final) == ("block_hash_mismatch", True)

@@ -31,7 +31,7 @@ class Failing(KafkaThread):
             raise self._failure
         self._stop.wait(30)
 
-    def _ended(self) -> None: ...
+    def _release_resources(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ class Waiting(KafkaThread):
         if self.waits.is_set():
             self.go.wait(60)
 
-    def _ended(self) -> None: ...
+    def _release_resources(self) -> None: ...
 
 
 def test_a_thread_that_stands_still_says_where_and_no_longer_once_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "STANDS_STILL", 0.5)
+    monkeypatch.setattr(kafka_thread, "STALL_AFTER", 0.5)
     thread = Waiting()
     thread.start()
     try:
@@ -164,11 +164,11 @@ class Reading(KafkaThread):
         while not self._stop.is_set():
             self._poll(self._reads, 5)
 
-    def _ended(self) -> None: ...
+    def _release_resources(self) -> None: ...
 
 
 def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "GIVES_NOTHING", 0.1)
+    monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.1)
     thread = Reading(Silent(end=9))
     thread.start()
     try:
@@ -180,7 +180,7 @@ def test_a_consumer_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch
 
 @pytest.mark.parametrize("consumer", [Silent(), Silent(end=9, paused=True)], ids=["at the end", "paused"])
 def test_a_consumer_that_has_nothing_to_give_is_kept(consumer: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "GIVES_NOTHING", 0.02)
+    monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.02)
     thread = Reading(consumer)
     thread.start()
     try:

@@ -42,7 +42,7 @@ def test_what_it_remembers_is_bounded() -> None:
     for number in range(5000):
         key = number.to_bytes(16, "big")
         assert ours.partition(TOPIC, key, key, b"", b"", cluster) == usual.partition(TOPIC, key, key, b"", b"", cluster)
-        assert ours.remembered <= 1024
+        assert ours.cached_count <= 1024
 
 
 def test_kafka_python_takes_it_for_a_partitioner() -> None:

@@ -104,7 +104,7 @@ def test_a_producer_of_the_bridge_leaves_nothing() -> None:
 
 
 def test_a_producer_of_librdkafka_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(librdkafka, "_PATIENCE", 0.05)
+    monkeypatch.setattr(librdkafka, "_METADATA_TIMEOUT", 0.05)
     with nothing_left(), refusing() as address:
         for _ in range(ATTEMPTS):
             with pytest.raises(FramesProducerError):

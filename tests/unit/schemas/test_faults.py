@@ -50,7 +50,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "message": pubsub.REASONS,
     pending.CLAIM_STAGE: (CONTRADICTS,),
     "bep50": (*announcement.REASONS, "bad_network", GAP),
-    pending.MALFORMED_STAGE: (pending.MALFORMED, pending.GONE),
+    pending.MALFORMED_STAGE: (pending.MALFORMED, pending.RECORDS_LOST),
     pending.STAGE: (*genesis.REASONS, *attempts.REASONS, blocks.TOO_LARGE),
     "receive": (OTHER_SEPARATOR,),
     frames.HISTORY: items.REASONS,
