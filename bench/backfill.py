@@ -130,7 +130,7 @@ def _run(
     started = time.perf_counter()
     outcome = backfill(ground.spark, settings, build_terms(settings, request), lambda: False, report)
     seconds = time.perf_counter() - started
-    shutil.rmtree(Lake.from_location(settings.lake_root).run(request.name).path)
+    shutil.rmtree(Lake.from_location(settings.lake_root).locate_run(request.name).path)
     return seconds, outcome
 
 

@@ -70,7 +70,7 @@ class _Windows:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._head, self._parts = b"", dict[int, bytes]()
+        self._head, self._shards = b"", dict[int, bytes]()
         step = max(10_000, count // 4)
         for first in range(0, count, step):
             self._take(_stretch(range(first, min(count, first + step)), 0))
@@ -80,22 +80,22 @@ class _Windows:
     @property
     def size(self) -> int:
         """Bytes of the state."""
-        return len(self._head) + sum(map(len, self._parts.values()))
+        return len(self._head) + sum(map(len, self._shards.values()))
 
     def micro_batch(self, run: int) -> float:
         """ms. Where no window is open, each opens one."""
-        kept = self._head, dict(self._parts)
+        kept = self._head, dict(self._shards)
         touched = random.Random(run).sample(range(self._count), TOUCHED) if self._count else range(TOUCHED)
         stretch = _stretch(touched, 1 + run)
         started = time.process_time()
         self._take(stretch)
         taken = _since(started)
-        self._head, self._parts = kept
+        self._head, self._shards = kept
         return taken
 
     def _take(self, stretch: OffsetRange) -> None:
-        windows = PartitionWindows(_LENGTH, self._head, 0, self._parts)
-        windows.take(stretch)
+        windows = PartitionWindows(_LENGTH, self._head, 0, self._shards)
+        windows.add_range(stretch)
         windows.advance(stretch.stamps[-1] + 1)
         self._head = windows.dump()
 

@@ -73,7 +73,7 @@ def foreseen(settings: Settings) -> list[TableMaintenance]:
 def rules_of(settings: Settings, table: str, begun: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
     """What the settings say of one table, and what runs need of it that have `begun`."""
     told, kept = settings.maintain, settings.lake.retention.get(table)
-    pinned = min((run.reads[table] for run in begun if table in run.reads), default=None)
+    pinned = min((run.live_versions[table] for run in begun if table in run.live_versions), default=None)
     retention = None if kept is None else micros(kept)
     return MaintenancePolicy(told.file_bytes, micros(told.keep), retention=retention, pinned=pinned)
 

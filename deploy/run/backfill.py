@@ -27,7 +27,7 @@ def run_backfill(
         stack.enter_context(locked(settings.state, lock_name(check_name(request.name))))
         terms = build_terms(settings, request)
         found = find_matching_run(terms, Lake.from_location(settings.lake_root))
-        if found is not None and found.done and (found.published or not request.publish):
+        if found is not None and found.is_done and (found.is_published or not request.publish):
             return RunOutcome(found.name, count_rows(found.chunks), 0, 0)
         if request.source == "kafka" or request.publish:
             stack.enter_context(broker(settings, say))

@@ -83,11 +83,11 @@ def diff_json(found: Sequence[TableDiff]) -> str:
                 "only_run": each.only_run,
                 "differ": each.differ,
                 "places": [
-                    {name: json_value(value) for name, value in place._asdict().items()} for place in each.places
+                    {name: json_value(value) for name, value in place._asdict().items()} for place in each.groups
                 ],
                 "first": [
                     {"key": _json_row(one.key), "live": _json_row(one.live), "run": _json_row(one.run)}
-                    for one in each.first
+                    for one in each.examples
                 ],
             }
             for each in found
@@ -104,28 +104,28 @@ def print_diff(found: Sequence[TableDiff], console: Console) -> None:
         table.add_column(name, justify="right")
     for each in found:
         counts = (each.same, each.only_live, each.only_run, each.differ)
-        table.add_row(each.table, *(f"{count:,}" for count in counts), style="" if each.equal else "yellow")
+        table.add_row(each.table, *(f"{count:,}" for count in counts), style="" if each.is_equal else "yellow")
     console.print(table)
     for each in found:
-        if not each.equal:
+        if not each.is_equal:
             console.print(_where(each), soft_wrap=True)
-    if all(each.equal for each in found):
+    if all(each.is_equal for each in found):
         console.print(Text("the run equals live", "green"))
 
 
 def _where(found: TableDiff) -> RenderableType:
     lines = [Text(f"\n{found.table}", "bold")]
-    for place in found.places[:_PLACES]:
+    for place in found.groups[:_PLACES]:
         name = "" if place.separator is None else f" {printable(place.separator)}"
         lines.append(
             Text(
                 f"  {place.day}{name}: {place.only_live:,} only live, {place.only_run:,} only run, {place.same:,} same"
             )
         )
-    if len(found.places) > _PLACES:
-        lines.append(Text(f"  and {len(found.places) - _PLACES:,} more; --json has all", "dim"))
-    lines += [Text(f"  · {in_words(each)}") for each in found.first]
-    shown = sum((each.live is not None) + (each.run is not None) for each in found.first)
+    if len(found.groups) > _PLACES:
+        lines.append(Text(f"  and {len(found.groups) - _PLACES:,} more; --json has all", "dim"))
+    lines += [Text(f"  · {in_words(each)}") for each in found.examples]
+    shown = sum((each.live is not None) + (each.run is not None) for each in found.examples)
     if shown < found.only_live + found.only_run:
         lines.append(Text(f"  these are the first {MAX_EXAMPLES}", "dim"))
     return Group(*lines)

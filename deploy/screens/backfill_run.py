@@ -24,17 +24,17 @@ class ProgressPrinter:
         if progress.step != self._step:
             self._step, self._began, self._first = progress.step, now, progress
         seconds, done = now - self._began, progress.done - self._first.done
-        words = [f"{progress.step}: {progress.done} of {progress.of}"]
-        if progress.upto is not None:
-            upto = datetime.fromtimestamp(progress.upto / 1_000_000, UTC)
+        words = [f"{progress.step}: {progress.done} of {progress.total}"]
+        if progress.done_until is not None:
+            upto = datetime.fromtimestamp(progress.done_until / 1_000_000, UTC)
             words.append(f"up to {upto:%Y-%m-%d %H:%M:%S}")
         if progress.rows:
             words.append(f"{progress.rows:,} rows")
         frames = progress.frames - self._first.frames
         if frames and seconds > 0:
             words.append(f"{frames / seconds:,.0f} frames/s")
-        if done > 0 and progress.of > progress.done:
-            left = timedelta(seconds=round(seconds / done * (progress.of - progress.done)))
+        if done > 0 and progress.total > progress.done:
+            left = timedelta(seconds=round(seconds / done * (progress.total - progress.done)))
             words.append(f"{left} left in this step")
         return ", ".join(words)
 
@@ -43,10 +43,10 @@ def told(outcome: RunOutcome, publish: bool = False) -> str:
     """The end of a run in words. `publish`: its batches were to be published."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     words = f"the run {outcome.name} is done: {tables or 'no rows'}"
-    if not outcome.wrote:
+    if not outcome.rows_written:
         words = f"the run {outcome.name} was done already: nothing is written"
-    if outcome.gone:
-        words += f"; when it began, its source lacked: {'; '.join(outcome.gone)}"
+    if outcome.lost:
+        words += f"; when it began, its source lacked: {'; '.join(outcome.lost)}"
     if publish:
         words += f"; {outcome.published:,} batches are handed to the bridge to be published"
     return words
@@ -56,9 +56,9 @@ def as_object(outcome: RunOutcome) -> dict[str, object]:
     """The end of a run, for --json."""
     return {
         "run": outcome.name,
-        "wrote": outcome.wrote,
+        "wrote": outcome.rows_written,
         "frames": outcome.frames,
         "rows": dict(outcome.rows),
         "published": outcome.published,
-        "gone": list(outcome.gone),
+        "gone": list(outcome.lost),
     }

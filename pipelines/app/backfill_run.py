@@ -106,7 +106,7 @@ def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
         network=request.network,
         as_of=request.as_of,
         block_limit=batches.block_limit,
-        which=batches.which,
+        update_filter=batches.update_filter,
         fetch=bool(settings.ipfs.api),
         signed_horizon=micros(settings.dedupe.signed),
         chunk=settings.backfill.chunk,
@@ -144,7 +144,7 @@ def backfill(
         now=lambda: time.time_ns() // 1000,
         version=_code_version(),
         topic_id=(lambda: frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),
-        stopped=stopped,
+        is_stopped=stopped,
         report=report,
     )
     try:
@@ -233,8 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KilnError, ValueError) as error:
         print(printable_lines(str(error)), file=sys.stderr)
         return error.exit_code if isinstance(error, KilnError) else 2
-    told = {"run": outcome.name, "wrote": outcome.wrote, "frames": outcome.frames, "rows": dict(outcome.rows)}
-    print(json.dumps({**told, "published": outcome.published, "gone": list(outcome.gone)}))
+    told = {"run": outcome.name, "wrote": outcome.rows_written, "frames": outcome.frames, "rows": dict(outcome.rows)}
+    print(json.dumps({**told, "published": outcome.published, "gone": list(outcome.lost)}))
     return 0
 
 
@@ -250,7 +250,7 @@ def _run_submitted(settings: Settings, request: BackfillRequest) -> RunOutcome:
     )
 
     def report(progress: RunProgress) -> None:
-        print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.of}), flush=True)
+        print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.total}), flush=True)
 
     try:
         with stoppable(spark) as stopped:
@@ -291,7 +291,7 @@ def _read_inputs(settings: Settings, lake: Lake, terms: RunTerms, at_once: int) 
     if terms.source == "kafka":
         topic_id = frames_topic_id(settings)
         offsets, gone = kafka_offsets(settings, terms)
-        return replace(inputs, kafka=offsets, topic_id=topic_id, gone=gone)
+        return replace(inputs, kafka=offsets, topic_id=topic_id, lost=gone)
     if terms.source == "files":
         return replace(
             inputs, files=[part for file in terms.files for part in _read_parts(file, terms, settings.network)]
@@ -327,7 +327,7 @@ def kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[
         parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]
         if not parts:
             raise InputError(f"the broker at {kafka.servers} has no topic {topic}")
-        since = max(0, (terms.reads.low) // 1000)
+        since = max(0, (terms.read_span.low) // 1000)
         ends = consumer.end_offsets(parts)
         found = consumer.offsets_for_times(dict.fromkeys(parts, since))
         offsets = {

@@ -1,4 +1,4 @@
-"""One partition of `kiln.updates` to records of `kiln.batches` (CIP-123; decision 1). No Spark."""
+"""From one partition of `kiln.updates` to records of `kiln.batches` (CIP-123; decision 1). No Spark."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """T and G in µs, the greatest size of a block in bytes, and which updates go into batches."""
+    """T and G in µs, the greatest size of a block in bytes, and the updates that go into batches."""
 
     window: int = 1_000_000
     grace: int = 0
     block_limit: int = MAX_BLOCK
-    which: UpdateFilter = ALL
+    update_filter: UpdateFilter = ALL
 
 
 class BatchOutput(msgspec.Struct, frozen=True):
@@ -38,29 +38,28 @@ class BatchOutput(msgspec.Struct, frozen=True):
 
 
 def batch_offset_ranges(
-    windows: PartitionWindows, partition: int, stretches: Iterable[OffsetRange], limit: int
+    windows: PartitionWindows, partition: int, ranges: Iterable[OffsetRange], limit: int
 ) -> Iterator[BatchOutput]:
-    """Reads stretches of one partition, in the order of their offsets, into its windows; gives out the batches that
-    come due.
+    """Add ranges of one partition, in offset order, to its windows, and emit the batches that come due.
 
     An update without a separator is no part of a batch; one that cannot be read goes to quarantine.
     """
-    for stretch in stretches:
-        for found in windows.take(stretch):
-            if isinstance(found, int):
-                yield from _quarantine_unreadable(partition, stretch, found)
+    for records in ranges:
+        for result in windows.add_range(records):
+            if isinstance(result, int):
+                yield from _quarantine_unreadable(partition, records, result)
             else:
-                yield from build_outputs(found, limit)
+                yield from build_outputs(result, limit)
 
 
 def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
-    """The records of one window as they go to Kafka."""
+    """Build the Kafka records of one window."""
     for record in build_batch_records(closed, limit):
         yield BatchOutput("batches", batch_key(record.network, record.separator), encode(record))
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
-    """The blocks of one window as records of `kiln.batches`: more than one where the limit asks for it."""
+    """Build the records of `kiln.batches` for one window: more than one if a block would exceed the limit."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
     for block in write_leaves(window.leaves, limit):
@@ -75,10 +74,10 @@ def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecor
         )
 
 
-def _quarantine_unreadable(partition: int, stretch: OffsetRange, index: int) -> Iterator[BatchOutput]:
-    offset = stretch.offsets[index]
-    reason = PROCESSING_FAILED if stretch.owners[index] == FAILED else "update_malformed"
-    detail = f"record {partition}/{offset} of updates: {stretch.messages[index]}"
+def _quarantine_unreadable(partition: int, records: OffsetRange, index: int) -> Iterator[BatchOutput]:
+    offset = records.offsets[index]
+    reason = PROCESSING_FAILED if records.owner_indexes[index] == FAILED else "update_malformed"
+    detail = f"record {partition}/{offset} of updates: {records.message_keys[index]}"
     key = quarantine_record_key("updates", partition, offset)
-    for record in quarantine_records("batch", reason, detail, stretch.leaves[index], stretch.stamps[index]):
+    for record in quarantine_records("batch", reason, detail, records.leaves[index], records.stamps[index]):
         yield BatchOutput("quarantine", key, encode(record))

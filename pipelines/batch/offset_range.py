@@ -1,6 +1,6 @@
-"""Stretches of one partition of `kiln.updates`, read: what the windows need of each record (decision 1). No Spark.
+"""Offset ranges of one partition of `kiln.updates`, decoded: what the windows need of each record (decision 1). No Spark.
 
-Reading needs no order and no state, so many tasks can do it at once; the windows then take stretch by stretch.
+Decoding needs no order and no state, so many tasks can do it at once; the windows then take range by range.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
-"""In `Stretch.owners`: a tick, or an update that goes into no batch. The record only moves the log's clock."""
+"""In `OffsetRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
 FAULT: Final = -2
-"""In `Stretch.owners`: a record that cannot be read. `leaves` has its bytes, and `messages` says why."""
+"""In `OffsetRange.owner_indexes`: an unreadable record. `leaves` has its bytes, and `message_keys` the error."""
 FAILED: Final = -3
-"""In `Stretch.owners`: as FAULT, of a record at which Kiln itself failed."""
+"""In `OffsetRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
 
 
 class WindowKey(NamedTuple):
-    """What owns a window: two networks, origins or separators never share one."""
+    """Owner of a window: two networks, origins or separators never share one."""
 
     network: str
     origin: Origin
@@ -37,14 +37,14 @@ class WindowKey(NamedTuple):
 
 
 class UpdateFilter(NamedTuple):
-    """Which updates of the log go into batches. The others only move the log's clock, as ticks do."""
+    """Selection of the updates that go into batches. The others only move log time, as ticks do."""
 
     authors: frozenset[str] | None = None
-    """peer ids of those whose updates do; None: everybody's"""
+    """peer ids whose updates are batched; None for all"""
     only_verified: bool = False
-    """whether the separator must be the one that the genesis names"""
+    """batch only updates whose separator is confirmed by the stream's genesis"""
 
-    def takes(self, update: UpdateRecord) -> bool:
+    def accepts(self, update: UpdateRecord) -> bool:
         return (self.authors is None or update.from_ in self.authors) and (
             not self.only_verified or update.separator_source == "genesis"
         )
@@ -54,7 +54,7 @@ ALL: Final = UpdateFilter()
 
 
 class WindowOwner(NamedTuple):
-    """What owns the window of an update, and which epoch of which writer the update is of."""
+    """Owner of the window of an update, and the epoch of the writer that the update is from."""
 
     key: WindowKey
     query: str
@@ -66,106 +66,117 @@ class OffsetRange(msgspec.Struct, array_like=True, gc=False):
 
     offsets: list[int]
     stamps: list[int]
-    """of the broker, µs"""
-    table: list[WindowOwner]
+    """broker stamps, µs"""
+    owners: list[WindowOwner]
     """each owner once"""
-    owners: list[int]
-    """index in `table`, or NO_UPDATE, FAULT or FAILED"""
+    owner_indexes: list[int]
+    """index in `owners`, or NO_UPDATE, FAULT or FAILED"""
     leaves: list[bytes]
     """the tip of the stream (kiln.schemas.wire.batch_block)"""
-    heard: list[int]
-    """`observed_at`, µs"""
-    messages: list[str]
-    """what the message is known by: network, origin and message id"""
+    observed_at: list[int]
+    """capture time, µs"""
+    message_keys: list[str]
+    """network, origin and message id"""
 
 
 class PackedOffsetRange(NamedTuple):
-    """A stretch on its way: the offsets of its first and last record, and the stretch as msgpack."""
+    """An offset range between tasks: the offsets of its first and last record, and msgpack of an `OffsetRange`."""
 
     first: int
     last: int
     data: bytes
 
 
-def read_offset_range(records: Iterable[tuple[int, int, bytes | None]], which: UpdateFilter = ALL) -> OffsetRange:
-    """Reads (offset, stamp, value) of one partition, in any order."""
-    everything = which == ALL
+def read_offset_range(
+    records: Iterable[tuple[int, int, bytes | None]], update_filter: UpdateFilter = ALL
+) -> OffsetRange:
+    """Decode records (offset, stamp, value) of one partition, in any order."""
+    accepts_all = update_filter == ALL
     ordered = list(records)
-    if any(one[0] > next_[0] for one, next_ in pairwise(ordered)):
+    if any(one[0] > following[0] for one, following in pairwise(ordered)):
         ordered.sort(key=lambda record: record[0])
-    found: dict[tuple[str, Origin, str, str, str, int], int] = {}
-    owners: list[int] = []
+    indexes: dict[tuple[str, Origin, str, str, str, int], int] = {}
+    owner_indexes: list[int] = []
     leaves: list[bytes] = []
-    heard: list[int] = []
-    messages: list[str] = []
+    observed: list[int] = []
+    message_keys: list[str] = []
     for _, _, value in ordered:
         owner, leaf, observed_at, message = NO_UPDATE, b"", 0, ""
         if value:
             try:
                 update = decode_update(value)
-                tip_of_stream = _read_stream_key(update.stream) + cid_bytes(update.tip)
+                stream_tip = _read_stream_key(update.stream) + cid_bytes(update.tip)
                 separator = update.separator
-                if separator is not None and (everything or which.takes(update)):
-                    leaf = tip_of_stream
+                if separator is not None and (accepts_all or update_filter.accepts(update)):
+                    leaf = stream_tip
                     network, origin, epoch = update.network, update.origin, update.epoch
                     key = network, origin, separator.key, separator.value, epoch.query, epoch.batch
-                    owner = found.setdefault(key, len(found))
+                    owner = indexes.setdefault(key, len(indexes))
                     observed_at = update.observed_at
                     message = f"{network}\n{origin}\n{update.message}"
             except (*UNREADABLE, StreamIdError, CidError) as error:
                 owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL]
             except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this
                 owner, leaf, message = FAILED, value, describe(error)
-        owners.append(owner)
+        owner_indexes.append(owner)
         leaves.append(leaf)
-        heard.append(observed_at)
-        messages.append(message)
+        observed.append(observed_at)
+        message_keys.append(message)
     return OffsetRange(
         [offset for offset, _, _ in ordered],
         [stamp for _, stamp, _ in ordered],
-        [WindowOwner(WindowKey(*key[:4]), *key[4:]) for key in found],
-        owners,
+        [WindowOwner(WindowKey(*key[:4]), *key[4:]) for key in indexes],
+        owner_indexes,
         leaves,
-        heard,
-        messages,
+        observed,
+        message_keys,
     )
 
 
-def pack_offset_range(stretch: OffsetRange) -> PackedOffsetRange:
-    """The stretch, which has a record at least, as it passes between tasks."""
-    return PackedOffsetRange(stretch.offsets[0], stretch.offsets[-1], _ENCODER.encode(stretch))
+def pack_offset_range(records: OffsetRange) -> PackedOffsetRange:
+    """Pack a range, which has a record at least, to pass it between tasks."""
+    return PackedOffsetRange(records.offsets[0], records.offsets[-1], _ENCODER.encode(records))
 
 
-def merge_offset_ranges(kept: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
-    """The stretches of one partition, such that offsets only go up. Those that overlap become one."""
-    runs: list[list[PackedOffsetRange]] = []
+def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[OffsetRange]:
+    """Unpack the ranges of one partition in ascending offset order. Ranges that overlap become one."""
+    groups: list[list[PackedOffsetRange]] = []
     end = -1
-    for each in sorted(kept, key=itemgetter(0)):
-        if runs and each.first <= end:
-            runs[-1].append(each)
+    for each in sorted(packed, key=itemgetter(0)):
+        if groups and each.first <= end:
+            groups[-1].append(each)
         else:
-            runs.append([each])
+            groups.append([each])
         end = max(end, each.last)
-    for run in runs:
-        stretches = [_DECODER.decode(each.data) for each in run]
-        yield stretches[0] if len(stretches) == 1 else _merge(stretches)
+    for group in groups:
+        ranges = [_DECODER.decode(each.data) for each in group]
+        yield ranges[0] if len(ranges) == 1 else _merge(ranges)
 
 
-def _merge(stretches: list[OffsetRange]) -> OffsetRange:
-    table: dict[WindowOwner, int] = {}
+def _merge(ranges: list[OffsetRange]) -> OffsetRange:
+    owners: dict[WindowOwner, int] = {}
     records: list[tuple[int, int, int, bytes, int, str]] = []
-    for each in stretches:
-        numbers = [table.setdefault(owner, len(table)) for owner in each.table]
-        owners = [numbers[owner] if owner >= 0 else owner for owner in each.owners]
-        records += zip(each.offsets, each.stamps, owners, each.leaves, each.heard, each.messages, strict=True)
+    for each in ranges:
+        numbers = [owners.setdefault(owner, len(owners)) for owner in each.owners]
+        indexes = [numbers[index] if index >= 0 else index for index in each.owner_indexes]
+        records += zip(
+            each.offsets, each.stamps, indexes, each.leaves, each.observed_at, each.message_keys, strict=True
+        )
     records.sort(key=itemgetter(0))
-    offsets, stamps, owners_, leaves, heard, messages = map(list, zip(*records, strict=True))
-    return OffsetRange(offsets, stamps, list(table), owners_, leaves, heard, messages)
+    offsets, stamps, merged, leaves, observed_at, message_keys = map(list, zip(*records, strict=True))
+    return OffsetRange(offsets, stamps, list(owners), merged, leaves, observed_at, message_keys)
 
 
 @lru_cache(maxsize=65536)
 def _read_stream_key(stream: str) -> bytes:
-    """The key of a stream in a block, from any spelling. StreamIdError: it is none."""
+    """Return the key of a stream in a block.
+
+    Args:
+        stream: The StreamID in any spelling.
+
+    Raises:
+        StreamIdError: It is none.
+    """
     return stream_key(stream_text(stream))
 
 

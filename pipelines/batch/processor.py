@@ -1,6 +1,6 @@
-"""The stateful processor of the query `batch`: stretches of a partition of `kiln.updates` to batches (decision 1).
+"""Stateful processor of the query `batch`: from offset ranges of a partition of `kiln.updates` to batches (decision 1).
 
-Spark asks the processor for its state in a Python process of its own when the query starts. So pandas, two seconds of
+Spark asks the processor for its state in a separate Python process when the query starts. So pandas, two seconds of
 CPU, is imported where rows come.
 """
 
@@ -24,40 +24,39 @@ OUTPUT = "topic string, key binary, value binary"
 """Rows for Kafka: `topic` is a name without prefix."""
 
 _STATE = StructType([StructField("state", BinaryType())])
-_PART = StructType([StructField("part", IntegerType())])
-_OUTPUTS = 2_000  # rows of one frame
+_SHARD = StructType([StructField("part", IntegerType())])
+_MAX_OUTPUTS = 2_000  # rows of one DataFrame
 
 
 class _StateShards:
-    """The parts of the state of the partition that Spark hands over just now
-    (`kiln.pipelines.batch.windows.StateShards`)."""
+    """Shards of the current partition's state (`kiln.pipelines.batch.windows.StateShards`)."""
 
     def __init__(self, state: MapState) -> None:
         self._state = state
 
-    def __getitem__(self, part: int) -> bytes:
-        kept = self._state.getValue((part,))
-        if kept is None:
-            raise RuntimeError(f"part {part} of the open windows is not in the checkpoint of the query batch")
-        return bytes(kept[0])
+    def __getitem__(self, shard: int) -> bytes:
+        row = self._state.getValue((shard,))
+        if row is None:
+            raise RuntimeError(f"part {shard} of the open windows is not in the checkpoint of the query batch")
+        return bytes(row[0])
 
-    def __setitem__(self, part: int, data: bytes) -> None:
-        self._state.updateValue((part,), (data,))
+    def __setitem__(self, shard: int, data: bytes) -> None:
+        self._state.updateValue((shard,), (data,))
 
-    def __delitem__(self, part: int) -> None:
-        self._state.removeKey((part,))
+    def __delitem__(self, shard: int) -> None:
+        self._state.removeKey((shard,))
 
 
 class BatchProcessor(StatefulProcessor):
-    """Keyed by Kafka partition. Its state is the head of the windows, read and written once each time, and their parts
-    (`PartitionWindows`). A state from before there were parts is a head."""
+    """Batcher keyed by Kafka partition. Its state is the head of the windows, read and written once per micro-batch, and
+    their shards (`PartitionWindows`)."""
 
     def __init__(self, batching: BatchConfig) -> None:
         self._batching = batching
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
-        self._parts = _StateShards(handle.getMapState("parts", _PART, _STATE))
+        self._shards = _StateShards(handle.getMapState("parts", _SHARD, _STATE))
 
     def handleInputRows(
         self,
@@ -65,32 +64,32 @@ class BatchProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame] | Iterator[Row],
         timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
-        """Rows in: STRETCHES (kiln.pipelines.batch.offset_ranges). Rows out: OUTPUT."""
+        """Batch the rows of one partition. Rows in: OFFSET_RANGES (kiln.pipelines.batch.transform). Rows out: OUTPUT."""
         import pandas as pd
 
-        kept: list[PackedOffsetRange] = []  # order within a key is not promised
+        packed: list[PackedOffsetRange] = []  # order within a key is not guaranteed
         for frame in rows:
             if isinstance(frame, pd.DataFrame):  # the pandas form of the operator
-                columns = (frame[name].tolist() for name in ("first", "last", "stretch"))
-                kept += map(PackedOffsetRange._make, zip(*columns, strict=True))
+                columns = (frame[name].tolist() for name in PackedOffsetRange._fields)
+                packed += map(PackedOffsetRange._make, zip(*columns, strict=True))
         state = self._state.get()
         head = bytes(state[0]) if state else b""
-        windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._parts)
+        windows = PartitionWindows(self._batching.window, head, self._batching.grace, self._shards)
         outputs: list[BatchOutput] = []
-        for output in batch_offset_ranges(windows, key[0], merge_offset_ranges(kept), self._batching.block_limit):
+        for output in batch_offset_ranges(windows, key[0], merge_offset_ranges(packed), self._batching.block_limit):
             outputs.append(output)
-            if len(outputs) == _OUTPUTS:
-                yield _frame(outputs)
+            if len(outputs) == _MAX_OUTPUTS:
+                yield _build_data_frame(outputs)
                 outputs = []
         self._state.update((windows.dump(),))
         if outputs:  # pandas would give an empty column a type of its own choice
-            yield _frame(outputs)
+            yield _build_data_frame(outputs)
 
     def close(self) -> None:
-        """Nothing is held outside the state."""
+        """Do nothing: there is no state outside Spark's."""
 
 
-def _frame(outputs: list[BatchOutput]) -> pd.DataFrame:
+def _build_data_frame(outputs: list[BatchOutput]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(

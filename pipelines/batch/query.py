@@ -1,4 +1,4 @@
-"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. Its driver ticks the log's clock."""
+"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. The ticks of its driver advance log time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.schemas.queries import QUERIES
 
 
 def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
-    """Starts the query. A `Ticker` must run beside the query, or windows close only with later updates."""
+    """Start the query. A `Ticker` must run next to it, or windows close only with later updates."""
     session = context.new_session()
     # What takes long is done before the shuffle, in a task for each Kafka partition. Each task after it costs a Python
     # worker and a commit of state in every micro-batch.

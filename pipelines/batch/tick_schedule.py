@@ -1,4 +1,4 @@
-"""When a partition of `kiln.updates` needs a tick (decision 1).
+"""Schedule of the ticks of a partition of `kiln.updates` (decision 1).
 
 Pure: the broker's answers and the time in, yes or no out.
 """
@@ -11,23 +11,23 @@ from math import inf
 from typing import NamedTuple
 
 
-class _End(NamedTuple):
-    """An end of windows that a tick is to make known."""
+class _WindowEnd(NamedTuple):
+    """An end of windows that a tick is to reach."""
 
     log_time: int
-    """of the log, ms: every window ends here that was opened before the tick that found this end"""
+    """log time, ms: every window ends here that was opened before the tick that found this end"""
     at: int
-    """when the broker's clock should be there, by the caller's time, ms"""
+    """when the broker's clock should reach it, by the caller's time, ms"""
 
 
 @dataclass
 class TickSchedule:
-    """Decides when one partition needs a tick: where somebody else wrote, where windows end, and at rest.
+    """Decide when one partition needs a tick: after other writers' records, where windows end, and at rest.
 
-    The first tick after other records says where the log's clock stands. All windows that these records opened end
-    `span` (T + G) later by that clock. The schedule waits by the caller's time, and goes by the broker's stamps: while
-    the stamps have not come so far, the tick stays due. A last tick comes `rest` ms after the first. `rest` must be
-    well over `span`, so that windows that were opened with a greater T end then too.
+    The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
+    in log time. The schedule waits by the caller's time, and decides by the broker's stamps: until they have advanced so
+    far, the tick stays due. A last tick comes `rest` ms after the first. `rest` must be well over `span`, so that
+    windows that were opened with a greater T end then too.
     """
 
     span: int
@@ -35,36 +35,39 @@ class TickSchedule:
     rest: int
     """ms"""
     log_time: int = 0
-    """the log's clock, the greatest stamp so far: of what was in the partition before, and of our ticks since"""
+    """greatest stamp so far: of what was in the partition before, and of our ticks since, ms"""
     stamp: int = 0
-    """of our newest tick; 0: there is none. Stamps less than the clock are those of a broker whose clock went back."""
+    """of our newest tick; 0 if there is none. Stamps before log time are those of a broker whose clock went back."""
     _last: int = -1  # offset of our newest tick
-    _ends: deque[_End] = field(default_factory=deque)  # ascending
-    _rest: _End | None = None  # after the newest other record
+    _ends: deque[_WindowEnd] = field(default_factory=deque)  # ascending
+    _rest: _WindowEnd | None = None  # after the newest other record
 
     def is_due(self, end_offset: int, now: int) -> bool:
-        """Whether the partition, which ends before `end_offset`, needs a tick at `now`."""
+        """Report if the partition, which ends before `end_offset`, needs a tick at `now`."""
         return self.stamp == 0 or end_offset > self._last + 1 or self.next_at <= now
 
     @property
     def next_at(self) -> float:
-        """When a tick is due if nobody else writes, by the caller's time, ms; infinite: never."""
+        """Time of the next tick if nothing else is written, by the caller's time, ms; infinite if none is due."""
         first = self._ends[0] if self._ends else self._rest
         return inf if first is None else first.at
 
     def record_tick(self, offset: int, stamp: int, now: int) -> None:
-        """Takes in where the broker put a tick, and with which stamp. A gap after the last tick is other records.
+        """Record the offset and the stamp of a tick. A gap after the last tick is other records.
 
-        `now`: a moment after the broker stamped the tick.
+        Args:
+            offset: Offset of the tick.
+            stamp: The broker's stamp, ms.
+            now: A moment after the broker stamped the tick, ms.
         """
-        others = self.stamp == 0 or offset != self._last + 1
+        has_others = self.stamp == 0 or offset != self._last + 1
         self.log_time = max(stamp, self.log_time)
         self._last, self.stamp = offset, stamp
         while self._ends and self._ends[0].log_time <= self.log_time:
             self._ends.popleft()
-        if others:
-            if not self._ends or self._ends[-1].log_time < self.log_time + self.span:  # else the clock stood still
-                self._ends.append(_End(self.log_time + self.span, now + self.span))
-            self._rest = _End(self.log_time + self.rest, now + self.rest)
+        if has_others:
+            if not self._ends or self._ends[-1].log_time < self.log_time + self.span:  # else log time did not advance
+                self._ends.append(_WindowEnd(self.log_time + self.span, now + self.span))
+            self._rest = _WindowEnd(self.log_time + self.rest, now + self.rest)
         elif self._rest is not None and self._rest.log_time <= self.log_time:
             self._rest = None

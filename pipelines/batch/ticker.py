@@ -1,4 +1,4 @@
-"""Ticks on `kiln.updates`: empty records that move the log's clock on, so that windows close (decision 1)."""
+"""Ticks on `kiln.updates`: empty records that advance log time, so that windows close (decision 1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kiln.pipelines.batch.tick_schedule import TickSchedule
 from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_log_lag
 from kiln.schemas.kafka.records import TICK
 
-_PATIENCE: Final = 5.0  # s for an answer of the broker
+_TIMEOUT: Final = 5.0  # s for an answer of the broker
 _REST: Final = 5_000  # ms after the last window that is known to end
 _PRODUCER: Final[Mapping[str, str | int]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": 5_000}
 
@@ -36,12 +36,19 @@ _log = logging.getLogger("librdkafka")
 class Ticker:
     """Ticks all partitions of a topic from a thread of its own, from `start()` to `stop()`.
 
-    While the broker is away, the thread tries again at each interval, and `error` says what went wrong last. `error` is
-    None while all is well.
+    While the broker does not answer, the thread retries at each interval, and `error` holds the last failure. `error`
+    is None while ticks work.
     """
 
     def __init__(self, client_options: Mapping[str, object], topic: str, *, interval: float, window: int) -> None:
-        """`interval`: between looks at the topic, s; `window`: T + G in µs; `client_options`: kafka-python's."""
+        """Prepare the thread.
+
+        Args:
+            client_options: kafka-python's.
+            topic: Full name.
+            interval: Time between two polls of the topic, s.
+            window: T + G, µs.
+        """
         self._options = dict(client_options)
         self._topic = topic
         self._interval = interval
@@ -61,12 +68,12 @@ class Ticker:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no window can be open: in every partition, a tick has passed the end of the last window."""
+        """True if no window can be open: in every partition, a tick has passed the end of the last window."""
         return self._is_quiet
 
     @property
     def clock_error(self) -> str | None:
-        """What it means that the broker's stamps trail the log's clock; None: they do not."""
+        """Consequence of broker stamps that trail log time; None if they do not."""
         clock = self._clock
         return None if clock.since is None else describe_log_lag(self._topic, clock.now, clock.newest, clock.since)
 
@@ -75,22 +82,22 @@ class Ticker:
             try:
                 self._tick_until_stopped()
             except (KafkaError, KafkaException, TimeoutError) as error:
-                said = error.args[0].str() if isinstance(error, KafkaException) else error
-                self.error = f"no ticks, so no batches: {said}"
+                reason = error.args[0].str() if isinstance(error, KafkaException) else error
+                self.error = f"no ticks, so no batches: {reason}"
                 self._is_quiet = False
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
-        """By librdkafka: with kafka-python, ticks took most of what the driver's Python takes."""
+        """Tick with librdkafka: with kafka-python, ticks cost most of the CPU time of the driver's Python."""
         options = librdkafka_options(self._options)
         admin = AdminClient({**options}, logger=_log)
         producer = Producer({**options, **_PRODUCER}, logger=_log)
         try:
-            found = producer.list_topics(timeout=_PATIENCE).topics.get(self._topic)
-            names = [TopicPartition(self._topic, partition) for partition in (found.partitions if found else ())]
-            stood = read_log_times(self._options, names)
+            metadata = producer.list_topics(timeout=_TIMEOUT).topics.get(self._topic)
+            names = [TopicPartition(self._topic, partition) for partition in (metadata.partitions if metadata else ())]
+            log_times = read_log_times(self._options, names)
             partitions = {
-                name.partition: TickSchedule(self._span, self._span + _REST, stood.get(name.partition, 0))
+                name.partition: TickSchedule(self._span, self._span + _REST, log_times.get(name.partition, 0))
                 for name in names
             }
             while not self._stop.wait(self._pause(partitions.values())):
@@ -103,13 +110,13 @@ class Ticker:
                 self._is_quiet = bool(names) and not due and all(each.next_at == inf for each in partitions.values())
                 self.error = None
         finally:
-            # an error of kafka-python's is in a cycle of objects, and holds this frame until garbage is collected
+            # an error of kafka-python is in a cycle of objects, and keeps this frame alive until garbage is collected
             producer.purge()
             producer.close()
             del admin
 
     def _pause(self, partitions: Iterable[TickSchedule]) -> float:
-        """Until the next look, s: at the moment when a window ends, where that comes first."""
+        """Return the time until the next poll, s: earlier than the interval if a window ends before."""
         first = min((each.next_at for each in partitions), default=inf) - _now()
         return min(self._interval, first / 1000) if first >= 0 else self._interval
 
@@ -120,46 +127,61 @@ class Ticker:
 
 
 def _now() -> int:
-    """ms, of a clock that nobody sets."""
+    """Return the monotonic time, ms."""
     return int(time.monotonic() * 1000)
 
 
 def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
-    """The end offset of each partition. KafkaException, TimeoutError."""
-    admin.poll(0)  # what librdkafka has to log waits for this
+    """Return the end offset of each partition.
+
+    Raises:
+        KafkaException, TimeoutError: The broker does not answer.
+    """
+    admin.poll(0)  # lets librdkafka log what it has queued
     wanted = {librdkafka.TopicPartition(each.topic, each.partition): _LATEST for each in partitions}
-    asked = admin.list_offsets(wanted, request_timeout=_PATIENCE)
-    return {place.partition: answer.result(_PATIENCE).offset for place, answer in asked.items()}
+    futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT)
+    return {partition.partition: future.result(_TIMEOUT).offset for partition, future in futures.items()}
 
 
 def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
-    """The records of one tick to each partition, as the broker took them. KafkaException, KafkaTimeoutError."""
-    taken: list[Message] = []
+    """Send one tick to each partition, and return the records with the offsets and stamps that the broker gave them.
+
+    Raises:
+        KafkaException, KafkaTimeoutError: The broker did not accept all of them.
+    """
+    delivered: list[Message] = []
     refused: list[LibrdkafkaError] = []
 
-    def told(error: LibrdkafkaError | None, record: Message) -> None:
+    def on_delivery(error: LibrdkafkaError | None, record: Message) -> None:
         if error is None:
-            taken.append(record)
+            delivered.append(record)
         else:
             refused.append(error)
 
     for each in partitions:
-        producer.produce(each.topic, TICK, partition=each.partition, on_delivery=told)
-    if producer.flush(_PATIENCE):
+        producer.produce(each.topic, TICK, partition=each.partition, on_delivery=on_delivery)
+    if producer.flush(_TIMEOUT):
         raise KafkaTimeoutError("the broker takes none")
     if refused:
         raise KafkaException(refused[0])
-    return taken
+    return delivered
 
 
 def read_log_times(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
-    """Where the clock of each partition of a topic stands, by what the broker holds of it, ms; nothing for partitions
-    without records, or where the broker is too old to be asked (before Kafka 3.0). KafkaError."""
+    """Read log time of each partition of a topic from the broker.
+
+    Returns:
+        Log time by partition, ms. Partitions without records are missing, and all are if the broker is older than
+        Kafka 3.0.
+
+    Raises:
+        KafkaError: No broker answers.
+    """
     admin = open_client(KafkaAdminClient, **client_options)
     try:
-        found = admin.list_partition_offsets(dict.fromkeys(partitions, OldOffsetSpec.MAX_TIMESTAMP))
+        stamps = admin.list_partition_offsets(dict.fromkeys(partitions, OldOffsetSpec.MAX_TIMESTAMP))
     except UnsupportedVersionError:
         return {}
     finally:
         admin.close()
-    return {place.partition: at.timestamp for place, at in found.items() if at.timestamp >= 0}
+    return {each.partition: at.timestamp for each, at in stamps.items() if at.timestamp >= 0}

@@ -147,7 +147,7 @@ def test_a_run_that_is_killed_and_called_again_gives_what_live_has(kiln: Kiln, m
                 kill_all(process)
         found = find_run(lake, "killed")
         assert found is not None
-        interrupted += not found.done
+        interrupted += not found.is_done
     assert interrupted >= min(INTERRUPTIONS, 5)
     done = json.loads(kiln.run(*command, "--json", timeout=1_800).stdout)
     assert done["wrote"] > 0

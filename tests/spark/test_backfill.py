@@ -135,8 +135,8 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
         world.make(asked, stop_at_third, chunk=400)
     found = find_run(world.lake, "again")
     assert found is not None
-    assert not found.done
-    assert world.make(asked, chunk=400).wrote > 0
+    assert not found.is_done
+    assert world.make(asked, chunk=400).rows_written > 0
     for table in ("copies", "messages", "updates", "tips", "batches", "batch_tips"):
         assert world.rows("again", table) == world.rows(None, table), table
         assert world.rows("again", table), table
@@ -147,7 +147,7 @@ def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -
     world.run("once")
     before = {table: world.lake.locate_run("once").open(table).version() for table in world.lake.locate_run("once").tables()}
     done = world.run("once")
-    assert done.wrote == 0
+    assert done.rows_written == 0
     assert done.rows["messages"] == len(world.rows(None, "messages"))
     assert before == {table: world.lake.locate_run("once").open(table).version() for table in before}
     with pytest.raises(RunError, match="there is a run once already, and its T in µs is 1000000, not 5000000"):

@@ -15,9 +15,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import ALL
-from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import OUTPUT
-from kiln.pipelines.batch.transform import batch_updates
+from kiln.pipelines.batch.transform import OFFSET_RANGES, batch_updates, build_range_reader
 from kiln.schemas.kafka.records import TICK, Coordinates, Epoch, SeparatorRecord, UpdateRecord, decode_batch, encode
 from kiln.schemas.wire.batch_block import stream_key, write_leaves
 from kiln.schemas.wire.cid import block_cid, cid_text
@@ -71,7 +70,7 @@ def before_parts(records: DataFrame, state: bytes) -> DataFrame:
 
         def close(self) -> None: ...
 
-    read = records.select("partition", "offset", "stamp", "value").mapInArrow(stretches(ALL), STRETCHES)
+    read = records.select("partition", "offset", "stamp", "value").mapInArrow(build_range_reader(ALL), OFFSET_RANGES)
     return read.groupBy("partition").transformWithStateInPandas(Before(), OUTPUT, "Append", "None")
 
 

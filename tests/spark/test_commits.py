@@ -149,7 +149,7 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(
     assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), WriteId("query", 1))
     assert commits.commit(TABLE, files(lake, "c"), WriteId("query", 2))
     assert not other(lake).commit(TABLE, files(lake, "twice"), WriteId("query", 2))
-    assert FileSwap(lake).has(TABLE, SwapMarker("run", TABLE, 1))
+    assert FileSwap(lake).has_step(TABLE, SwapMarker("run", TABLE, 1))
     assert held(lake) == ["b", "c", "new"]
     assert sorted(row.stream for row in read_table(spark, lake, TABLE).collect()) == ["b", "c", "new"]
     assert set(ask(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}

@@ -157,11 +157,11 @@ def test_a_run_is_listed_compared_swapped_in_and_dropped(
     run = begin(lake)
     tables = history(range(5, 50))
     fill(lake.locate_run("r"), tables)
-    assert not all(each.equal for each in diff_run(lake, run, lambda words: None))
+    assert not all(each.is_equal for each in diff_run(lake, run, lambda words: None))
     assert swap_run(lake, run, FileSwap(lake, durable=True), lambda: TO + 10, lambda words: None)
     swapped = find_run(lake, "r")
     assert swapped is not None
-    assert all(each.equal for each in diff_run(lake, swapped, lambda words: None))
+    assert all(each.is_equal for each in diff_run(lake, swapped, lambda words: None))
     updates = [str(row[0]) for row in ask(lake, "SELECT message FROM updates").rows()]
     assert sorted(updates) == sorted(f"m{number}" for number in range(5, 50))
     assert [each["state"] for each in json.loads(said(capsys, "backfill", "list", "--json"))] == ["swapped"]

@@ -58,9 +58,9 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     assert told(RunOutcome("november", outcome.rows, 0, 0)) == "the run november was done already: nothing is written"
     said = {"run": "november", "wrote": 2_007, "frames": 10, "rows": outcome.rows, "published": 0, "gone": []}
     assert as_object(outcome) == said
-    lacking = replace(outcome, published=3, gone=["kiln.frames, partition 0: all 9 records are gone"])
+    lacking = replace(outcome, published=3, lost=["kiln.frames, partition 0: all 9 records are gone"])
     assert told(lacking, publish=True) == (
         "the run november is done: 7 batches, 2,000 updates; when it began, its source lacked: kiln.frames, partition "
         "0: all 9 records are gone; 3 batches are handed to the bridge to be published"
     )
-    assert as_object(lacking) == {**said, "published": 3, "gone": list(lacking.gone)}
+    assert as_object(lacking) == {**said, "published": 3, "gone": list(lacking.lost)}

@@ -54,7 +54,7 @@ def test_a_run_with_live_s_rows_is_equal(lake: Lake) -> None:
         fill(each, history(range(30)))
     found = compared(lake, run)
     assert tuple(found) == RUN_TABLES
-    assert all(each.equal and each.same for each in found.values())
+    assert all(each.is_equal and each.same for each in found.values())
     assert json.loads(diff_json(list(found.values())))["batches"] == {
         "same": 3,
         "only_live": 0,
@@ -80,7 +80,7 @@ def test_rows_outside_the_range_do_not_count(lake: Lake) -> None:
     append(lake, "updates", [update(300, TO + 5, updated_at=TO - 1), update(301, TO, updated_at=TO)])
     fill(lake.locate_run("r"), history(range(30)))
     append(lake.locate_run("r"), "updates", [update(300, TO + 5, updated_at=TO - 1)])
-    assert all(each.equal for each in compared(lake, run).values())
+    assert all(each.is_equal for each in compared(lake, run).values())
 
 
 COPY_KEPT: Mapping[str, object] = {
@@ -143,7 +143,7 @@ def test_a_row_that_differs_is_named_with_both_values(
     append(lake.locate_run("r"), table, [run_s])
     found = compared(lake, run)[table]
     assert counts(found) == (0, 1, 1, 1)
-    (first,) = found.first
+    (first,) = found.examples
     assert in_words(first).endswith(words)
 
 
@@ -154,8 +154,8 @@ def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
     found = compared(lake, run)
     assert counts(found["batches"]) == (1, 0, 0, 0)
     assert counts(found["batch_tips"]) == (1, 1, 0, 0)
-    assert found["batch_tips"].places[0][:2] == (found["batch_tips"].places[0].day, "model/k1")
-    assert in_words(found["batch_tips"].first[0]) == "cid c stream s2 tip t2: only live has it"
+    assert found["batch_tips"].groups[0][:2] == (found["batch_tips"].groups[0].day, "model/k1")
+    assert in_words(found["batch_tips"].examples[0]) == "cid c stream s2 tip t2: only live has it"
 
 
 def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
@@ -164,7 +164,7 @@ def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:
     append(lake.locate_run("r"), "messages", [message(1, FROM), message(1, FROM)])
     found = compared(lake, run)["messages"]
     assert counts(found) == (1, 0, 1, 0)
-    assert len(found.first) == 1
+    assert len(found.examples) == 1
 
 
 def test_others_rows_of_tips_and_quarantine_do_not_count(lake: Lake) -> None:
@@ -189,7 +189,7 @@ def test_a_run_of_one_network_is_compared_with_that_network(lake: Lake) -> None:
     append(lake, "quarantine", faults)
     append(lake.locate_run("r"), "messages", [message(1, FROM)])
     append(lake.locate_run("r"), "quarantine", faults[:1])
-    assert all(each.equal for each in compared(lake, run).values())
+    assert all(each.is_equal for each in compared(lake, run).values())
 
 
 def test_days_and_separators_are_told_apart(lake: Lake) -> None:
@@ -200,7 +200,7 @@ def test_days_and_separators_are_told_apart(lake: Lake) -> None:
         "updates",
         [update(number, FROM + number, separator=f"model/k{number % 3}") for number in range(8)],
     )
-    (place,) = compared(lake, run)["updates"].places
+    (place,) = compared(lake, run)["updates"].groups
     assert (str(place.day), place.separator, place.same, place.only_live, place.only_run) == (
         "2026-01-01",
         "model/k2",
@@ -256,6 +256,6 @@ def test_the_counts_are_those_of_multisets(
         (per_key[0] & per_key[1]).total(),
     )
     # all differences fit among the first, and each is told once
-    told = Counter(each.key["message"] for each in found.first for side in (each.live, each.run) if side is not None)
+    told = Counter(each.key["message"] for each in found.examples for side in (each.live, each.run) if side is not None)
     if (only_live + only_run).total() <= 10:
         assert told == Counter({f"m{number}": count for number, count in (per_key[0] + per_key[1]).items()})

@@ -47,7 +47,7 @@ def swapped(lake: Lake, exchange: FileSwap | None = None, name: str = "r") -> di
 def equal(lake: Lake) -> bool:
     run = find_run(lake, "r")
     assert run is not None
-    return all(each.equal for each in diff_run(lake, run, lambda words: None))
+    return all(each.is_equal for each in diff_run(lake, run, lambda words: None))
 
 
 def column(lake: Lake, table: str, name: str) -> list[object]:

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges, build_outputs
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
-from kiln.pipelines.batch.offset_ranges import STRETCHES, stretches
 from kiln.pipelines.batch.processor import BatchProcessor
+from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_reader
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     TICK,
@@ -137,7 +137,7 @@ def test_records_and_their_keys_are_as_the_schema_says() -> None:
 def test_a_tick_moves_the_clock_and_nothing_else(tick: bytes | None) -> None:
     windows = PartitionWindows(T)
     assert run(log_of((0, tick), (2 * T, tick)), windows) == ([], [])
-    assert windows.clock == 2 * T
+    assert windows.log_time == 2 * T
     assert len(windows) == 0
 
 
@@ -173,7 +173,7 @@ def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the
     def batched(which: UpdateFilter) -> list[int]:
         stretch = read_offset_range(records, which)
         assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
-        return [offset for offset, owner in enumerate(stretch.owners) if owner >= 0]
+        return [offset for offset, owner in enumerate(stretch.owner_indexes) if owner >= 0]
 
     assert batched(UpdateFilter()) == [0, 1, 2, 3]
     assert batched(UpdateFilter(frozenset({"anna"}))) == [0, 1]
@@ -422,7 +422,7 @@ def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
         closed = windows.advance(record.stamp)
         if step.kind == "update" and step.separator is not None:
             key = WindowKey("mainnet", "LIVE", step.separator.key, step.separator.value)
-            heard = min(windows.clock, record.stamp - step.ago)
+            heard = min(windows.log_time, record.stamp - step.ago)
             closed += windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]), heard)
         for key, window in closed:
             tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
@@ -568,9 +568,9 @@ def arrow(records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 def rows(*parts: Sequence[LogRecord]) -> pd.DataFrame:
     """What the stateful processor gets where the reading task has the records in these parts."""
-    made = list(stretches(ALL)(iter([arrow(records) for records in parts])))
+    made = list(build_range_reader(ALL)(iter([arrow(records) for records in parts])))
     frame: pd.DataFrame = pa.Table.from_batches(made).to_pandas()
-    assert list(frame.columns) == [column.split()[0] for column in STRETCHES.split(", ")]
+    assert list(frame.columns) == [column.split()[0] for column in OFFSET_RANGES.split(", ")]
     return frame
 
 
@@ -630,9 +630,9 @@ def test_partitions_have_states_of_their_own(parts: list[list[Step]]) -> None:
 def test_records_of_several_partitions_in_one_arrow_batch_are_stretches_of_their_own() -> None:
     logs = [log_from([Step(1, n, n, ANNA, "update", 0)] * 3, partition) for n, partition in enumerate((4, 0, 7))]
     mixed = [record for records in zip(*logs, strict=True) for record in records]
-    (made,) = stretches(ALL)(iter([arrow([]), arrow(mixed)]))
+    (made,) = build_range_reader(ALL)(iter([arrow([]), arrow(mixed)]))
     assert made.column("partition").to_pylist() == [4, 0, 7]
-    apart = [next(stretches(ALL)(iter([arrow(log)]))) for log in logs]
+    apart = [next(build_range_reader(ALL)(iter([arrow(log)]))) for log in logs]
     assert made.to_pylist() == [each.to_pylist()[0] for each in apart]
 
 

@@ -43,8 +43,8 @@ def test_pieces_and_reach() -> None:
 
 def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> None:
     terms = replace(TERMS, window=5, grace=2, signed_horizon=1_000)
-    assert terms.reads == TimeRange(10 - 600_000_007, 20 + 600_000_007)
-    assert replace(terms, source="kafka").reads == TimeRange(10 - 600_001_007, 20 + 600_000_007)
+    assert terms.read_span == TimeRange(10 - 600_000_007, 20 + 600_000_007)
+    assert replace(terms, source="kafka").read_span == TimeRange(10 - 600_001_007, 20 + 600_000_007)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
     ],
 )
 def test_other_terms_are_told(change: dict[str, object], words: str) -> None:
-    assert describe_differences(TERMS.told(), TERMS.span, TERMS) == []
+    assert describe_differences(TERMS.to_details(), TERMS.span, TERMS) == []
     others = replace(TERMS, **change)  # type: ignore[arg-type]  # fields of Terms
-    assert describe_differences(TERMS.told(), TERMS.span, others) == [words]
-    assert describe_differences(TERMS.told(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
+    assert describe_differences(TERMS.to_details(), TERMS.span, others) == [words]
+    assert describe_differences(TERMS.to_details(), TERMS.span, replace(TERMS, chunk=1)) == [], "how a run is cut changes no row"
 
 
 def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_the_account_knows_runs_until_they_are_dropped(tmp_path: Path) -> None:
         append_event(lake, name, "begun", at, range_from=10, range_to=20, details={"window_us": at})
     append_event(lake, "one", "chunk", 3, range_from=10, range_to=15, rows=7, details={"step": "decoding", "number": 0})
     one, two = read_runs(lake)
-    assert (one.name, one.range_from, one.range_to, one.details, one.done) == ("one", 10, 20, {"window_us": 1}, False)
+    assert (one.name, one.range_from, one.range_to, one.details, one.is_done) == ("one", 10, 20, {"window_us": 1}, False)
     assert [(each.range_to, each.rows) for each in one.chunks] == [(15, 7)]
     assert two.chunks == []
     append_event(lake, "one", "done", 4)
     append_event(lake, "two", "dropped", 5)
     (one,) = read_runs(lake)
-    assert one.done
+    assert one.is_done
     assert find_run(lake, "two") is None
     append_event(lake, "two", "begun", 6, range_from=1, range_to=2)
     again = find_run(lake, "two")

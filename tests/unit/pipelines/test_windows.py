@@ -289,7 +289,7 @@ def test_a_window_of_a_state_from_before_leaves_goes_on() -> None:
 # ---------------------------------------------------------------- in parts
 
 MANY = tuple(WindowKey("mainnet", "LIVE", "model", f"k{number}") for number in range(30))
-SMALL = patch.multiple(module, _IN_HEAD=3, _IN_PART=2)
+SMALL = patch.multiple(module, _MAX_HEAD_WINDOWS=3, _SHARD_WINDOWS=2)
 
 
 class Parts(dict[int, bytes]):
@@ -442,7 +442,7 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
     for n, arrival in enumerate(log):
         if n in restarts:
             windows = PartitionWindows(T, windows.dump())
-        assert windows.repeats(*arrival) == is_repeat(log[:n], *arrival)
+        assert windows.is_duplicate(*arrival) == is_repeat(log[:n], *arrival)
 
 
 @pytest.mark.parametrize(
@@ -469,23 +469,23 @@ def test_repeats_are_those_of_the_newest_epoch(log: list[tuple[str, int, str]], 
 def test_repeats(before: list[tuple[str, int, str]], arrival: tuple[str, int, str], expected: bool) -> None:
     windows = PartitionWindows(T)
     for earlier in before:
-        windows.repeats(*earlier)
-    assert windows.repeats(*arrival) is expected
+        windows.is_duplicate(*earlier)
+    assert windows.is_duplicate(*arrival) is expected
 
 
 def test_a_state_of_one_writer_is_read_as_it_was_before_there_were_more() -> None:
     old = msgspec.msgpack.encode([7, [], ["q", 5], [blake2b(b"m", digest_size=16).digest()]])
     windows = PartitionWindows(T, old)
-    assert windows.clock == 7
-    assert windows.repeats("q", 5, "m")
+    assert windows.log_time == 7
+    assert windows.is_duplicate("q", 5, "m")
 
 
 def test_ids_of_past_epochs_are_not_kept() -> None:
     windows = PartitionWindows(T)
     for message in range(1_000):
-        windows.repeats("q", 1, f"m{message}")
+        windows.is_duplicate("q", 1, f"m{message}")
     full = len(windows.dump())
-    windows.repeats("q", 2, "m")
+    windows.is_duplicate("q", 2, "m")
     assert full > 16_000
     assert len(windows.dump()) < 100
 
@@ -495,5 +495,5 @@ def test_equal_states_are_equal_bytes(log: list[Entry], seen: list[tuple[str, in
     windows = new()
     read(enumerate(log), windows)
     for arrival in seen:
-        windows.repeats(*arrival)
+        windows.is_duplicate(*arrival)
     assert new(windows.dump()).dump() == windows.dump()
